@@ -1,0 +1,37 @@
+# add_kernel(NAME ISAS scalar avx2 ...): the sources of core/kernels/NAME. The only file that knows -m flags.
+# An ISA unit is always -O2 or more, never link-time optimised, and fuses multiply-add only where written.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(MONOGRAPH_TARGETS x86_64)
+  set(MONOGRAPH_ISAS scalar avx2 avx512 avx512_bf16 amx)
+else()
+  set(MONOGRAPH_TARGETS other)
+  set(MONOGRAPH_ISAS scalar)
+endif()
+
+set(MONOGRAPH_FLAGS_scalar "")
+set(MONOGRAPH_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi2)
+set(MONOGRAPH_FLAGS_avx512 ${MONOGRAPH_FLAGS_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl)
+set(MONOGRAPH_FLAGS_avx512_bf16 ${MONOGRAPH_FLAGS_avx512} -mavx512bf16 -mavx512vbmi)
+set(MONOGRAPH_FLAGS_amx ${MONOGRAPH_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16 -mamx-int8)
+
+function(add_kernel name)
+  cmake_parse_arguments(KERNEL "" "" "ISAS;SOURCES" ${ARGN})
+  target_sources(monograph_core PRIVATE kernels/${name}/${name}.cpp ${KERNEL_SOURCES})
+  foreach(isa IN LISTS KERNEL_ISAS)
+    if(NOT isa IN_LIST MONOGRAPH_ISAS)
+      continue()
+    endif()
+    set(unit kernels/${name}/${isa}.cpp)
+    target_sources(monograph_core PRIVATE ${unit})
+    # std::conditional_t over vector types drops an alignment attribute that a value type does not need.
+    set(flags ${MONOGRAPH_FLAGS_${isa}} -O2 -fno-lto -Wno-ignored-attributes)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND isa MATCHES "avx512|amx")
+      # GCC 12 warns falsely inside avx512fintrin.h.
+      list(APPEND flags -Wno-maybe-uninitialized -Wno-uninitialized)
+    endif()
+    set_source_files_properties(${unit} PROPERTIES COMPILE_OPTIONS "${flags}")
+  endforeach()
+  if(MONOGRAPH_BUILD_TESTS)
+    add_unit_test(${name} kernels/${name}/test.cpp)
+  endif()
+endfunction()

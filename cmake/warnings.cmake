@@ -1,0 +1,12 @@
+# Warnings and sanitizers that every target of ours shares.
+add_library(monograph_options INTERFACE)
+target_compile_options(monograph_options INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
+                                                   -ffp-contract=off)
+if(MONOGRAPH_WERROR)
+  target_compile_options(monograph_options INTERFACE -Werror)
+endif()
+if(MONOGRAPH_SANITIZE)
+  target_compile_options(monograph_options INTERFACE -fsanitize=${MONOGRAPH_SANITIZE}
+                                                     -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(monograph_options INTERFACE -fsanitize=${MONOGRAPH_SANITIZE})
+endif()

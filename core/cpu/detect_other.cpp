@@ -1,0 +1,9 @@
+// Architectures without SIMD variants yet: everything runs on the scalar ones. NEON will be a level
+// here.
+#include "cpu/isa.h"
+
+namespace monograph {
+
+Isa detected_isa() { return Isa::kScalar; }
+
+}  // namespace monograph

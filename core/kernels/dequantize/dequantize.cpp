@@ -1,0 +1,46 @@
+// The variant list and the parallel driver; no intrinsics here.
+#include "kernels/dequantize/dequantize.h"
+
+#include "base/error.h"
+#include "targets.h"
+
+namespace monograph {
+
+// Defined once for each instruction set, in scalar.cpp, avx2.cpp, avx512.cpp.
+template <class V>
+DequantizeFn* dequantize_variant(Format format);
+
+namespace {
+
+// Elements a thread takes at least: 64 KiB of bf16, far above the cost of waking it.
+constexpr std::size_t kGrain = 32768;
+
+// Flat blocks know no rows: one long row splits evenly whatever the shape.
+PackedView flattened(const PackedView& weight) {
+  PackedView flat = weight;
+  flat.rows = 1;
+  flat.cols = weight.elements();
+  return flat;
+}
+
+}  // namespace
+
+const std::vector<Variant<DequantizeFn>>& dequantize_variants() {
+  static const auto rows = make_variants<DequantizeFn>(
+      VectorTargets{}, []<class V>(Format format) { return dequantize_variant<V>(format); });
+  return rows;
+}
+
+void dequantize(const PackedView& weight, DType dtype, void* out, ParallelFor parallel_for) {
+  DequantizeFn* run = pick(dequantize_variants(), weight.format);
+  if (run == nullptr) throw Error("dequantize: no variant for this format");
+  const PackedView flat = flattened(weight);
+  const std::size_t step = flat.block < kGrain ? kGrain : flat.block;
+  parallel_for(ceil_div(flat.cols, step), 1, [&](std::size_t first, std::size_t last) {
+    const std::size_t begin = first * step;
+    const std::size_t end = last * step < flat.cols ? last * step : flat.cols;
+    run(flat, 0, begin, end, dtype, static_cast<std::byte*>(out) + begin * size_bytes(dtype));
+  });
+}
+
+}  // namespace monograph

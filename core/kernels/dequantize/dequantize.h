@@ -1,0 +1,27 @@
+// Packed weight -> bf16, fp16 or fp32: out[i] = round(value(code[i]) * scale[block of i]), the
+// product rounded to fp32 and then, to nearest even with subnormals kept, to the output type. The
+// same bits on every instruction set and for any number of threads.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "base/dtype.h"
+#include "cpu/parallel.h"
+#include "cpu/variant.h"
+#include "formats/packed_view.h"
+
+namespace monograph {
+
+// Decodes columns [begin, end) of `row` to `out`. No alignment is assumed; `out` must not overlap
+// the weight.
+using DequantizeFn = void(const PackedView& weight, std::size_t row, std::size_t begin,
+                          std::size_t end, DType dtype, void* out);
+
+// Every variant, best instruction set first.
+const std::vector<Variant<DequantizeFn>>& dequantize_variants();
+
+// The whole weight to `out`, row-major and contiguous.
+void dequantize(const PackedView& weight, DType dtype, void* out, ParallelFor parallel_for);
+
+}  // namespace monograph

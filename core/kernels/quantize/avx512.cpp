@@ -1,0 +1,8 @@
+// Compiled with the flags of this instruction set and nothing else.
+#include "simd/avx512.h"
+
+#include "kernels/quantize/generic.h"
+
+namespace monograph {
+template QuantizeFn* quantize_variant<simd::Avx512>(Format);
+}  // namespace monograph

@@ -1,0 +1,158 @@
+// The vocabulary on AVX2 with F16C: eight floats or sixteen halves a vector.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "base/float_types.h"
+#include "simd/tags.h"
+
+namespace monograph::simd {
+
+struct Avx2 {
+  template <class T>
+  static constexpr std::size_t kLanes = 32 / sizeof(T);
+  template <class T>
+  using Vec = std::conditional_t<sizeof(T) == 4, __m256, __m256i>;
+  struct FloatTable {
+    __m256 low, high;  // entries 0-7 and 8-15
+  };
+  struct HalfTable {
+    __m128i low, high;  // low and high bytes of the sixteen entries
+  };
+  template <class T>
+  using Table = std::conditional_t<sizeof(T) == 4, FloatTable, HalfTable>;
+
+  // Round to nearest even in integers; NaN becomes 0x7fc0.
+  [[gnu::always_inline]] static __m128i to_bf16(__m256 x) {
+    const __m256i u = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    const __m256i sum = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i rounded =
+        _mm256_blendv_epi8(_mm256_srli_epi32(sum, 16), _mm256_set1_epi32(0x7fc0), nan);
+    return _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
+  }
+
+  [[gnu::always_inline]] static __m128i to_fp16(__m256 x) {
+    return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+
+  template <class T>
+  [[gnu::always_inline]] static __m256 load_f32(const T* p) {
+    if constexpr (sizeof(T) == 4) {
+      return _mm256_loadu_ps(p);
+    } else {
+      const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+      if constexpr (std::is_same_v<T, Bf16>)
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+      else
+        return _mm256_cvtph_ps(bits);
+    }
+  }
+
+  template <class T>
+  [[gnu::always_inline]] static Table<T> scaled_table(const float (&values)[16], float scale) {
+    const __m256 s = _mm256_set1_ps(scale);
+    const __m256 low = _mm256_mul_ps(_mm256_loadu_ps(values), s);
+    const __m256 high = _mm256_mul_ps(_mm256_loadu_ps(values + 8), s);
+    if constexpr (sizeof(T) == 4) {
+      return {low, high};
+    } else {
+      const __m128i a = std::is_same_v<T, Bf16> ? to_bf16(low) : to_fp16(low);
+      const __m128i b = std::is_same_v<T, Bf16> ? to_bf16(high) : to_fp16(high);
+      const __m128i byte = _mm_set1_epi16(0xff);
+      return {_mm_packus_epi16(_mm_and_si128(a, byte), _mm_and_si128(b, byte)),
+              _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8))};
+    }
+  }
+
+  // Halves by two byte shuffles; floats by two permutes and a blend on bit 3 of the index.
+  template <class T>
+  [[gnu::always_inline]] static Vec<T> lookup(const Table<T>& table, const std::uint8_t* packed) {
+    if constexpr (sizeof(T) == 4) {
+      std::int32_t four;
+      std::memcpy(&four, packed, 4);
+      const __m128i bytes = _mm_cvtsi32_si128(four);
+      const __m128i nibbles = _mm_unpacklo_epi8(_mm_srli_epi16(bytes, 4), bytes);
+      const __m256i index = _mm256_cvtepu8_epi32(_mm_and_si128(nibbles, _mm_set1_epi8(15)));
+      const __m256 low = _mm256_permutevar8x32_ps(table.low, index);
+      const __m256 high = _mm256_permutevar8x32_ps(table.high, index);
+      return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));
+    } else {
+      const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(packed));
+      const __m128i nibbles =
+          _mm_and_si128(_mm_unpacklo_epi8(_mm_srli_epi16(bytes, 4), bytes), _mm_set1_epi8(15));
+      const __m128i low = _mm_shuffle_epi8(table.low, nibbles);
+      const __m128i high = _mm_shuffle_epi8(table.high, nibbles);
+      return _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high));
+    }
+  }
+
+  template <class T>
+  [[gnu::always_inline]] static void store(T* out, Vec<T> v) {
+    if constexpr (sizeof(T) == 4)
+      _mm256_storeu_ps(out, v);
+    else
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), v);
+  }
+
+  template <class T>
+  [[gnu::always_inline]] static std::uint32_t absmax_bits(const T* in, std::size_t count) {
+    const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+    __m256i largest = _mm256_setzero_si256();
+    std::size_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+      const __m256i a = _mm256_and_si256(_mm256_castps_si256(load_f32(in + i)), mask);
+      largest = _mm256_max_epu32(largest, a);
+    }
+    const __m128i four =
+        _mm_max_epu32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    const __m128i two = _mm_max_epu32(four, _mm_unpackhi_epi64(four, four));
+    const __m128i one = _mm_max_epu32(two, _mm_shuffle_epi32(two, 1));
+    std::uint32_t result = static_cast<std::uint32_t>(_mm_cvtsi128_si32(one));
+    for (; i < count; ++i) {
+      const std::uint32_t a = std::bit_cast<std::uint32_t>(to_float(in[i])) & 0x7fffffff;
+      result = a > result ? a : result;
+    }
+    return result;
+  }
+
+  struct Encoder {
+    const float* bounds;
+    __m128i order;
+  };
+  [[gnu::always_inline]] static Encoder encoder(const float (&bounds)[16],
+                                                const std::uint8_t (&order)[16]) {
+    return {bounds, _mm_loadu_si128(reinterpret_cast<const __m128i*>(order))};
+  }
+
+  static constexpr std::size_t kEncode = 16;
+
+  template <class T>
+  [[gnu::always_inline]] static void encode(const Encoder& e, const T* in, float inverse,
+                                            std::uint8_t* packed) {
+    const __m256 scale = _mm256_set1_ps(inverse);
+    const __m128i first = count_below(e, _mm256_mul_ps(load_f32(in), scale));
+    const __m128i second = count_below(e, _mm256_mul_ps(load_f32(in + 8), scale));
+    const __m128i codes = _mm_shuffle_epi8(e.order, _mm_packus_epi16(first, second));
+    const __m128i pairs = _mm_maddubs_epi16(codes, _mm_set1_epi16(0x0110));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(packed), _mm_packus_epi16(pairs, pairs));
+  }
+
+  // How many of the fifteen bounds lie below each lane, as eight 16-bit numbers.
+  [[gnu::always_inline]] static __m128i count_below(const Encoder& e, __m256 v) {
+    __m256i count = _mm256_setzero_si256();
+    for (int i = 0; i < 15; ++i) {
+      const __m256 above = _mm256_cmp_ps(v, _mm256_broadcast_ss(e.bounds + i), _CMP_GT_OQ);
+      count = _mm256_sub_epi32(count, _mm256_castps_si256(above));
+    }
+    return _mm_packus_epi32(_mm256_castsi256_si128(count), _mm256_extracti128_si256(count, 1));
+  }
+};
+
+}  // namespace monograph::simd

@@ -1,0 +1,149 @@
+// The vocabulary on AVX-512 (F, BW, DQ, VL): sixteen floats or thirty-two halves a vector.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "base/float_types.h"
+#include "simd/tags.h"
+
+namespace monograph::simd {
+
+struct Avx512 {
+  template <class T>
+  static constexpr std::size_t kLanes = 64 / sizeof(T);
+  template <class T>
+  using Vec = std::conditional_t<sizeof(T) == 4, __m512, __m512i>;
+  template <class T>
+  using Table = Vec<T>;  // sixteen floats, or sixteen halves twice
+
+  // Round to nearest even in integers: VCVTNE*PS2BF16 would flush subnormals. NaN becomes 0x7fc0.
+  [[gnu::always_inline]] static __m256i to_bf16(__m512 x) {
+    const __m512i u = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    const __m512i sum = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i rounded = _mm512_srli_epi32(sum, 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0)));
+  }
+
+  [[gnu::always_inline]] static __m256i to_fp16(__m512 x) {
+    return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+
+  template <class T>
+  [[gnu::always_inline]] static __m512 load_f32(const T* p) {
+    if constexpr (sizeof(T) == 4) {
+      return _mm512_loadu_ps(p);
+    } else {
+      const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+      if constexpr (std::is_same_v<T, Bf16>)
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+      else
+        return _mm512_cvtph_ps(bits);
+    }
+  }
+
+  template <class T>
+  [[gnu::always_inline]] static Table<T> scaled_table(const float (&values)[16], float scale) {
+    const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(values), _mm512_set1_ps(scale));
+    if constexpr (sizeof(T) == 4) {
+      return scaled;
+    } else {
+      const __m256i halves = std::is_same_v<T, Bf16> ? to_bf16(scaled) : to_fp16(scaled);
+      return _mm512_broadcast_i64x4(halves);
+    }
+  }
+
+  // A permute reads only the low bits of an index, and the table of halves stands there twice: the
+  // nibble of the wrong half of a byte needs no mask. Two shuffles a vector, the zero extension
+  // included.
+  template <class T>
+  [[gnu::always_inline]] static Vec<T> lookup(Table<T> table, const std::uint8_t* packed) {
+    if constexpr (sizeof(T) == 4) {
+      const __m512i bytes =
+          _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(packed)));
+      const __m512i index =
+          _mm512_or_si512(_mm512_srli_epi64(bytes, 4), _mm512_slli_epi64(bytes, 32));
+      return _mm512_permutexvar_ps(index, table);
+    } else {
+      const __m512i bytes =
+          _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed)));
+      const __m512i index =
+          _mm512_or_si512(_mm512_srli_epi32(bytes, 4), _mm512_slli_epi32(bytes, 16));
+      return _mm512_permutexvar_epi16(index, table);
+    }
+  }
+
+  template <class T>
+  [[gnu::always_inline]] static void store(T* out, Vec<T> v) {
+    if constexpr (sizeof(T) == 4)
+      _mm512_storeu_ps(out, v);
+    else
+      _mm512_storeu_si512(out, v);
+  }
+
+  template <class T>
+  [[gnu::always_inline]] static std::uint32_t absmax_bits(const T* in, std::size_t count) {
+    const __m512i mask = _mm512_set1_epi32(0x7fffffff);
+    __m512i largest = _mm512_setzero_si512();
+    std::size_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+      const __m512i a = _mm512_and_si512(_mm512_castps_si512(load_f32(in + i)), mask);
+      largest = _mm512_max_epu32(largest, a);
+    }
+    std::uint32_t result = _mm512_reduce_max_epu32(largest);
+    for (; i < count; ++i) {
+      const std::uint32_t a = std::bit_cast<std::uint32_t>(to_float(in[i])) & 0x7fffffff;
+      result = a > result ? a : result;
+    }
+    return result;
+  }
+
+  struct Encoder {
+    __m512 bounds;
+    __m512i order;
+  };
+  [[gnu::always_inline]] static Encoder encoder(const float (&bounds)[16],
+                                                const std::uint8_t (&order)[16]) {
+    return {_mm512_loadu_ps(bounds),
+            _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(order)))};
+  }
+
+  static constexpr std::size_t kEncode = 32;
+
+  template <class T>
+  [[gnu::always_inline]] static void encode(const Encoder& e, const T* in, float inverse,
+                                            std::uint8_t* packed) {
+    const __m512 scale = _mm512_set1_ps(inverse);
+    const __m512i first = encode_sixteen(e, _mm512_mul_ps(load_f32(in), scale));
+    const __m512i second = encode_sixteen(e, _mm512_mul_ps(load_f32(in + 16), scale));
+    const __m256i codes =
+        _mm256_set_m128i(_mm512_cvtepi32_epi8(second), _mm512_cvtepi32_epi8(first));
+    // even * 16 + odd, a 16-bit lane for each byte of the result
+    const __m256i pairs = _mm256_maddubs_epi16(codes, _mm256_set1_epi16(0x0110));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(packed), _mm256_cvtepi16_epi8(pairs));
+  }
+
+  // Binary search in the register of bounds: four permutes and compares instead of fifteen
+  // compares.
+  [[gnu::always_inline]] static __m512i encode_sixteen(const Encoder& e, __m512 v) {
+    __m512i index = _mm512_setzero_si512();
+    const auto step = [&](int width) __attribute__((always_inline)) {
+      const __m512i probe = _mm512_add_epi32(index, _mm512_set1_epi32(width - 1));
+      const __m512 bound = _mm512_permutexvar_ps(probe, e.bounds);
+      const __mmask16 above = _mm512_cmp_ps_mask(v, bound, _CMP_GT_OQ);
+      index = _mm512_mask_add_epi32(index, above, index, _mm512_set1_epi32(width));
+    };
+    step(8);
+    step(4);
+    step(2);
+    step(1);
+    return _mm512_permutexvar_epi32(index, e.order);
+  }
+};
+
+}  // namespace monograph::simd

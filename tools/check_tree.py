@@ -1,0 +1,114 @@
+"""Rules of the tree that no compiler checks. Exit code 1 and one line per finding.
+
+    python tools/check_tree.py [--build build/release]
+
+File length, no torch in core, no conditional macros outside the listed places, no standard containers or
+algorithms in ISA units and, with --build, no weak symbol in an ISA object that lacks the tag of its
+instruction set: the linker could otherwise hand AVX-512 code to a baseline caller.
+"""
+
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LONGEST = 600
+# Files that are tables, not prose to read.
+LONG_FILES: set[str] = set()
+CONDITIONALS_ALLOWED: set[str] = set()
+ISA_TAGS = {
+    "avx2": "simd::Avx2",
+    "avx512": "simd::Avx512",
+    "avx512_bf16": "simd::Avx512Bf16",
+    "amx": "simd::Amx",
+}
+ISA_INCLUDES = re.compile(
+    r'#include (<(cstddef|cstdint|cstring|immintrin\.h|type_traits|bit|cmath)>|"(base|formats|simd|cpu|kernels)/)'
+)
+
+
+def sources(*suffixes: str) -> list[pathlib.Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split("\n")
+    return [ROOT / f for f in listed if f.endswith(suffixes) and (ROOT / f).exists()]
+
+
+def check_length() -> list[str]:
+    findings = []
+    for path in sources(".h", ".cpp", ".py", ".cmake"):
+        name = str(path.relative_to(ROOT))
+        lines = path.read_text().count("\n")
+        if lines > LONGEST and name not in LONG_FILES:
+            findings.append(f"{name}: {lines} lines, at most {LONGEST} wanted")
+    return findings
+
+
+def check_core_is_torch_free() -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}: mentions torch in code; core knows nothing above it"
+        for path in sources(".h", ".cpp")
+        if path.is_relative_to(ROOT / "core") and re.search(r"#include.*torch|torch::", path.read_text())
+    ]
+
+
+def check_conditionals() -> list[str]:
+    findings = []
+    for path in sources(".h", ".cpp"):
+        name = str(path.relative_to(ROOT))
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if re.match(r"\s*#\s*(if|ifdef|ifndef|elif|else)\b", line) and name not in CONDITIONALS_ALLOWED:
+                findings.append(f"{name}:{number}: conditional macro; CMake decides what is built")
+    return findings
+
+
+def check_isa_units() -> list[str]:
+    findings = []
+    for path in sources(".cpp"):
+        if path.stem not in ISA_TAGS or "kernels" not in path.parts:
+            continue
+        for line in path.read_text().splitlines():
+            if line.startswith("#include") and not ISA_INCLUDES.match(line):
+                findings.append(f"{path.relative_to(ROOT)}: {line}: not for an ISA unit")
+    return findings
+
+
+def check_weak_symbols(build: pathlib.Path) -> list[str]:
+    findings, seen = [], 0
+    for path in build.rglob("*.o"):
+        tag = ISA_TAGS.get(path.name.removesuffix(".cpp.o"))
+        if tag is None:
+            continue
+        seen += 1
+        listing = subprocess.run(
+            ["nm", "-C", "--defined-only", str(path)], check=True, capture_output=True, text=True
+        ).stdout
+        for line in listing.splitlines():
+            fields = line.split(" ", 2)
+            # V and u are read-only tables: the same bytes whatever the flags.
+            if len(fields) == 3 and fields[1] == "W" and not re.search(tag + r"\b", fields[2]):
+                findings.append(f"{path}: weak symbol without {tag}: {fields[2]}")
+    if seen == 0:
+        findings.append(f"{build}: no ISA objects found")
+    return findings
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--build", type=pathlib.Path, help="a release build folder, for the weak symbols")
+    arguments = parser.parse_args()
+    findings = check_length() + check_core_is_torch_free() + check_conditionals() + check_isa_units()
+    if arguments.build:
+        findings += check_weak_symbols(arguments.build)
+    print("\n".join(findings) or "tree: ok")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
