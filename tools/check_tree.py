@@ -25,7 +25,8 @@ ISA_TAGS = {
     "amx": "simd::Amx",
 }
 ISA_INCLUDES = re.compile(
-    r'#include (<(cstddef|cstdint|cstring|immintrin\.h|type_traits|bit|cmath)>|"(base|formats|simd|cpu|kernels)/)'
+    r"#include (<(bit|cmath|cstddef|cstdint|cstring|immintrin\.h|type_traits)>"
+    r'|"(base|cpu|formats|kernels|simd)/)'
 )
 
 

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/parallel.h"
+
 namespace monograph {
 
 // 256 ascending values from -0.993 to 1.
@@ -19,6 +21,6 @@ std::uint8_t nearest_dynamic_code(float x);
 //   codes[i] = nearest_dynamic_code((scale[i] - offset) * (1 / groups[g]))
 // A group whose scales all equal the offset has groups[g] = 0 and the code of 0.
 void double_quantize(const float* scales, std::size_t count, std::uint8_t* codes, float* groups,
-                     float* offset);
+                     float* offset, ParallelFor parallel_for);
 
 }  // namespace monograph

@@ -96,7 +96,7 @@ TEST(DoubleQuantize, ErrorStaysWithinHalfAStepOfTheGroup) {
     for (float& s : scales) s = uniform(random);
     std::vector<std::uint8_t> codes(count);
     float offset = -1;
-    double_quantize(scales.data(), count, codes.data(), groups.data(), &offset);
+    double_quantize(scales.data(), count, codes.data(), groups.data(), &offset, serial_for);
     double sum = 0;
     for (const float s : scales) sum += s;
     EXPECT_EQ(offset, count == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(count)));
@@ -111,7 +111,7 @@ TEST(DoubleQuantize, EqualScalesComeBackExactly) {
   const std::vector<float> scales(300, 0.37f);
   std::vector<std::uint8_t> codes(300);
   float groups[2], offset;
-  double_quantize(scales.data(), 300, codes.data(), groups, &offset);
+  double_quantize(scales.data(), 300, codes.data(), groups, &offset, serial_for);
   for (std::size_t i = 0; i < 300; ++i)
     EXPECT_EQ(kDynamicMap[codes[i]] * groups[i / 256] + offset, 0.37f);
 }

@@ -101,6 +101,16 @@ struct Avx2 {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), v);
   }
 
+  // Past the caches; `out` aligned to 32 bytes. stream_end() orders what was streamed.
+  template <class T>
+  [[gnu::always_inline]] static void stream(T* out, Vec<T> v) {
+    if constexpr (sizeof(T) == 4)
+      _mm256_stream_ps(out, v);
+    else
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(out), v);
+  }
+  [[gnu::always_inline]] static void stream_end() { _mm_sfence(); }
+
   template <class T>
   [[gnu::always_inline]] static std::uint32_t absmax_bits(const T* in, std::size_t count) {
     const __m256i mask = _mm256_set1_epi32(0x7fffffff);

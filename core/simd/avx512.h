@@ -86,6 +86,16 @@ struct Avx512 {
       _mm512_storeu_si512(out, v);
   }
 
+  // Past the caches; `out` aligned to 64 bytes. stream_end() orders what was streamed.
+  template <class T>
+  [[gnu::always_inline]] static void stream(T* out, Vec<T> v) {
+    if constexpr (sizeof(T) == 4)
+      _mm512_stream_ps(out, v);
+    else
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(out), v);
+  }
+  [[gnu::always_inline]] static void stream_end() { _mm_sfence(); }
+
   template <class T>
   [[gnu::always_inline]] static std::uint32_t absmax_bits(const T* in, std::size_t count) {
     const __m512i mask = _mm512_set1_epi32(0x7fffffff);

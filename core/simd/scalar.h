@@ -42,6 +42,14 @@ struct Scalar {
     out[1] = v.second;
   }
 
+  // Past the caches where the instruction set can; `out` aligned to a vector. stream_end() orders
+  // them.
+  template <class T>
+  [[gnu::always_inline]] static void stream(T* out, Vec<T> v) {
+    store(out, v);
+  }
+  [[gnu::always_inline]] static void stream_end() {}
+
   // Bits of the largest magnitude among `count` elements. An integer maximum, so NaN is above
   // infinity is above every finite value, whatever the order.
   template <class T>

@@ -31,7 +31,9 @@ const std::vector<Variant<DequantizeFn>>& dequantize_variants() {
   return rows;
 }
 
-void dequantize(const PackedView& weight, DType dtype, void* out, ParallelFor parallel_for) {
+void dequantize(const PackedView& weight, DType dtype, void* out, ParallelFor parallel_for,
+                Stores stores) {
+  if (reinterpret_cast<std::uintptr_t>(out) % 64 != 0) stores = Stores::kCached;
   DequantizeFn* run = pick(dequantize_variants(), weight.format);
   if (run == nullptr) throw Error("dequantize: no variant for this format");
   const PackedView flat = flattened(weight);
@@ -39,7 +41,8 @@ void dequantize(const PackedView& weight, DType dtype, void* out, ParallelFor pa
   parallel_for(ceil_div(flat.cols, step), 1, [&](std::size_t first, std::size_t last) {
     const std::size_t begin = first * step;
     const std::size_t end = last * step < flat.cols ? last * step : flat.cols;
-    run(flat, 0, begin, end, dtype, static_cast<std::byte*>(out) + begin * size_bytes(dtype));
+    run(flat, 0, begin, end, dtype, stores,
+        static_cast<std::byte*>(out) + begin * size_bytes(dtype));
   });
 }
 

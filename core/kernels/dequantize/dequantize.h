@@ -13,15 +13,22 @@
 
 namespace monograph {
 
+enum class Stores : std::uint8_t {
+  kCached,
+  kStreaming,  // past the caches: `out` aligned to 64 bytes, `begin` a multiple of 32
+};
+
 // Decodes columns [begin, end) of `row` to `out`. No alignment is assumed; `out` must not overlap
 // the weight.
 using DequantizeFn = void(const PackedView& weight, std::size_t row, std::size_t begin,
-                          std::size_t end, DType dtype, void* out);
+                          std::size_t end, DType dtype, Stores stores, void* out);
 
 // Every variant, best instruction set first.
 const std::vector<Variant<DequantizeFn>>& dequantize_variants();
 
-// The whole weight to `out`, row-major and contiguous.
-void dequantize(const PackedView& weight, DType dtype, void* out, ParallelFor parallel_for);
+// The whole weight to `out`, row-major and contiguous. `stores` is a wish: a misaligned `out` is
+// written through the caches.
+void dequantize(const PackedView& weight, DType dtype, void* out, ParallelFor parallel_for,
+                Stores stores = Stores::kCached);
 
 }  // namespace monograph

@@ -8,12 +8,26 @@
 
 namespace monograph {
 
+// The vocabulary V with every store past the caches.
+template <class V>
+struct Streaming : V {
+  template <class T>
+  [[gnu::always_inline]] static void store(T* out, typename V::template Vec<T> v) {
+    V::template stream<T>(out, v);
+  }
+};
+
 template <class F, class V>
 void dequantize_with(const PackedView& weight, std::size_t row, std::size_t begin, std::size_t end,
-                     DType dtype, void* out) {
+                     DType dtype, Stores stores, void* out) {
   with_type(
       dtype, [&]<class T>() __attribute__((always_inline)) {
-        decode_row<F, V>(weight, row, begin, end, static_cast<T*>(out));
+        if (stores == Stores::kCached) {
+          decode_row<F, V>(weight, row, begin, end, static_cast<T*>(out));
+        } else {
+          decode_row<F, Streaming<V>>(weight, row, begin, end, static_cast<T*>(out));
+          V::stream_end();
+        }
       });
 }
 

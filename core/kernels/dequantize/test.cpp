@@ -109,7 +109,7 @@ void check(const Weight& w, std::size_t begin, std::size_t end, std::size_t misa
   for (const auto& v : dequantize_variants()) {
     if (v.format != w.view.format || v.isa > best_isa()) continue;
     std::vector<std::uint8_t> buffer(bytes + misalign + 1, 0xa5);
-    v.run(flat, 0, begin, end, dtype_of<T>, buffer.data() + misalign);
+    v.run(flat, 0, begin, end, dtype_of<T>, Stores::kCached, buffer.data() + misalign);
     if (bytes != 0) {
       ASSERT_EQ(std::memcmp(buffer.data() + misalign, want.data(), bytes), 0)
           << name_of(v.isa) << " block " << w.view.block << " [" << begin << ", " << end << ")";
@@ -184,13 +184,27 @@ TYPED_TEST(Dequantize, ThreadsDoNotChangeABit) {
   }
 }
 
+TYPED_TEST(Dequantize, StreamingGivesTheSameBits) {
+  const Weight w = random_weight(Format::kFp4, 65, 1003, 64, true, 9);
+  const std::size_t n = w.view.elements();
+  std::vector<TypeParam> want(n);
+  dequantize(w.view, dtype_of<TypeParam>, want.data(), serial_for);
+  for (const std::size_t off : {0, 1}) {  // aligned to 64 bytes, and not: then it is a mere wish
+    std::vector<TypeParam> buffer(n + 64);
+    auto address = (reinterpret_cast<std::uintptr_t>(buffer.data()) + 63) / 64 * 64;
+    TypeParam* out = reinterpret_cast<TypeParam*>(address) + off;
+    dequantize(w.view, dtype_of<TypeParam>, out, serial_for, Stores::kStreaming);
+    EXPECT_EQ(std::memcmp(out, want.data(), n * sizeof(TypeParam)), 0);
+  }
+}
+
 TYPED_TEST(Dequantize, RowsOfOddLengthStartInsideAByte) {
   const Weight w = random_weight(Format::kNf4, 5, 33, 32, false, 8);
   std::vector<TypeParam> out(33);
   for (std::size_t row = 0; row < 5; ++row) {
     for (const auto& v : dequantize_variants()) {
       if (v.format != w.view.format || v.isa > best_isa()) continue;
-      v.run(w.view, row, 0, 33, dtype_of<TypeParam>, out.data());
+      v.run(w.view, row, 0, 33, dtype_of<TypeParam>, Stores::kCached, out.data());
       for (std::size_t i = 0; i < 33; ++i) {
         const TypeParam want = reference<TypeParam>(w, row * 33 + i);
         ASSERT_EQ(std::memcmp(&out[i], &want, sizeof want), 0) << row << "," << i;

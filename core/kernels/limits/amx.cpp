@@ -1,0 +1,49 @@
+// Compiled with the flags of this instruction set and nothing else.
+#include <immintrin.h>
+
+#include "kernels/limits/generic.h"
+#include "simd/tags.h"
+
+namespace monograph {
+namespace {
+
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  std::uint16_t row_bytes[16] = {};
+  std::uint8_t rows[16] = {};
+};
+
+}  // namespace
+
+template <>
+double tile_products_with<simd::Amx>(std::size_t steps) {
+  constexpr std::size_t kDepth = 4;  // 16 KiB of tiles: well inside the first-level cache
+  alignas(64) static thread_local std::uint8_t tiles[kDepth * 4096];
+  TileConfig config;
+  for (int i = 0; i < 8; ++i) {
+    config.row_bytes[i] = 64;
+    config.rows[i] = 16;
+  }
+  _tile_loadconfig(&config);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (std::size_t step = 0; step < steps; ++step) {
+    const std::uint8_t* p = tiles + step % kDepth * 4096;
+    _tile_loadd(4, p, 64);
+    _tile_loadd(6, p + 2048, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, p + 3072, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, p + 1024, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  alignas(64) float sink[256];
+  _tile_stored(0, sink, 64);
+  _tile_release();
+  return static_cast<double>(steps) * 4 * 2 * 16 * 16 * 32 + 0 * static_cast<double>(sink[0]);
+}
+
+}  // namespace monograph

@@ -1,0 +1,22 @@
+// Compiled with the flags of this instruction set and nothing else.
+#include <immintrin.h>
+
+#include "kernels/limits/generic.h"
+#include "simd/tags.h"
+
+namespace monograph {
+
+template <>
+void move_with<simd::Avx512>(const std::uint8_t* in, std::size_t in_bytes, std::uint8_t* out,
+                             std::size_t out_bytes) {
+  const std::size_t pieces = in_bytes / 16;
+  const std::size_t vectors = pieces == 0 ? 0 : out_bytes / 64 / pieces;
+  std::size_t o = 0;
+  for (std::size_t i = 0; i < pieces; ++i) {
+    const __m512i piece =
+        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + 16 * i)));
+    for (std::size_t v = 0; v < vectors; ++v, o += 64) _mm512_storeu_si512(out + o, piece);
+  }
+}
+
+}  // namespace monograph

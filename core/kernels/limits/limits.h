@@ -1,0 +1,21 @@
+// The bare limits that benchmarks are measured against: not used by any operator.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace monograph {
+
+// Reads every byte of `in` and writes every byte of `out` once, in order, with 64-byte stores: the
+// traffic of a dequantisation without its arithmetic. The output is `in` repeated by 16-byte
+// pieces.
+using MoveFn = void(const std::uint8_t* in, std::size_t in_bytes, std::uint8_t* out,
+                    std::size_t out_bytes);
+void move_bytes(const std::uint8_t* in, std::size_t in_bytes, std::uint8_t* out,
+                std::size_t out_bytes);
+
+// Multiplies tiles that stay in the first-level cache, `steps` times four products of 16x32 by
+// 32x16, and returns the floating-point operations done; 0 where there is no AMX.
+double tile_products(std::size_t steps);
+
+}  // namespace monograph

@@ -1,0 +1,42 @@
+// monograph::limit_move and limit_tiles: the bare loops that monograph.bench measures beside
+// kernels.
+#include "kernels/limits/limits.h"
+
+#include "stable.h"
+
+namespace monograph::ops {
+namespace {
+
+// The same traffic as a dequantisation of `input` into `out`, on torch's threads.
+void limit_move(const Tensor& input, const Tensor& out) {
+  const auto in_bytes = static_cast<std::size_t>(input.numel()) * input.element_size();
+  const auto out_bytes = static_cast<std::size_t>(out.numel()) * out.element_size();
+  constexpr std::size_t kChunk = 16384;
+  const std::size_t chunks = in_bytes / kChunk;
+  STD_TORCH_CHECK(chunks > 0 && in_bytes % kChunk == 0 && out_bytes % in_bytes == 0,
+                  "limit_move: ", in_bytes, " and ", out_bytes, " bytes, wanted multiples of ",
+                  kChunk);
+  const std::size_t out_chunk = out_bytes / chunks;
+  const auto* in = static_cast<const std::uint8_t*>(input.const_data_ptr());
+  auto* to = static_cast<std::uint8_t*>(out.mutable_data_ptr());
+  torch_parallel_for(chunks, 1, [&](std::size_t begin, std::size_t end) {
+    move_bytes(in + begin * kChunk, (end - begin) * kChunk, to + begin * out_chunk,
+               (end - begin) * out_chunk);
+  });
+}
+
+double limit_tiles(std::int64_t steps) { return tile_products(static_cast<std::size_t>(steps)); }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
+  m.def("limit_move(Tensor input, Tensor(a!) out) -> ()");
+  m.def("limit_tiles(int steps) -> float");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(monograph, CPU, m) { m.impl("limit_move", TORCH_BOX(&limit_move)); }
+STABLE_TORCH_LIBRARY_IMPL(monograph, CompositeExplicitAutograd, m) {
+  m.impl("limit_tiles", TORCH_BOX(&limit_tiles));
+}
+
+}  // namespace monograph::ops

@@ -1,0 +1,73 @@
+"""Paired rounds: ours and every peer back to back, many times; the figure is the median of the ratios."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+Work = Callable[[], object]
+
+# Four products of 16x32 by 32x16 a step: 20000 steps are about 0.5 ms on one core.
+_TILE_STEPS = 20000
+
+
+@dataclass
+class Paired:
+    """What the rounds gave: best times in ms, and peer time over ours as the median over rounds."""
+
+    best_ms: dict[str, float]
+    ratio: dict[str, float]
+    repeated: int  # rounds thrown away because the matrix unit was slow
+    tile_tflops: float  # best speed of the bare tile loop; 0 without AMX
+
+
+def _time(work: Work, repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    return (time.perf_counter() - start) / repeats * 1e3
+
+
+def tile_speed() -> float:
+    """TFLOP/s of the bare tile loop on this core, now; 0 where there is no AMX."""
+    start = time.perf_counter()
+    operations = torch.ops.monograph.limit_tiles(_TILE_STEPS)
+    return float(operations) / (time.perf_counter() - start) / 1e12
+
+
+def paired_rounds(
+    works: Mapping[str, Work], ours: str, rounds: int, least_ms: float = 2.0, watch_tiles: bool = False
+) -> Paired:
+    """Times every work once a round, in turn, each repeated to last at least `least_ms`.
+
+    With `watch_tiles` each round also times the bare tile loop before and after; a round in which it is
+    below 80 % of the run's best is repeated (at most three times as many rounds in all).
+    """
+    repeats = {}
+    for name, work in works.items():
+        work()
+        repeats[name] = max(1, int(least_ms / max(_time(work, 1), 1e-4)))
+    kept: list[tuple[float, dict[str, float]]] = []
+    fastest, tried = 0.0, 0
+    while tried < 3 * rounds:
+        tried += 1
+        before = tile_speed() if watch_tiles else 0.0
+        times = {name: _time(work, repeats[name]) for name, work in works.items()}
+        after = tile_speed() if watch_tiles else 0.0
+        fastest = max(fastest, before, after)
+        kept.append((min(before, after), times))
+        good = [t for speed, t in kept if speed >= 0.8 * fastest]
+        if len(good) >= rounds:
+            break
+    good = [t for speed, t in kept if speed >= 0.8 * fastest] or [t for _, t in kept]
+    best = {name: min(t[name] for t in good) for name in works}
+    ratio = {n: statistics.median(t[n] / t[ours] for t in good) for n in works if n != ours}
+    return Paired(best, ratio, tried - len(good), fastest)
+
+
+def geometric_mean(values: list[float]) -> float:
+    return statistics.geometric_mean(values) if values else float("nan")

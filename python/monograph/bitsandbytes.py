@@ -1,0 +1,143 @@
+"""bitsandbytes' 4-bit weights as PackedWeight and back, byte for byte, without importing bitsandbytes.
+
+state = safetensors.torch.load_file("model.safetensors")
+w = from_bitsandbytes(state, "model.layers.0.mlp.up_proj.weight")
+state.update(to_bitsandbytes(w, "model.layers.0.mlp.up_proj.weight"))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+
+from monograph.formats import FORMATS, SCALE_GROUP, Format, value_table
+from monograph.ops.dequantize import as_float32
+from monograph.packed_weight import PackedWeight, canonical
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_STATE = "quant_state.bitsandbytes__"
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, flat; a view wherever the tensor is contiguous."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _want(condition: bool, name: str, message: str) -> None:
+    if not condition:
+        raise ValueError(f"{name}: {message}")
+
+
+def _find_state(state: Mapping[str, torch.Tensor], name: str) -> tuple[Format, dict[str, Any]]:
+    found = [f for f in FORMATS.values() if f"{name}.{_STATE}{f.name}" in state]
+    _want(len(found) == 1, name, f"found {len(found)} entries '{name}.{_STATE}nf4|fp4', wanted 1")
+    text = bytes(state[f"{name}.{_STATE}{found[0].name}"].cpu().tolist())
+    fields: dict[str, Any] = json.loads(text)
+    known = {"quant_type", "blocksize", "dtype", "shape", "nested_blocksize", "nested_dtype", "nested_offset"}
+    _want(set(fields) <= known, name, f"quant_state has unknown fields {sorted(set(fields) - known)}")
+    _want(
+        fields["quant_type"] == found[0].name,
+        name,
+        f"quant_state says {fields['quant_type']!r}, its key says {found[0].name!r}",
+    )
+    return found[0], fields
+
+
+def _check_map(fmt: Format, quant_map: torch.Tensor, name: str) -> None:
+    same = torch.equal(as_float32(_as_bytes(quant_map)), value_table(fmt, quant_map.device))
+    _want(same, name, f"quant_map is not the table of {fmt.name}")
+
+
+def _nested_scales(
+    state: Mapping[str, torch.Tensor], name: str, fields: dict[str, Any]
+) -> list[torch.Tensor]:
+    _want(
+        fields["nested_blocksize"] == SCALE_GROUP,
+        name,
+        f"nested_blocksize is {fields['nested_blocksize']}, wanted {SCALE_GROUP}",
+    )
+    _want(
+        fields["nested_dtype"] == "float32",
+        name,
+        f"nested_dtype is {fields['nested_dtype']!r}, wanted 'float32'",
+    )
+    absmax = state[f"{name}.absmax"]
+    offset = torch.tensor([fields["nested_offset"]], dtype=torch.float32, device=absmax.device)
+    groups, table = state[f"{name}.nested_absmax"], state[f"{name}.nested_quant_map"]
+    return [_as_bytes(t) for t in (absmax, groups, table, offset)]
+
+
+def from_bitsandbytes(state: Mapping[str, torch.Tensor], name: str = "weight") -> PackedWeight:
+    """The weight `name` of a state dict that bitsandbytes wrote, nested or not, of any quant_storage.
+
+    The tensors of the result are views of those in `state`; nothing is repacked.
+    """
+    fmt, fields = _find_state(state, name)
+    block, shape = fields["blocksize"], tuple(fields["shape"])
+    _want(fields["dtype"] in _DTYPES, name, f"dtype is {fields['dtype']!r}, wanted one of {sorted(_DTYPES)}")
+    fmt.check_block(block)
+    if f"{name}.quant_map" in state:
+        _check_map(fmt, state[f"{name}.quant_map"], name)
+    nested = "nested_blocksize" in fields
+    scales = _nested_scales(state, name, fields) if nested else [_as_bytes(state[f"{name}.absmax"])]
+    elements = prod(shape)
+    blocks = -(-elements // block)
+    wanted = blocks if nested else 4 * blocks
+    _want(scales[0].numel() == wanted, name, f"absmax has {scales[0].numel()} bytes, wanted {wanted}")
+    values = _as_bytes(state[name])
+    bytes_wanted = (elements + 1) // 2
+    _want(values.numel() == bytes_wanted, name, f"has {values.numel()} bytes, wanted {bytes_wanted}")
+    values, packed_scales = canonical(fmt, shape, block, values, scales)
+    return PackedWeight(fmt, shape, block, values, packed_scales, _DTYPES[fields["dtype"]])
+
+
+def to_bitsandbytes(
+    weight: PackedWeight, name: str = "weight", quant_storage: torch.dtype = torch.uint8
+) -> dict[str, torch.Tensor]:
+    """The state-dict entries that bitsandbytes would write for this weight."""
+    fields: dict[str, Any] = {
+        "quant_type": weight.format.name,
+        "blocksize": weight.block_size,
+        "dtype": str(weight.dtype).removeprefix("torch."),
+        "shape": list(weight.shape),
+    }
+    values = weight.values.reshape(-1).view(quant_storage).reshape(-1, 1)
+    table = value_table(weight.format, weight.device)
+    entries = {name: values, f"{name}.quant_map": table}
+    if weight.double_quant:
+        codes, groups, nested_map, offset = weight.scales
+        fields["nested_blocksize"] = SCALE_GROUP
+        fields["nested_dtype"] = "float32"
+        fields["nested_offset"] = as_float32(offset).item()
+        entries[f"{name}.absmax"] = codes.reshape(-1)
+        entries[f"{name}.nested_absmax"] = as_float32(groups)
+        entries[f"{name}.nested_quant_map"] = as_float32(nested_map)
+    else:
+        entries[f"{name}.absmax"] = as_float32(weight.scales[0])
+    text = list(json.dumps(fields).encode())
+    key = f"{name}.{_STATE}{weight.format.name}"
+    entries[key] = torch.tensor(text, dtype=torch.uint8, device=weight.device)
+    return entries
+
+
+def from_quant_state(tensor: torch.Tensor, quant_state: Any) -> PackedWeight:
+    """A live bitsandbytes parameter: its packed tensor and its QuantState."""
+    parts = {f"weight.{key}": value for key, value in quant_state.as_dict(packed=True).items()}
+    return from_bitsandbytes({"weight": tensor.detach(), **parts})
+
+
+def dequantize_4bit(tensor: torch.Tensor, quant_state: Any = None) -> torch.Tensor:
+    """A drop-in for `bitsandbytes.functional.dequantize_4bit` on weights.
+
+    Without a state the tensor passes through unchanged; a packed tensor of shape [1, n], as `.t()` leaves
+    it, gives the transposed weight.
+    """
+    if quant_state is None:
+        return tensor
+    transposed = tensor.dim() == 2 and tensor.shape[0] == 1 and tensor.shape[1] != 1
+    weight = from_quant_state(tensor, quant_state)
+    return (weight.t() if transposed else weight).dequantize()

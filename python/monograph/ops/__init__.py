@@ -1,0 +1,9 @@
+"""The operators, one file each: wrapper, fake, and the portable implementation for devices without kernels.
+
+`torch.ops.monograph.NAME` is the operator itself. Its CPU kernel is C++; on every other device the portable
+implementation, written in aten operations, runs. Both give the same values.
+"""
+
+from monograph.ops import dequantize, quantize
+
+__all__ = ["dequantize", "quantize"]

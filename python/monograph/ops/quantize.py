@@ -1,0 +1,102 @@
+"""monograph::quantize."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from monograph import _library  # noqa: F401  (the schema is registered there)
+from monograph.formats import SCALE_GROUP, Format, format_numbered, value_table
+
+# Below this a scale's reciprocal would overflow; bitsandbytes clamps here.
+_SMALLEST_SCALE = 1e-38
+
+
+def quantize(
+    input: torch.Tensor, format: int, block: int, double_quant: bool, saturate_nonfinite: bool
+) -> list[torch.Tensor]:
+    """[values, *scales] of `input`, all uint8 and flat. Most people call `monograph.quantize` instead."""
+    return torch.ops.monograph.quantize(
+        input.detach().contiguous(), format, block, double_quant, saturate_nonfinite
+    )
+
+
+@functools.cache
+def dynamic_map() -> torch.Tensor:
+    """The 256 values of the 8-bit map for double quantisation, taken from the C++ table."""
+    blank = torch.zeros(32, dtype=torch.float32)
+    return torch.ops.monograph.quantize(blank, 1, 32, True, False)[3].view(torch.float32)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)
+
+
+def _nearest_dynamic_code(x: torch.Tensor) -> torch.Tensor:
+    """Exact nearest entry, ties to the lower code: the midpoints are exact in float64."""
+    table = dynamic_map().to(device=x.device, dtype=torch.float64)
+    return torch.bucketize(x.double(), (table[:-1] + table[1:]) / 2).to(torch.uint8)
+
+
+def _double_quantized(absmax: torch.Tensor) -> list[torch.Tensor]:
+    offset = absmax.double().mean().float().reshape(1) if absmax.numel() else absmax.new_zeros(1)
+    centred = absmax - offset
+    groups = -(-absmax.numel() // SCALE_GROUP)
+    padded = torch.nn.functional.pad(centred, (0, groups * SCALE_GROUP - absmax.numel()))
+    largest = padded.reshape(groups, SCALE_GROUP).abs().amax(dim=1)
+    inverse = (1.0 / largest.clamp(min=_SMALLEST_SCALE)).repeat_interleave(SCALE_GROUP)
+    codes = _nearest_dynamic_code(centred * inverse[: absmax.numel()])
+    return [codes, _bytes(largest), _bytes(dynamic_map().to(absmax.device)), _bytes(offset)]
+
+
+def _encode(fmt: Format, scaled: torch.Tensor) -> torch.Tensor:
+    order = torch.tensor(fmt.order, device=scaled.device)
+    ascending = value_table(fmt, scaled.device)[order]
+    return order[torch.bucketize(scaled, (ascending[:-1] + ascending[1:]) / 2)].to(torch.uint8)
+
+
+def portable_quantize(
+    input: torch.Tensor, format: int, block: int, double_quant: bool, saturate_nonfinite: bool
+) -> list[torch.Tensor]:
+    """The operator in aten operations, for any device. Also a second reference in the tests."""
+    fmt = format_numbered(format)
+    fmt.check_block(block)
+    flat = input.reshape(-1).float()
+    finite = flat.isfinite()
+    if not saturate_nonfinite and not bool(finite.all()):
+        position = int((~finite).nonzero()[0])
+        raise RuntimeError(
+            f"quantize: input is not finite at flat index {position}; "
+            'nonfinite="saturate" lets such values through'
+        )
+    elements = flat.numel()
+    blocks = -(-elements // block)
+    padding = blocks * block - elements
+    magnitude = torch.where(finite, flat.abs(), 0.0)
+    absmax = torch.nn.functional.pad(magnitude, (0, padding)).reshape(blocks, block).amax(dim=1)
+    divisor = absmax.clamp(min=_SMALLEST_SCALE)
+    scaled = flat * (1.0 / divisor).repeat_interleave(block)[:elements]
+    if padding and bool(finite[(blocks - 1) * block :].all()):
+        # The partial last block: bitsandbytes stores the clamped scale and divides by it.
+        absmax = torch.cat((absmax[:-1], divisor[-1:]))
+        scaled[(blocks - 1) * block :] = flat[(blocks - 1) * block :] / divisor[-1]
+    scaled = torch.where(flat.isnan(), 0.0, torch.where(flat.isinf(), flat.sign(), scaled))
+    codes = _encode(fmt, torch.nn.functional.pad(scaled, (0, elements % 2)))
+    values = codes[::2] << 4 | codes[1::2]
+    return [values, *(_double_quantized(absmax) if double_quant else [_bytes(absmax)])]
+
+
+@torch.library.register_fake("monograph::quantize")
+def _(input, format, block, double_quant, saturate_nonfinite):  # type: ignore[no-untyped-def]
+    elements = input.numel()
+    blocks = (elements + block - 1) // block
+    sizes = [(elements + 1) // 2]
+    if double_quant:
+        sizes += [blocks, 4 * ((blocks + SCALE_GROUP - 1) // SCALE_GROUP), 4 * 256, 4]
+    else:
+        sizes += [4 * blocks]
+    return [input.new_empty([size], dtype=torch.uint8) for size in sizes]
+
+
+torch.library.impl("monograph::quantize", "CompositeExplicitAutograd")(portable_quantize)

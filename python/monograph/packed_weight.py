@@ -1,0 +1,114 @@
+"""PackedWeight: plain uint8 tensors, a format and a shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+
+from monograph.formats import Format, format_named
+from monograph.ops.dequantize import dequantize as dequantize_op
+from monograph.ops.quantize import quantize as quantize_op
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """A quantised weight as ordinary tensors, all of them uint8.
+
+    `values` holds the packed elements, [rows, cols / 2] where rows fill whole bytes, else flat. `scales` is
+    (absmax,) with float32 entries as bytes, or (absmax codes, groups, map, offset) when double-quantised.
+    Nothing here is hidden state: any road that carries uint8 tensors (state_dict, safetensors, sharding,
+    offload) carries a weight.
+    """
+
+    format: Format
+    shape: tuple[int, ...]
+    block_size: int
+    values: torch.Tensor
+    scales: tuple[torch.Tensor, ...]
+    dtype: torch.dtype  # of the weight that was quantised; what dequantize() gives unless told otherwise
+    transposed: bool = False
+
+    @property
+    def double_quant(self) -> bool:
+        return len(self.scales) == 4
+
+    @property
+    def layout(self) -> list[int]:
+        """What the operators take beside the tensors: [format number, block size, *shape]."""
+        return [self.format.number, self.block_size, *self.shape]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() for t in (self.values, *self.scales))
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    def dequantize(self, dtype: torch.dtype | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The weight as `dtype` (default: that of the source), or into an existing `out`."""
+        if self.transposed:
+            if out is not None:
+                raise ValueError("dequantize: out= is not supported for a transposed weight")
+            return replace(self, transposed=False).dequantize(dtype).t()
+        return dequantize_op(self.values, list(self.scales), self.layout, dtype or self.dtype, out)
+
+    def t(self) -> PackedWeight:
+        """The transposed weight: the same bytes, a flag."""
+        if len(self.shape) != 2:
+            raise ValueError(f"t: the weight has shape {self.shape}, wanted two dimensions")
+        return replace(self, transposed=not self.transposed)
+
+    def to(self, device: torch.device | str) -> PackedWeight:
+        return replace(self, values=self.values.to(device), scales=tuple(s.to(device) for s in self.scales))
+
+    def __repr__(self) -> str:
+        bits = 8 * self.nbytes / max(prod(self.shape), 1)
+        double = ", double_quant" if self.double_quant else ""
+        return (
+            f"PackedWeight({self.format.name}, shape={self.shape}, block_size={self.block_size}{double}, "
+            f"{bits:.2f} bits per weight)"
+        )
+
+
+def canonical(
+    format: Format, shape: tuple[int, ...], block: int, values: torch.Tensor, scales: list[torch.Tensor]
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """Views of flat tensors with one row a weight row, where rows fill whole bytes and blocks."""
+    rows, cols = list(shape[:-1]), shape[-1] if shape else 0
+    if prod(shape) == 0:
+        return values, tuple(scales)
+    if cols % 2 == 0:
+        values = values.reshape([*rows, cols // 2])
+    if cols % block == 0:
+        per_row = scales[0].numel() // prod(rows)
+        scales = [scales[0].reshape([*rows, per_row]), *scales[1:]]
+    return values, tuple(scales)
+
+
+def quantize(
+    weight: torch.Tensor,
+    format: str = "nf4",
+    *,
+    block_size: int = 64,
+    double_quant: bool = False,
+    nonfinite: str = "error",
+) -> PackedWeight:
+    """Quantises a bf16, fp16 or fp32 weight.
+
+    A NaN or an infinity is an error that names its position. With nonfinite="saturate" such values stay out
+    of the block's scale; NaN becomes 0 and an infinity the largest magnitude of its block.
+
+        w = monograph.quantize(torch.randn(4096, 4096), "nf4", double_quant=True)
+        w.dequantize(torch.bfloat16)
+    """
+    if nonfinite not in ("error", "saturate"):
+        raise ValueError(f"nonfinite is {nonfinite!r}, wanted 'error' or 'saturate'")
+    fmt = format_named(format)
+    fmt.check_block(block_size)
+    values, *scales = quantize_op(weight, fmt.number, block_size, double_quant, nonfinite == "saturate")
+    shape = tuple(weight.shape)
+    values, packed_scales = canonical(fmt, shape, block_size, values, scales)
+    return PackedWeight(fmt, shape, block_size, values, packed_scales, weight.dtype)
