@@ -1,19 +1,28 @@
-# add_unit_test(NAME SOURCE): one GoogleTest program, run once for each instruction set that is built.
+# add_unit_test(NAME SOURCES ... [ISAS ...]): one GoogleTest program, run once for each of these instruction
+# sets (all that are built, if none are named).
 # A set the machine lacks is skipped by the tests themselves, which say so.
 find_package(GTest QUIET)
 if(NOT GTest_FOUND)
   # Cross builds have no package: Debian ships GoogleTest's sources.
   add_subdirectory(/usr/src/googletest ${CMAKE_BINARY_DIR}/googletest EXCLUDE_FROM_ALL)
-  add_library(GTest::gtest_main ALIAS gtest_main)
+  if(NOT TARGET GTest::gtest_main)
+    add_library(GTest::gtest_main ALIAS gtest_main)
+  endif()
 endif()
 
 function(add_unit_test name)
-  add_executable(test_${name} ${ARGN})
+  cmake_parse_arguments(TEST "" "" "SOURCES;ISAS" ${ARGN})
+  if(NOT TEST_ISAS)
+    set(TEST_ISAS ${MONOGRAPH_ISAS})
+  endif()
+  add_executable(test_${name} ${TEST_SOURCES})
   target_link_libraries(test_${name} PRIVATE monograph_core GTest::gtest_main)
   # GoogleTest's macros end in an else of their own.
   target_compile_options(test_${name} PRIVATE -Wno-dangling-else)
-  foreach(isa IN LISTS MONOGRAPH_ISAS)
-    add_test(NAME ${name}.${isa} COMMAND test_${name})
-    set_tests_properties(${name}.${isa} PROPERTIES ENVIRONMENT "MONOGRAPH_ISA=${isa}")
+  foreach(isa IN LISTS TEST_ISAS)
+    if(isa IN_LIST MONOGRAPH_ISAS)
+      add_test(NAME ${name}.${isa} COMMAND test_${name})
+      set_tests_properties(${name}.${isa} PROPERTIES ENVIRONMENT "MONOGRAPH_ISA=${isa}")
+    endif()
   endforeach()
 endfunction()

@@ -18,8 +18,8 @@ enum class Stores : std::uint8_t {
   kStreaming,  // past the caches: `out` aligned to 64 bytes, `begin` a multiple of 32
 };
 
-// Decodes columns [begin, end) of `row` to `out`. No alignment is assumed; `out` must not overlap
-// the weight.
+// Decodes columns [begin, end) of `row` to `out`, which is aligned to its elements; the weight's
+// bytes may lie anywhere. They must not overlap.
 using DequantizeFn = void(const PackedView& weight, std::size_t row, std::size_t begin,
                           std::size_t end, DType dtype, Stores stores, void* out);
 

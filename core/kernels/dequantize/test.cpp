@@ -97,9 +97,10 @@ T reference(const Weight& w, std::size_t i) {
 }
 
 // Every variant this machine can run, over the columns [begin, end) of the flattened weight,
-// written one byte off alignment if asked.
+// written `shift` elements off the buffer's alignment.
 template <class T>
-void check(const Weight& w, std::size_t begin, std::size_t end, std::size_t misalign = 0) {
+void check(const Weight& w, std::size_t begin, std::size_t end, std::size_t shift = 0) {
+  const std::size_t misalign = shift * sizeof(T);
   PackedView flat = w.view;
   flat.cols *= flat.rows;
   flat.rows = 1;
