@@ -1,30 +1,17 @@
 // Compiled with the flags of this instruction set and nothing else.
+#include "simd/amx.h"
+
 #include <immintrin.h>
 
 #include "kernels/limits/generic.h"
-#include "simd/tags.h"
 
 namespace monograph {
-namespace {
-
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  std::uint16_t row_bytes[16] = {};
-  std::uint8_t rows[16] = {};
-};
-
-}  // namespace
 
 template <>
 double tile_products_with<simd::Amx>(std::size_t steps) {
   constexpr std::size_t kDepth = 4;  // 16 KiB of tiles: well inside the first-level cache
   alignas(64) static thread_local std::uint8_t tiles[kDepth * 4096];
-  TileConfig config;
-  for (int i = 0; i < 8; ++i) {
-    config.row_bytes[i] = 64;
-    config.rows[i] = 16;
-  }
-  _tile_loadconfig(&config);
+  simd::Amx::configure();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -42,7 +29,7 @@ double tile_products_with<simd::Amx>(std::size_t steps) {
   }
   alignas(64) float sink[256];
   _tile_stored(0, sink, 64);
-  _tile_release();
+  simd::Amx::release();
   return static_cast<double>(steps) * 4 * 2 * 16 * 16 * 32 + 0 * static_cast<double>(sink[0]);
 }
 
