@@ -5,6 +5,10 @@ target_compile_options(monograph_options INTERFACE -Wall -Wextra -Wshadow -Wconv
 if(MONOGRAPH_WERROR)
   target_compile_options(monograph_options INTERFACE -Werror)
 endif()
+if(MONOGRAPH_BUILD_FUZZ)
+  # The fuzzer steers by the coverage of the library, not only of its own harness.
+  target_compile_options(monograph_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
 if(MONOGRAPH_SANITIZE)
   target_compile_options(monograph_options INTERFACE -fsanitize=${MONOGRAPH_SANITIZE}
                                                      -fno-sanitize-recover=all -fno-omit-frame-pointer)
