@@ -7,15 +7,17 @@ w.dequantize(torch.bfloat16)
 mg.show_config()
 """
 
-from monograph import ops
+from monograph import nn, ops
 from monograph.bitsandbytes import dequantize_4bit, from_bitsandbytes, to_bitsandbytes
-from monograph.packed_weight import PackedWeight, quantize
+from monograph.packed_weight import PackedWeight, linear, quantize
 from monograph.show_config import show_config
 
 __all__ = [
     "PackedWeight",
     "dequantize_4bit",
     "from_bitsandbytes",
+    "linear",
+    "nn",
     "ops",
     "quantize",
     "show_config",

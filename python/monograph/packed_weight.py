@@ -9,6 +9,7 @@ import torch
 
 from monograph.formats import Format, format_named
 from monograph.ops.dequantize import dequantize as dequantize_op
+from monograph.ops.linear import linear as linear_op
 from monograph.ops.quantize import quantize as quantize_op
 
 
@@ -67,6 +68,7 @@ class PackedWeight:
     def __repr__(self) -> str:
         bits = 8 * self.nbytes / max(prod(self.shape), 1)
         double = ", double_quant" if self.double_quant else ""
+        double += ", transposed" if self.transposed else ""
         return (
             f"PackedWeight({self.format.name}, shape={self.shape}, block_size={self.block_size}{double}, "
             f"{bits:.2f} bits per weight)"
@@ -112,3 +114,10 @@ def quantize(
     shape = tuple(weight.shape)
     values, packed_scales = canonical(fmt, shape, block_size, values, scales)
     return PackedWeight(fmt, shape, block_size, values, packed_scales, weight.dtype)
+
+
+def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x W^T + bias straight from the packed bytes. Differentiable in x and bias; the base is frozen."""
+    if weight.transposed or len(weight.shape) != 2:
+        raise ValueError(f"linear: the weight is {weight!r}, wanted two dimensions, not transposed")
+    return linear_op(x, weight.values, list(weight.scales), weight.layout, bias)

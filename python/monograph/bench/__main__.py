@@ -12,8 +12,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import sys
 
-BENCHES = ("quantize", "dequantize")
+BENCHES = ("quantize", "dequantize", "linear")
+
+# Caps the peer to the same instruction set; read by oneDNN at its first call.
+ONEDNN_CAPS = {"scalar": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE", "avx512_bf16": "AVX512_CORE_BF16"}
 
 
 def main() -> None:
@@ -29,11 +33,17 @@ def main() -> None:
         default=[1, 2],
         help="thread counts, e.g. 1,2 (the default)",
     )
-    parser.add_argument("--isa", help="cap our kernels: scalar, avx2, avx512, avx512_bf16 or amx")
+    parser.add_argument("--isa", help="cap our kernels and oneDNN: scalar, avx2, avx512, avx512_bf16 or amx")
     parser.add_argument("--plot", help="draw the result to this file (linear)")
+    parser.add_argument("--format", default="nf4", help="the packed format (linear); nf4 by default")
+    parser.add_argument(
+        "--plain", action="store_true", help="fp32 scales instead of double-quantised (linear)"
+    )
     arguments = parser.parse_args()
-    if arguments.isa:
-        os.environ["MONOGRAPH_ISA"] = arguments.isa  # read by the library at its first kernel
+    if arguments.isa and os.environ.get("MONOGRAPH_ISA") != arguments.isa:
+        os.environ["MONOGRAPH_ISA"] = arguments.isa
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", ONEDNN_CAPS.get(arguments.isa, "DEFAULT"))
+        os.execv(sys.executable, [sys.executable, "-m", "monograph.bench", *sys.argv[1:]])
 
     from monograph.bench.report import Report
 

@@ -1,0 +1,240 @@
+// Weights to AMX tiles. A group of 32 consecutive elements of a row is stored in the order in which
+// it is cheapest to unpack: position 8 * i + j holds element 4 * j + i. The left operand follows it
+// forward, the columns of the result are put back for dx. A step is one cache line longer than its
+// tiles: without it a row of a panel falls into two sets of the first-level cache and decoding
+// takes twice as long.
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/linear/elements.h"
+#include "kernels/linear/unrolled.h"
+#include "simd/amx.h"
+
+namespace monograph {
+
+inline constexpr std::size_t kTileBytes = 1024;
+inline constexpr std::size_t kForwardPanel = 128, kDxPanel = 128;
+inline constexpr std::size_t kForwardStep = kForwardPanel / 16 * kTileBytes + 64;
+inline constexpr std::size_t kDxStep = kDxPanel / 16 * kTileBytes + 64;
+// Elements of a row that pass through a buffer at a time.
+inline constexpr std::size_t kBuffer = 512;
+
+[[gnu::always_inline]] inline __m512i to_tile_order(__m512i in_order) {
+  alignas(64) static constexpr std::uint16_t kOrder[32] = {
+      0, 4, 8,  12, 16, 20, 24, 28, 1, 5, 9,  13, 17, 21, 25, 29,
+      2, 6, 10, 14, 18, 22, 26, 30, 3, 7, 11, 15, 19, 23, 27, 31};
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), in_order);
+}
+
+// The sixteen values of a block as bf16. Thirty-two elements then take a broadcast, a shift and a
+// permute: lane i of the shifted vector has element 4 * j + i in the low bits of word j, and the
+// permute ignores the bits above because the table stands in its register twice.
+template <class F>
+struct BlockTable {
+  __m512i values;
+
+  [[gnu::always_inline]] explicit BlockTable(float scale) {
+    const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(F::kValues), _mm512_set1_ps(scale));
+    // Flushes subnormals, as the tile product does with what it reads.
+    values = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(scaled, scaled));
+  }
+  [[gnu::always_inline]] __m512i decode(const std::uint8_t* packed) const {
+    const __m512i shifts =
+        _mm512_set_epi64(0x0008000800080008, 0x0008000800080008, 0x000c000c000c000c,
+                         0x000c000c000c000c, 0, 0, 0x0004000400040004, 0x0004000400040004);
+    const __m512i bytes =
+        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed)));
+    return _mm512_permutexvar_epi16(_mm512_srlv_epi16(bytes, shifts), values);
+  }
+};
+
+// A place in a panel that is being decoded, unit by unit: kUnit groups of 32 elements in one block.
+// It can be left and taken up again, so that a product decodes the next panel between its tiles.
+template <class F, class V, std::size_t kUnit>
+class ForwardCursor {
+ public:
+  [[gnu::always_inline]] ForwardCursor(const DecodeJob& job, std::size_t done)
+      : job_(job), weight_(job.weight->packed), units_(job.count / (32 * kUnit)) {
+    shift_ = static_cast<std::size_t>(__builtin_ctzll(weight_.block));  // a block is a power of two
+    row_ = done / units_;
+    start_row();
+    const std::size_t in_row = done % units_;
+    left_ -= in_row;
+    element_ += in_row * 32 * kUnit;
+    out_ += in_row * kUnit * kForwardStep;
+  }
+  static std::size_t total(const DecodeJob& job) { return job.width * (job.count / (32 * kUnit)); }
+  std::size_t done() const { return row_ * units_ + (units_ - left_); }
+
+  [[gnu::always_inline]] void step(std::size_t units) {
+    for (; units != 0; --units) {
+      if (row_ == job_.width) return;
+      const std::uint8_t* values = weight_.values + element_ / 2;
+      // Four rows on: soon wanted, and far enough for memory.
+      _mm_prefetch(values + 2 * weight_.cols, _MM_HINT_T0);
+      const BlockTable<F> table(F::block_scale(weight_, element_ >> shift_));
+      unrolled<kUnit>([&](auto g) __attribute__((always_inline)) {
+        _mm512_store_si512(out_ + g * kForwardStep, table.decode(values + 16 * g));
+      });
+      element_ += 32 * kUnit;
+      out_ += kUnit * kForwardStep;
+      if (--left_ == 0) {
+        ++row_;
+        start_row();
+      }
+    }
+  }
+
+ private:
+  [[gnu::always_inline]] void start_row() {
+    left_ = units_;
+    element_ = (job_.first + row_) * weight_.cols + job_.begin;
+    out_ = job_.out + row_ * 64;
+  }
+
+  const DecodeJob& job_;
+  const PackedView& weight_;
+  std::size_t units_, shift_, row_, left_, element_;
+  std::byte* out_;
+};
+
+// Whether units of two groups, 64 elements, each lie in one block.
+[[gnu::always_inline]] inline bool in_pairs_of_groups(const PackedView& weight,
+                                                      std::size_t columns) {
+  return weight.block >= 64 && weight.cols % 64 == 0 && columns % 64 == 0;
+}
+
+// All of a panel. Out of line: beside the buffered road the loop would spill its registers.
+template <class Cursor, class V>
+[[gnu::noinline]] void decode_from(const DecodeJob& job, std::size_t done) {
+  Cursor(job, done).step(Cursor::total(job));
+}
+
+// The same for any weight and alignment, by way of a buffer; the last group is filled up with
+// zeros.
+template <class F, class V>
+[[gnu::always_inline]] inline void decode_groups_buffered(const LinearWeight& weight,
+                                                          std::size_t row, std::size_t begin,
+                                                          std::size_t count, std::byte* out) {
+  alignas(64) Bf16 elements[kBuffer];
+  for (std::size_t c = 0; c < count; c += kBuffer) {
+    std::size_t n = count - c < kBuffer ? count - c : kBuffer;
+    decode_elements<F, V>(weight, row, begin + c, begin + c + n, elements);
+    for (; n % 32 != 0; ++n) elements[n] = Bf16{0};
+    for (std::size_t i = 0; i < n; i += 32, out += kForwardStep)
+      _mm512_store_si512(out, to_tile_order(_mm512_load_si512(elements + i)));
+  }
+}
+
+// Rows of the weight are rows of tiles: [step][row / 16][row % 16][32]. Rows beyond job.width are
+// not written: they give rows of the result that nobody reads.
+template <class F, class V>
+void decode_forward_panel(const DecodeJob& job) {
+  if constexpr (!std::is_same_v<F, Plain>) {
+    const PackedView& weight = job.weight->packed;
+    if (in_pairs_of_groups(weight, job.begin | job.count))
+      return decode_from<ForwardCursor<F, V, 2>, V>(job, 0);
+    if (weight.cols % 32 == 0) return decode_from<ForwardCursor<F, V, 1>, V>(job, 0);
+  }
+  for (std::size_t r = 0; r < job.width; ++r)
+    decode_groups_buffered<F, V>(*job.weight, job.first + r, job.begin, job.count,
+                                 job.out + r * 64);
+}
+
+[[gnu::always_inline]] inline void store_interleaved(__m512i even, __m512i odd, std::byte* out) {
+  _mm512_store_si512(out, _mm512_unpacklo_epi16(even, odd));
+  _mm512_store_si512(out + kTileBytes, _mm512_unpackhi_epi16(even, odd));
+}
+
+// The same for dx: a unit is kUnit groups of two rows. An odd last row is not its business.
+template <class F, class V, std::size_t kUnit>
+class DxCursor {
+ public:
+  [[gnu::always_inline]] DxCursor(const DecodeJob& job, std::size_t done)
+      : job_(job), weight_(job.weight->packed), units_(job.width / (32 * kUnit)) {
+    shift_ = static_cast<std::size_t>(__builtin_ctzll(weight_.block));
+    row_ = done / units_ * 2;
+    start_row();
+    const std::size_t in_row = done % units_;
+    left_ -= in_row;
+    element_ += in_row * 32 * kUnit;
+    out_ += in_row * kUnit * 2 * kTileBytes;
+  }
+  static std::size_t total(const DecodeJob& job) {
+    return job.count / 2 * (job.width / (32 * kUnit));
+  }
+  std::size_t done() const { return row_ / 2 * units_ + (units_ - left_); }
+
+  [[gnu::always_inline]] void step(std::size_t units) {
+    for (; units != 0; --units) {
+      if (row_ + 2 > job_.count) return;
+      const std::uint8_t* even = weight_.values + element_ / 2;
+      const std::uint8_t* odd = even + weight_.cols / 2;
+      // Sixteen rows on, the same columns: a line of memory that the hardware does not foresee.
+      _mm_prefetch(even + 8 * weight_.cols, _MM_HINT_T0);
+      _mm_prefetch(odd + 8 * weight_.cols, _MM_HINT_T0);
+      const BlockTable<F> even_table(F::block_scale(weight_, element_ >> shift_));
+      const BlockTable<F> odd_table(F::block_scale(weight_, (element_ + weight_.cols) >> shift_));
+      unrolled<kUnit>([&](auto g) __attribute__((always_inline)) {
+        store_interleaved(even_table.decode(even + 16 * g), odd_table.decode(odd + 16 * g),
+                          out_ + g * 2 * kTileBytes);
+      });
+      element_ += 32 * kUnit;
+      out_ += kUnit * 2 * kTileBytes;
+      if (--left_ == 0) {
+        row_ += 2;
+        start_row();
+      }
+    }
+  }
+
+ private:
+  [[gnu::always_inline]] void start_row() {
+    left_ = units_;
+    element_ = (job_.begin + row_) * weight_.cols + job_.first;
+    out_ = job_.out + row_ / 32 * kDxStep + row_ % 32 * 32;
+  }
+
+  const DecodeJob& job_;
+  const PackedView& weight_;
+  std::size_t units_, shift_, row_, left_, element_;
+  std::byte* out_;
+};
+
+// Up to two rows of any weight, by way of a buffer; zeros for a row that is not there.
+template <class F, class V>
+[[gnu::always_inline]] inline void decode_row_pair_buffered(const LinearWeight& weight,
+                                                            std::size_t row, std::size_t rows,
+                                                            std::size_t begin, std::size_t count,
+                                                            std::byte* out) {
+  alignas(64) Bf16 elements[2][kDxPanel] = {};
+  for (std::size_t i = 0; i < rows; ++i)
+    decode_elements<F, V>(weight, row + i, begin, begin + count, elements[i]);
+  for (std::size_t i = 0; i < count; i += 32, out += 2 * kTileBytes)
+    store_interleaved(to_tile_order(_mm512_load_si512(elements[0] + i)),
+                      to_tile_order(_mm512_load_si512(elements[1] + i)), out);
+}
+
+// Two rows of the weight, interleaved, are a row of eight tiles: [step][col / 16][row / 2][16][2].
+template <class F, class V>
+void decode_dx_panel(const DecodeJob& job) {
+  std::size_t r = 0;
+  if constexpr (!std::is_same_v<F, Plain>) {
+    const PackedView& weight = job.weight->packed;
+    if (weight.cols % 32 == 0) {
+      r = job.count / 2 * 2;
+      if (in_pairs_of_groups(weight, job.first | job.width))
+        decode_from<DxCursor<F, V, 2>, V>(job, 0);
+      else
+        decode_from<DxCursor<F, V, 1>, V>(job, 0);
+    }
+  }
+  for (; r < (job.count + 31) / 32 * 32; r += 2) {
+    const std::size_t valid = r >= job.count ? 0 : job.count - r < 2 ? 1 : 2;
+    decode_row_pair_buffered<F, V>(*job.weight, job.begin + r, valid, job.first, job.width,
+                                   job.out + r / 32 * kDxStep + r % 32 * 32);
+  }
+}
+
+}  // namespace monograph

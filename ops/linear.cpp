@@ -1,0 +1,82 @@
+// monograph::linear and linear_dx: a linear layer on a packed weight, with its low-rank part.
+#include "kernels/linear/linear.h"
+
+#include "linear_arguments.h"
+
+namespace monograph::ops {
+namespace {
+
+// `a` plays no part here: it tells the autograd formula that u = x * a^T.
+Tensor linear_cpu(const Tensor& x, const Tensor& values, const std::vector<Tensor>& scales,
+                  const std::vector<std::int64_t>& layout, const std::optional<Tensor>& bias,
+                  const std::optional<Tensor>& u, const std::optional<Tensor>& b,
+                  const std::optional<Tensor>& /*a*/) {
+  const char* const op = "linear";
+  const LinearWeight weight = check_weight(op, values, scales, layout);
+  const RowsArgument input = rows_of(op, "x", x);
+  STD_TORCH_CHECK(input.matrix.cols == weight.packed.cols, op, ": x has ", input.matrix.cols,
+                  " columns, the weight has ", weight.packed.cols);
+  STD_TORCH_CHECK(u.has_value() == b.has_value(), op, ": u and b must come together");
+  LinearOutput output = {weight, {}, nullptr, {}};
+  std::optional<RowsArgument> bias_row, low;
+  if (bias) {
+    bias_row = rows_of(op, "bias", *bias, 1, weight.packed.rows, input.dtype);
+    output.bias = bias_row->matrix.data;
+  }
+  LinearTerm term;
+  Tensor b_owner;
+  if (u) {
+    low = rows_of(op, "u", *u);
+    low = rows_of(op, "u", *u, input.matrix.rows, low->matrix.cols, input.dtype);
+    term = {low->matrix, plain_weight(op, "b", *b, weight.packed.rows, low->matrix.cols, b_owner)};
+    output.low_rank = {&term, 1};
+  }
+  Tensor y = empty_rows(x, weight.packed.rows);
+  output.y = mutable_rows(y, input.matrix.rows, weight.packed.rows);
+  linear(input.dtype, input.matrix, {&output, 1}, torch_parallel_for);
+  return y;
+}
+
+Tensor linear_dx_cpu(const Tensor& dy, const Tensor& values, const std::vector<Tensor>& scales,
+                     const std::vector<std::int64_t>& layout, const std::optional<Tensor>& du,
+                     const std::optional<Tensor>& a) {
+  const char* const op = "linear_dx";
+  const LinearWeight weight = check_weight(op, values, scales, layout);
+  const RowsArgument gradient = rows_of(op, "dy", dy);
+  STD_TORCH_CHECK(gradient.matrix.cols == weight.packed.rows, op, ": dy has ", gradient.matrix.cols,
+                  " columns, the weight has ", weight.packed.rows, " rows");
+  STD_TORCH_CHECK(du.has_value() == a.has_value(), op, ": du and a must come together");
+  LinearTerm terms[2] = {{gradient.matrix, weight}, {}};
+  std::optional<RowsArgument> low;
+  Tensor a_owner;
+  if (du) {
+    low = rows_of(op, "du", *du);
+    low = rows_of(op, "du", *du, gradient.matrix.rows, low->matrix.cols, gradient.dtype);
+    terms[1] = {low->matrix,
+                plain_weight(op, "a", *a, low->matrix.cols, weight.packed.cols, a_owner)};
+  }
+  Tensor dx = empty_rows(dy, weight.packed.cols);
+  linear_dx(gradient.dtype, {terms, du ? std::size_t{2} : std::size_t{1}},
+            mutable_rows(dx, gradient.matrix.rows, weight.packed.cols), torch_parallel_for);
+  return dx;
+}
+
+}  // namespace
+
+// No defaults: the dispatcher would drop arguments equal to them, and autograd formulas count
+// arguments.
+STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
+  m.def(
+      "linear(Tensor x, Tensor values, Tensor[] scales, SymInt[] layout, Tensor? bias, "
+      "Tensor? u, Tensor? b, Tensor? a) -> Tensor");
+  m.def(
+      "linear_dx(Tensor dy, Tensor values, Tensor[] scales, SymInt[] layout, Tensor? du, "
+      "Tensor? a) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(monograph, CPU, m) {
+  m.impl("linear", TORCH_BOX(&linear_cpu));
+  m.impl("linear_dx", TORCH_BOX(&linear_dx_cpu));
+}
+
+}  // namespace monograph::ops

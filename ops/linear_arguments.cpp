@@ -1,0 +1,80 @@
+#include "linear_arguments.h"
+
+namespace monograph::ops {
+
+RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor) {
+  STD_TORCH_CHECK(tensor.dim() >= 1, op, ": ", what, " has no dimensions, wanted [..., cols]");
+  RowsArgument argument = {tensor, {}, dtype_of(tensor.scalar_type(), op, what)};
+  const std::int64_t cols = tensor.size(tensor.dim() - 1);
+  const bool strided_rows = tensor.dim() == 2 && tensor.stride(1) == 1 && tensor.stride(0) >= cols;
+  if (!strided_rows && !tensor.is_contiguous()) argument.owner = torch::stable::contiguous(tensor);
+  Matrix& matrix = argument.matrix;
+  matrix.data = argument.owner.const_data_ptr();
+  matrix.cols = static_cast<std::size_t>(cols);
+  matrix.rows = 1;
+  for (std::int64_t i = 0; i + 1 < tensor.dim(); ++i)
+    matrix.rows *= static_cast<std::size_t>(tensor.size(i));
+  matrix.stride = strided_rows ? static_cast<std::size_t>(tensor.stride(0)) : matrix.cols;
+  return argument;
+}
+
+RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor, std::size_t rows,
+                     std::size_t cols, DType dtype) {
+  RowsArgument argument = rows_of(op, what, tensor);
+  STD_TORCH_CHECK(argument.matrix.cols == cols, op, ": ", what, " has ", argument.matrix.cols,
+                  " columns, wanted ", cols);
+  STD_TORCH_CHECK(argument.matrix.rows == rows, op, ": ", what, " has ", argument.matrix.rows,
+                  " rows, wanted ", rows);
+  STD_TORCH_CHECK(argument.dtype == dtype, op, ": ", what, " is ", name_of(argument.dtype),
+                  ", wanted ", name_of(dtype), " as the activations");
+  return argument;
+}
+
+LinearWeight check_weight(const char* op, const Tensor& values, const std::vector<Tensor>& scales,
+                          const std::vector<std::int64_t>& layout) {
+  STD_TORCH_CHECK(layout.size() == 4, op, ": layout has ", layout.size(),
+                  " entries, wanted [format, block, rows, cols]");
+  if (layout[0] != static_cast<std::int64_t>(Format::kPlain)) {
+    LinearWeight weight = {check_packed(op, values, scales, layout).view, DType::kFloat32};
+    weight.packed.rows = static_cast<std::size_t>(layout[2]);
+    weight.packed.cols = static_cast<std::size_t>(layout[3]);
+    return weight;
+  }
+  STD_TORCH_CHECK(scales.empty(), op, ": a plain weight has ", scales.size(), " scales, wanted 0");
+  STD_TORCH_CHECK(values.is_contiguous(), op, ": a plain weight must be contiguous");
+  STD_TORCH_CHECK(layout[2] >= 0 && layout[3] >= 0 && values.numel() == layout[2] * layout[3], op,
+                  ": a plain weight has ", values.numel(), " elements, layout says ", layout[2],
+                  " x ", layout[3]);
+  LinearWeight weight;
+  weight.dtype = dtype_of(values.scalar_type(), op, "a plain weight");
+  weight.packed.rows = static_cast<std::size_t>(layout[2]);
+  weight.packed.cols = static_cast<std::size_t>(layout[3]);
+  weight.packed.values = static_cast<const std::uint8_t*>(values.const_data_ptr());
+  return weight;
+}
+
+LinearWeight plain_weight(const char* op, const char* what, const Tensor& tensor, std::size_t rows,
+                          std::size_t cols, Tensor& owner) {
+  STD_TORCH_CHECK(tensor.dim() == 2 && static_cast<std::size_t>(tensor.size(0)) == rows &&
+                      static_cast<std::size_t>(tensor.size(1)) == cols,
+                  op, ": ", what, " has the wrong shape, wanted [", rows, ", ", cols, "]");
+  owner = tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+  LinearWeight weight;
+  weight.dtype = dtype_of(tensor.scalar_type(), op, what);
+  weight.packed.rows = rows;
+  weight.packed.cols = cols;
+  weight.packed.values = static_cast<const std::uint8_t*>(owner.const_data_ptr());
+  return weight;
+}
+
+Tensor empty_rows(const Tensor& x, std::size_t cols) {
+  std::vector<std::int64_t> shape(x.sizes().begin(), x.sizes().end());
+  shape.back() = static_cast<std::int64_t>(cols);
+  return torch::stable::new_empty(x, shape);
+}
+
+MutableMatrix mutable_rows(const Tensor& out, std::size_t rows, std::size_t cols) {
+  return {out.mutable_data_ptr(), rows, cols, cols};
+}
+
+}  // namespace monograph::ops

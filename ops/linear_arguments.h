@@ -1,0 +1,39 @@
+// The arguments of linear, linear_dx and their shared forms, checked and turned into views.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "kernels/linear/linear.h"
+#include "packed.h"
+#include "stable.h"
+
+namespace monograph::ops {
+
+// A tensor as a matrix of its last dimension, and whatever must live as long as the view.
+struct RowsArgument {
+  Tensor owner;
+  Matrix matrix;
+  DType dtype;
+};
+
+// [..., cols] as rows; a tensor whose rows do not lie at one stride is copied.
+RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor);
+// The same, and it must have this many rows, columns and this type.
+RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor, std::size_t rows,
+                     std::size_t cols, DType dtype);
+
+// A packed weight, or with layout [0, 0, rows, cols] a plain one whose elements are `values`.
+LinearWeight check_weight(const char* op, const Tensor& values, const std::vector<Tensor>& scales,
+                          const std::vector<std::int64_t>& layout);
+
+// A plain matrix as a weight: the B or A of a low-rank term. Contiguous; `owner` keeps a copy
+// alive.
+LinearWeight plain_weight(const char* op, const char* what, const Tensor& tensor, std::size_t rows,
+                          std::size_t cols, Tensor& owner);
+
+// Like `x` with another last dimension.
+Tensor empty_rows(const Tensor& x, std::size_t cols);
+MutableMatrix mutable_rows(const Tensor& out, std::size_t rows, std::size_t cols);
+
+}  // namespace monograph::ops

@@ -1,0 +1,128 @@
+// monograph::linear_shared and linear_shared_dx: several weights that share one x (q, k and v; gate
+// and up). x is packed once, and its gradient is one pass over all terms.
+//
+// `layouts` holds five numbers a weight, [format, block, rows, cols, number of scales]; `scales`
+// the scales of all weights in order. bias, u, b and a are empty or have one entry a weight.
+#include "kernels/linear/linear.h"
+#include "linear_arguments.h"
+
+namespace monograph::ops {
+namespace {
+
+constexpr std::size_t kLayoutEntries = 5;
+
+std::vector<LinearWeight> check_weights(const char* op, const std::vector<Tensor>& values,
+                                        const std::vector<Tensor>& scales,
+                                        const std::vector<std::int64_t>& layouts) {
+  STD_TORCH_CHECK(!values.empty() && layouts.size() == kLayoutEntries * values.size(), op,
+                  ": layouts has ", layouts.size(), " entries, wanted ", kLayoutEntries,
+                  " for each of the ", values.size(), " weights");
+  std::vector<LinearWeight> weights;
+  std::size_t used = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto layout = layouts.begin() + static_cast<std::ptrdiff_t>(kLayoutEntries * i);
+    const auto count = static_cast<std::size_t>(layout[4]);
+    STD_TORCH_CHECK(count <= scales.size() - used, op, ": layouts claims more scales than the ",
+                    scales.size(), " given");
+    const auto first = scales.begin() + static_cast<std::ptrdiff_t>(used);
+    const std::vector<Tensor> own(first, first + static_cast<std::ptrdiff_t>(count));
+    weights.push_back(check_weight(op, values[i], own, {layout, layout + 4}));
+    used += count;
+  }
+  STD_TORCH_CHECK(used == scales.size(), op, ": ", scales.size(), " scales, layouts claims ", used);
+  return weights;
+}
+
+void check_count(const char* op, const char* what, const std::vector<Tensor>& list, std::size_t n) {
+  STD_TORCH_CHECK(list.empty() || list.size() == n, op, ": ", what, " has ", list.size(),
+                  " entries, wanted 0 or ", n);
+}
+
+std::vector<Tensor> linear_shared_cpu(const Tensor& x, const std::vector<Tensor>& values,
+                                      const std::vector<Tensor>& scales,
+                                      const std::vector<std::int64_t>& layouts,
+                                      const std::vector<Tensor>& bias, const std::vector<Tensor>& u,
+                                      const std::vector<Tensor>& b,
+                                      const std::vector<Tensor>& /*a*/) {
+  const char* const op = "linear_shared";
+  const std::vector<LinearWeight> weights = check_weights(op, values, scales, layouts);
+  const std::size_t n = weights.size();
+  check_count(op, "bias", bias, n);
+  check_count(op, "u", u, n);
+  check_count(op, "b", b, u.size());
+  const RowsArgument input = rows_of(op, "x", x);
+  std::vector<RowsArgument> kept;  // views into tensors that must outlive the call
+  std::vector<Tensor> owners(n), results;
+  std::vector<LinearTerm> terms(n);
+  std::vector<LinearOutput> outputs(n);
+  kept.reserve(2 * n);
+  for (std::size_t i = 0; i < n; ++i) {
+    STD_TORCH_CHECK(input.matrix.cols == weights[i].packed.cols, op, ": x has ", input.matrix.cols,
+                    " columns, weight ", i, " has ", weights[i].packed.cols);
+    outputs[i].weight = weights[i];
+    if (!bias.empty()) {
+      kept.push_back(rows_of(op, "bias", bias[i], 1, weights[i].packed.rows, input.dtype));
+      outputs[i].bias = kept.back().matrix.data;
+    }
+    if (!u.empty()) {
+      const auto rank = static_cast<std::size_t>(u[i].size(u[i].dim() - 1));
+      kept.push_back(rows_of(op, "u", u[i], input.matrix.rows, rank, input.dtype));
+      terms[i] = {kept.back().matrix,
+                  plain_weight(op, "b", b[i], weights[i].packed.rows, rank, owners[i])};
+      outputs[i].low_rank = {&terms[i], 1};
+    }
+    results.push_back(empty_rows(x, weights[i].packed.rows));
+    outputs[i].y = mutable_rows(results.back(), input.matrix.rows, weights[i].packed.rows);
+  }
+  linear(input.dtype, input.matrix, outputs, torch_parallel_for);
+  return results;
+}
+
+Tensor linear_shared_dx_cpu(const std::vector<Tensor>& dy, const std::vector<Tensor>& values,
+                            const std::vector<Tensor>& scales,
+                            const std::vector<std::int64_t>& layouts, const std::vector<Tensor>& du,
+                            const std::vector<Tensor>& a) {
+  const char* const op = "linear_shared_dx";
+  const std::vector<LinearWeight> weights = check_weights(op, values, scales, layouts);
+  const std::size_t n = weights.size();
+  STD_TORCH_CHECK(dy.size() == n, op, ": dy has ", dy.size(), " entries, wanted ", n);
+  check_count(op, "du", du, n);
+  check_count(op, "a", a, du.size());
+  const RowsArgument first = rows_of(op, "dy", dy[0]);
+  const std::size_t rows = first.matrix.rows, cols = weights[0].packed.cols;
+  std::vector<RowsArgument> kept;
+  std::vector<Tensor> owners(n);
+  std::vector<LinearTerm> terms;
+  for (std::size_t i = 0; i < n; ++i) {
+    STD_TORCH_CHECK(weights[i].packed.cols == cols, op, ": weight ", i, " has ",
+                    weights[i].packed.cols, " columns, weight 0 has ", cols);
+    kept.push_back(rows_of(op, "dy", dy[i], rows, weights[i].packed.rows, first.dtype));
+    terms.push_back({kept.back().matrix, weights[i]});
+  }
+  for (std::size_t i = 0; i < du.size(); ++i) {
+    const auto rank = static_cast<std::size_t>(du[i].size(du[i].dim() - 1));
+    kept.push_back(rows_of(op, "du", du[i], rows, rank, first.dtype));
+    terms.push_back({kept.back().matrix, plain_weight(op, "a", a[i], rank, cols, owners[i])});
+  }
+  Tensor dx = empty_rows(dy[0], cols);
+  linear_dx(first.dtype, terms, mutable_rows(dx, rows, cols), torch_parallel_for);
+  return dx;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
+  m.def(
+      "linear_shared(Tensor x, Tensor[] values, Tensor[] scales, SymInt[] layouts, Tensor[] bias, "
+      "Tensor[] u, Tensor[] b, Tensor[] a) -> Tensor[]");
+  m.def(
+      "linear_shared_dx(Tensor[] dy, Tensor[] values, Tensor[] scales, SymInt[] layouts, "
+      "Tensor[] du, Tensor[] a) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(monograph, CPU, m) {
+  m.impl("linear_shared", TORCH_BOX(&linear_shared_cpu));
+  m.impl("linear_shared_dx", TORCH_BOX(&linear_shared_dx_cpu));
+}
+
+}  // namespace monograph::ops

@@ -1,0 +1,97 @@
+"""QuantLinear: an nn.Linear whose weight stays packed, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from monograph.nn.lazy_weight import LazyWeight
+from monograph.ops.linear import linear as linear_op
+from monograph.packed_weight import PackedWeight, quantize
+
+_SCALE_NAMES = ("absmax", "groups", "map", "offset")
+
+
+class QuantLinear(nn.Linear):
+    """A frozen linear layer on a packed weight.
+
+    The stored tensors are ordinary uint8 parameters: `values`, `absmax` and, double-quantised, `groups`,
+    `map` and `offset`. Casting the model changes none of them. `weight` is honest for code that looks at it:
+    it has the logical shape, the compute dtype and the device, and dequantises itself if computed with.
+
+        layer = QuantLinear.from_linear(nn.Linear(4096, 4096, dtype=torch.bfloat16), "nf4", double_quant=True)
+    """
+
+    # What PEFT, accelerate and others ask of a quantised layer they do not know.
+    is_quantized = True
+
+    values: nn.Parameter
+
+    def __init__(self, packed: PackedWeight, bias: torch.Tensor | None = None) -> None:
+        nn.Module.__init__(self)  # nn.Linear's own would allocate a dense weight
+        if len(packed.shape) != 2 or packed.transposed:
+            raise ValueError(f"QuantLinear: the weight is {packed!r}, wanted two dimensions, not transposed")
+        self.out_features, self.in_features = packed.shape
+        self.format = packed.format
+        self.block_size = packed.block_size
+        self.weight_dtype = packed.dtype
+        for name, tensor in zip(("values", *_SCALE_NAMES), (packed.values, *packed.scales), strict=False):
+            self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+        self.double_quant = packed.double_quant
+        frozen = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.register_parameter("bias", frozen)
+
+    @classmethod
+    def from_linear(
+        cls, layer: nn.Linear, format: str = "nf4", *, block_size: int = 64, double_quant: bool = False
+    ) -> QuantLinear:
+        """Quantises the weight of a dense layer; the bias is kept as it is."""
+        packed = quantize(layer.weight, format, block_size=block_size, double_quant=double_quant)
+        return cls(packed, layer.bias)
+
+    @property
+    def scales(self) -> list[torch.Tensor]:
+        names = _SCALE_NAMES if self.double_quant else _SCALE_NAMES[:1]
+        return [getattr(self, name) for name in names]
+
+    @property
+    def layout(self) -> list[int]:
+        return [self.format.number, self.block_size, self.out_features, self.in_features]
+
+    @property
+    def packed(self) -> PackedWeight:
+        shape = (self.out_features, self.in_features)
+        tensors = [t.detach() for t in self.scales]
+        return PackedWeight(
+            self.format, shape, self.block_size, self.values.detach(), tuple(tensors), self.weight_dtype
+        )
+
+    @property
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
+        return LazyWeight(self.packed, self.weight_dtype)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The dense weight, a new tensor each time."""
+        return self.packed.dequantize(dtype or self.weight_dtype)
+
+    def reset_parameters(self) -> None:
+        """Packed weights are loaded, never drawn at random."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> QuantLinear:
+        # Casting a model casts the dtype that `weight` reports, and no stored byte.
+        probe = fn(torch.empty(0, dtype=self.weight_dtype))
+        self.weight_dtype = probe.dtype
+        return super()._apply(fn, recurse)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        return linear_op(input, self.values, self.scales, self.layout, bias)
+
+    def extra_repr(self) -> str:
+        double = ", double_quant=True" if self.double_quant else ""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, format={self.format.name}, block_size={self.block_size}{double}"
+        )

@@ -1,0 +1,198 @@
+"""monograph::linear and monograph::linear_dx: a linear layer straight from packed bytes, and its gradient.
+
+    y  = x W^T + u b^T + bias
+    dx = dy W  + du a
+
+W is packed or, with layout [0, 0, rows, cols], plain. The low-rank part rides on the same accumulators, so
+LoRA costs no second pass over y or dx. Two ways to use it:
+
+- u is any tensor of its own (dropout in front of it, several adapters side by side): pass u and b; autograd
+  gives du = dy b and db = dy^T u, and leaves what lies before u to you.
+- u is x a^T: pass a too. Then u counts as a saved intermediate, dx contains du a in the same pass, and a gets
+  its gradient du^T x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from monograph import _library  # noqa: F401  (the schemas are registered there)
+from monograph.ops.dequantize import portable_dequantize
+
+PLAIN = 0  # the format number of a weight that is not packed
+
+
+def linear(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales: Sequence[torch.Tensor],
+    layout: Sequence[int],
+    bias: torch.Tensor | None = None,
+    u: torch.Tensor | None = None,
+    b: torch.Tensor | None = None,
+    a: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x W^T + u b^T + bias in the dtype of x. Most people call `monograph.linear` instead."""
+    return torch.ops.monograph.linear(x, values, scales, layout, bias, u, b, a)
+
+
+def linear_dx(
+    dy: torch.Tensor,
+    values: torch.Tensor,
+    scales: Sequence[torch.Tensor],
+    layout: Sequence[int],
+    du: torch.Tensor | None = None,
+    a: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """dy W + du a in the dtype of dy: the input gradient of `linear`."""
+    return torch.ops.monograph.linear_dx(dy, values, scales, layout, du, a)
+
+
+def plain_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x weight^T for a small dense weight, by the same kernels: a row's bits do not depend on the batch."""
+    return linear(x, weight, [], [PLAIN, 0, *weight.shape])
+
+
+def _dense(
+    values: torch.Tensor, scales: Sequence[torch.Tensor], layout: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    if layout[0] == PLAIN:
+        return values.reshape(layout[2:]).to(dtype)
+    return portable_dequantize(values, scales, layout, dtype)
+
+
+def portable_linear(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales: Sequence[torch.Tensor],
+    layout: Sequence[int],
+    bias: torch.Tensor | None = None,
+    u: torch.Tensor | None = None,
+    b: torch.Tensor | None = None,
+    a: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The operator in aten operations, for any device: dequantises, multiplies, keeps nothing."""
+    y = torch.nn.functional.linear(x, _dense(values, scales, layout, x.dtype), bias)
+    return y if u is None or b is None else y + torch.nn.functional.linear(u, b.to(x.dtype))
+
+
+def portable_linear_dx(
+    dy: torch.Tensor,
+    values: torch.Tensor,
+    scales: Sequence[torch.Tensor],
+    layout: Sequence[int],
+    du: torch.Tensor | None = None,
+    a: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The input gradient in aten operations, for any device."""
+    dx = dy @ _dense(values, scales, layout, dy.dtype)
+    return dx if du is None or a is None else dx + du @ a.to(dy.dtype)
+
+
+@torch.library.register_fake("monograph::linear")
+def _(x, values, scales, layout, bias, u, b, a):  # type: ignore[no-untyped-def]
+    return x.new_empty([*x.shape[:-1], layout[2]])
+
+
+@torch.library.register_fake("monograph::linear_dx")
+def _(dy, values, scales, layout, du, a):  # type: ignore[no-untyped-def]
+    return dy.new_empty([*dy.shape[:-1], layout[3]])
+
+
+torch.library.impl("monograph::linear", "CompositeExplicitAutograd")(portable_linear)
+torch.library.impl("monograph::linear_dx", "CompositeExplicitAutograd")(portable_linear_dx)
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, values, scales, layout, bias, u, b, a = inputs
+    # x itself is needed only for the gradient of a dense matrix it multiplies.
+    needs_x = (a is not None and a.requires_grad) or values.requires_grad
+    ctx.save_for_backward(x if needs_x else None, values, *scales, u, b, a)
+    ctx.layout = layout
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    x, values, *scales, u, b, a = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    dx = dvalues = dbias = du = db = da = None
+    low = b is not None and (needs[5] or (a is not None and (needs[0] or needs[7])))
+    if low:
+        du = linear_dx(dy, b.to(dy.dtype), [], [PLAIN, 0, *b.shape])
+    if needs[0]:
+        fused = a is not None and du is not None
+        dx = linear_dx(
+            dy, values, scales, ctx.layout, du if fused else None, a.to(dy.dtype) if fused else None
+        )
+    if needs[1]:
+        dvalues = (_rows(dy).t() @ _rows(x)).to(values.dtype).reshape(values.shape)
+    if needs[4]:
+        dbias = _rows(dy).sum(0).to(ctx.bias_dtype)
+    if needs[6]:
+        db = (_rows(dy).t() @ _rows(u)).to(b.dtype)
+    if needs[7]:
+        assert du is not None
+        da = (_rows(du).t() @ _rows(x)).to(a.dtype)
+    # With `a`, u is a saved intermediate and gets no gradient of its own.
+    return dx, dvalues, [None] * len(scales), None, dbias, du if a is None else None, db, da
+
+
+torch.library.register_autograd("monograph::linear", _backward, setup_context=_setup_context)
+
+
+def _dx_setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, values, scales, layout, _, a = inputs
+    ctx.save_for_backward(values, *scales, a)
+    ctx.layout = layout
+
+
+def _dx_backward(ctx: Any, ddx: torch.Tensor) -> tuple[Any, ...]:
+    """dx is linear in dy and du, and its transpose is the forward: double backward comes for free."""
+    values, *scales, a = ctx.saved_tensors
+    ddy = ddu = None
+    if ctx.needs_input_grad[0]:
+        ddy = linear(ddx, values, scales, ctx.layout)
+    if ctx.needs_input_grad[4]:
+        ddu = linear(ddx, a, [], [PLAIN, 0, *a.shape])
+    return ddy, None, [None] * len(scales), None, ddu, None
+
+
+torch.library.register_autograd("monograph::linear_dx", _dx_backward, setup_context=_dx_setup_context)
+
+
+@torch.library.impl("monograph::linear", "AutocastCPU")
+def _autocast(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales: Sequence[torch.Tensor],
+    layout: Sequence[int],
+    bias: torch.Tensor | None = None,
+    u: torch.Tensor | None = None,
+    b: torch.Tensor | None = None,
+    a: torch.Tensor | None = None,
+) -> torch.Tensor:
+    dtype = torch.get_autocast_dtype("cpu")
+    bias, u, b, a = (None if t is None else t.to(dtype) for t in (bias, u, b, a))
+    with torch.amp.autocast("cpu", enabled=False):
+        return torch.ops.monograph.linear(x.to(dtype), values, scales, layout, bias, u, b, a)
+
+
+@register_flop_formula(torch.ops.monograph.linear)
+def _linear_flops(x, values, scales, layout, bias=None, u=None, b=None, a=None, **_):  # type: ignore[no-untyped-def]
+    rank = 0 if u is None else u[-1]
+    return 2 * prod(x[:-1]) * layout[2] * (layout[3] + rank)
+
+
+@register_flop_formula(torch.ops.monograph.linear_dx)
+def _linear_dx_flops(dy, values, scales, layout, du=None, a=None, **_):  # type: ignore[no-untyped-def]
+    rank = 0 if du is None else du[-1]
+    return 2 * prod(dy[:-1]) * layout[3] * (layout[2] + rank)
