@@ -18,6 +18,7 @@ std::vector<LinearWeight> check_weights(const char* op, const std::vector<Tensor
                   ": layouts has ", layouts.size(), " entries, wanted ", kLayoutEntries,
                   " for each of the ", values.size(), " weights");
   std::vector<LinearWeight> weights;
+  weights.reserve(values.size());
   std::size_t used = 0;
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto layout = layouts.begin() + static_cast<std::ptrdiff_t>(kLayoutEntries * i);
@@ -93,6 +94,8 @@ Tensor linear_shared_dx_cpu(const std::vector<Tensor>& dy, const std::vector<Ten
   std::vector<RowsArgument> kept;
   std::vector<Tensor> owners(n);
   std::vector<LinearTerm> terms;
+  kept.reserve(2 * n);
+  terms.reserve(2 * n);
   for (std::size_t i = 0; i < n; ++i) {
     STD_TORCH_CHECK(weights[i].packed.cols == cols, op, ": weight ", i, " has ",
                     weights[i].packed.cols, " columns, weight 0 has ", cols);
