@@ -1,0 +1,23 @@
+// Cuts memory into arrays that start at multiples of 64 bytes; from a null base it measures.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace monograph {
+
+struct Carver {
+  std::byte* next;
+
+  template <class T>
+  [[gnu::always_inline]] T* take(std::int64_t count) {
+    T* const result = reinterpret_cast<T*>(next);
+    next =
+        reinterpret_cast<std::byte*>(reinterpret_cast<std::uintptr_t>(next) +
+                                     (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64);
+    return result;
+  }
+  [[gnu::always_inline]] std::size_t bytes() const { return reinterpret_cast<std::size_t>(next); }
+};
+
+}  // namespace monograph

@@ -1,0 +1,165 @@
+// monograph::varlen_attention and its backward: attention over documents packed in one row.
+#include "kernels/varlen_attention/varlen_attention.h"
+
+#include <optional>
+#include <tuple>
+
+#include "stable.h"
+
+namespace monograph::ops {
+namespace {
+
+// [tokens, heads, size], the last dimension contiguous; anything else is copied.
+struct HeadsArgument {
+  Tensor owner;
+  HeadsView view;
+};
+
+HeadsArgument heads_of(const char* op, const char* what, const Tensor& tensor, DType dtype) {
+  STD_TORCH_CHECK(tensor.dim() == 3, op, ": ", what, " has ", tensor.dim(),
+                  " dimensions, wanted [tokens, heads, size]");
+  STD_TORCH_CHECK(dtype_of(tensor.scalar_type(), op, what) == dtype, op, ": ", what, " is ",
+                  name_of(tensor.scalar_type()), ", wanted ", name_of(dtype), " as q");
+  const bool usable = tensor.stride(2) == 1 || tensor.size(2) <= 1;
+  HeadsArgument argument = {usable ? tensor : torch::stable::contiguous(tensor), {}};
+  argument.view = {argument.owner.const_data_ptr(), argument.owner.stride(0),
+                   argument.owner.stride(1)};
+  return argument;
+}
+
+MutableHeadsView mutable_heads(const Tensor& tensor) {
+  return {tensor.mutable_data_ptr(), tensor.stride(0), tensor.stride(1)};
+}
+
+const std::int32_t* offsets_of(const char* op, const char* what, const Tensor& tensor,
+                               std::int64_t want) {
+  STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Int, op, ": ", what, " has dtype ",
+                  name_of(tensor.scalar_type()), ", wanted int32");
+  STD_TORCH_CHECK(tensor.dim() == 1 && tensor.is_contiguous(), op, ": ", what,
+                  " must be contiguous with one dimension");
+  STD_TORCH_CHECK(tensor.numel() == want, op, ": ", what, " has ", tensor.numel(),
+                  " entries, wanted ", want);
+  return static_cast<const std::int32_t*>(tensor.const_data_ptr());
+}
+
+// What forward and backward share.
+AttentionProblem check_problem(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
+                               const Tensor& cu_q, const Tensor& cu_k,
+                               const std::optional<Tensor>& key_lengths,
+                               const std::optional<Tensor>& sinks, bool causal, std::int64_t window,
+                               double scale, double softcap) {
+  STD_TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.dim() == 3, op,
+                  ": q, k and v must be [tokens, heads, size]");
+  STD_TORCH_CHECK(k.size(0) == v.size(0) && k.size(1) == v.size(1), op, ": k has ", k.size(0),
+                  " tokens of ", k.size(1), " heads, v has ", v.size(0), " of ", v.size(1));
+  STD_TORCH_CHECK(q.size(2) == k.size(2), op, ": q has heads of ", q.size(2), ", k of ", k.size(2));
+  STD_TORCH_CHECK(k.size(1) > 0 && q.size(1) % k.size(1) == 0, op, ": ", q.size(1),
+                  " query heads are no multiple of ", k.size(1), " key heads");
+  STD_TORCH_CHECK(cu_q.numel() >= 1, op, ": cu_q is empty, wanted at least one offset");
+  AttentionProblem problem = {};
+  problem.dtype = dtype_of(q.scalar_type(), op, "q");
+  problem.query_tokens = static_cast<std::size_t>(q.size(0));
+  problem.key_tokens = static_cast<std::size_t>(k.size(0));
+  problem.heads = static_cast<std::size_t>(q.size(1));
+  problem.kv_heads = static_cast<std::size_t>(k.size(1));
+  problem.key_size = static_cast<std::size_t>(q.size(2));
+  problem.value_size = static_cast<std::size_t>(v.size(2));
+  problem.causal = causal;
+  problem.window = window;
+  problem.scale = static_cast<float>(scale);
+  problem.softcap = static_cast<float>(softcap);
+  if (sinks) {
+    STD_TORCH_CHECK(sinks->scalar_type() == ScalarType::Float && sinks->is_contiguous() &&
+                        sinks->numel() == q.size(1),
+                    op, ": sinks must be ", q.size(1), " contiguous float32 values");
+    problem.sinks = static_cast<const float*>(sinks->const_data_ptr());
+  }
+  const std::int64_t count = cu_q.numel() - 1;
+  problem.documents.count = static_cast<std::size_t>(count);
+  problem.documents.query_offsets = offsets_of(op, "cu_q", cu_q, count + 1);
+  problem.documents.key_offsets = offsets_of(op, "cu_k", cu_k, count + 1);
+  if (key_lengths)
+    problem.documents.key_lengths = offsets_of(op, "key_lengths", *key_lengths, count);
+  return problem;
+}
+
+int thread_count() { return static_cast<int>(torch::stable::get_num_threads()); }
+
+std::tuple<Tensor, Tensor> varlen_attention_cpu(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                const Tensor& cu_q, const Tensor& cu_k,
+                                                const std::optional<Tensor>& key_lengths,
+                                                const std::optional<Tensor>& sinks, bool causal,
+                                                std::int64_t window, double scale, double softcap) {
+  const char* const op = "varlen_attention";
+  AttentionForward job = {};
+  job.problem =
+      check_problem(op, q, k, v, cu_q, cu_k, key_lengths, sinks, causal, window, scale, softcap);
+  const HeadsArgument queries = heads_of(op, "q", q, job.problem.dtype);
+  const HeadsArgument keys = heads_of(op, "k", k, job.problem.dtype);
+  const HeadsArgument values = heads_of(op, "v", v, job.problem.dtype);
+  job.q = queries.view;
+  job.k = keys.view;
+  job.v = values.view;
+  Tensor out = torch::stable::new_empty(q, {q.size(0), q.size(1), v.size(2)});
+  Tensor lse = torch::stable::new_empty(q, {q.size(1), q.size(0)}, ScalarType::Float);
+  job.out = mutable_heads(out);
+  job.lse = static_cast<float*>(lse.mutable_data_ptr());
+  varlen_attention(job, torch_parallel_for, thread_count());
+  return {out, lse};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> varlen_attention_backward_cpu(
+    const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+    const Tensor& lse, const Tensor& cu_q, const Tensor& cu_k,
+    const std::optional<Tensor>& key_lengths, const std::optional<Tensor>& sinks, bool causal,
+    std::int64_t window, double scale, double softcap) {
+  const char* const op = "varlen_attention_backward";
+  AttentionBackward job = {};
+  job.problem =
+      check_problem(op, q, k, v, cu_q, cu_k, key_lengths, sinks, causal, window, scale, softcap);
+  const DType dtype = job.problem.dtype;
+  const HeadsArgument queries = heads_of(op, "q", q, dtype), keys = heads_of(op, "k", k, dtype),
+                      values = heads_of(op, "v", v, dtype),
+                      result = heads_of(op, "out", out, dtype),
+                      gradient = heads_of(op, "dout", dout, dtype);
+  job.q = queries.view;
+  job.k = keys.view;
+  job.v = values.view;
+  job.out = result.view;
+  job.dout = gradient.view;
+  STD_TORCH_CHECK(lse.scalar_type() == ScalarType::Float && lse.is_contiguous() &&
+                      lse.numel() == q.size(0) * q.size(1),
+                  op, ": lse is not what varlen_attention returned");
+  job.lse = static_cast<const float*>(lse.const_data_ptr());
+  Tensor dq = torch::stable::new_empty(q, {q.size(0), q.size(1), q.size(2)});
+  Tensor dk = torch::stable::new_empty(k, {k.size(0), k.size(1), k.size(2)});
+  Tensor dv = torch::stable::new_empty(v, {v.size(0), v.size(1), v.size(2)});
+  Tensor dsinks = torch::stable::new_empty(q, {sinks ? q.size(1) : 0}, ScalarType::Float);
+  job.dq = mutable_heads(dq);
+  job.dk = mutable_heads(dk);
+  job.dv = mutable_heads(dv);
+  job.dsinks = sinks ? static_cast<float*>(dsinks.mutable_data_ptr()) : nullptr;
+  varlen_attention_backward(job, torch_parallel_for, thread_count());
+  return {dq, dk, dv, dsinks};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
+  m.def(
+      "varlen_attention(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, "
+      "Tensor? key_lengths, Tensor? sinks, bool causal, SymInt window, float scale, float softcap) "
+      "-> (Tensor, Tensor)");
+  m.def(
+      "varlen_attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor "
+      "lse, "
+      "Tensor cu_q, Tensor cu_k, Tensor? key_lengths, Tensor? sinks, bool causal, SymInt window, "
+      "float scale, float softcap) -> (Tensor, Tensor, Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(monograph, CPU, m) {
+  m.impl("varlen_attention", TORCH_BOX(&varlen_attention_cpu));
+  m.impl("varlen_attention_backward", TORCH_BOX(&varlen_attention_backward_cpu));
+}
+
+}  // namespace monograph::ops

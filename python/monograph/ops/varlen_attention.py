@@ -1,0 +1,192 @@
+"""monograph::varlen_attention: attention over documents packed in one row, with backward.
+
+Document d owns the query rows [cu_q[d], cu_q[d + 1]) and the key rows [cu_k[d], cu_k[d + 1]), of which the
+first key_lengths[d] count. Offsets are int32 tensors of fixed length, padded with the number of tokens, so no
+shape and no Python number changes between batches. Rows outside every document give 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from monograph import _library  # noqa: F401  (the schemas are registered there)
+
+
+def varlen_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor | None = None,
+    *,
+    causal: bool = True,
+    window: int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    key_lengths: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of q [tokens, heads, size] over k and v [key tokens, key heads, size], document by document.
+
+    Causal is aligned at the bottom right: the last query of a document sees its last key. `window` counts the
+    keys seen to the left, the query's own place included (0: all); `sinks` holds one learned logit a head, in
+    float32; `softcap` c turns a score s into c tanh(s / c).
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    cu_k = cu_q if cu_k is None else cu_k
+    out, _ = torch.ops.monograph.varlen_attention(
+        q, k, v, cu_q, cu_k, key_lengths, sinks, causal, window, scale, softcap
+    )
+    return out
+
+
+def _document_of(offsets: torch.Tensor, tokens: int) -> torch.Tensor:
+    """The number of the document each token belongs to; -1 before the first, and count after the last."""
+    places = torch.arange(tokens, device=offsets.device, dtype=offsets.dtype)
+    return torch.searchsorted(offsets, places, right=True) - 1
+
+
+def _visible(
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    key_lengths: torch.Tensor | None,
+    sizes: tuple[int, int],
+    causal: bool,
+    window: int,
+) -> torch.Tensor:
+    """[query tokens, key tokens], True where a query sees a key."""
+    count = cu_q.numel() - 1
+    doc_q, doc_k = _document_of(cu_q, sizes[0]), _document_of(cu_k, sizes[1])
+    if key_lengths is None:
+        key_lengths = cu_k[1:] - cu_k[:-1]
+    inside_q, inside_k = doc_q.clamp(0, max(count - 1, 0)), doc_k.clamp(0, max(count - 1, 0))
+    place_k = torch.arange(sizes[1], device=cu_k.device) - cu_k[inside_k]
+    query_lengths = cu_q[1:] - cu_q[:-1]
+    place_q = torch.arange(sizes[0], device=cu_q.device) - cu_q[inside_q]
+    place_q = place_q + (key_lengths - query_lengths)[inside_q]
+    valid_q, valid_k = (doc_q >= 0) & (doc_q < count), (doc_k >= 0) & (doc_k < count)
+    seen = (doc_q[:, None] == doc_k[None, :]) & valid_q[:, None] & valid_k[None, :]
+    seen = seen & (place_k < key_lengths[inside_k])[None, :]
+    distance = place_q[:, None] - place_k[None, :]
+    if causal:
+        seen = seen & (distance >= 0)
+    if window > 0:
+        seen = seen & (distance.abs() < window)
+    return seen
+
+
+def portable_varlen_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    key_lengths: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    causal: bool,
+    window: int,
+    scale: float,
+    softcap: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operator in aten operations, for any device. Builds the whole score matrix: right, not lean."""
+    group = q.shape[1] // k.shape[1]
+    kind = torch.float64 if q.dtype == torch.float64 else torch.float32
+    queries, keys, values = (t.transpose(0, 1).to(kind) for t in (q, k, v))
+    scores = scale * queries @ keys.repeat_interleave(group, 0).transpose(1, 2)
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    seen = _visible(cu_q, cu_k, key_lengths, (q.shape[0], k.shape[0]), causal, window)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        column = sinks.to(kind)[:, None, None].expand(-1, q.shape[0], 1)
+        scores = torch.cat((scores, column), dim=2)
+    lse = torch.logsumexp(scores, dim=2)
+    weights = torch.exp(scores - lse.masked_fill(lse.isinf(), 0.0)[..., None])[..., : k.shape[0]]
+    # 0 times a NaN of another document is NaN: rows that are not seen must not take part.
+    out = weights @ values.repeat_interleave(group, 0).nan_to_num()
+    inside = (_document_of(cu_q, q.shape[0]) >= 0) & (_document_of(cu_q, q.shape[0]) < cu_q.numel() - 1)
+    lse = torch.where(inside[None, :], lse, 0.0)
+    out = torch.where(inside[None, :, None], out, 0.0)
+    return out.transpose(0, 1).to(q.dtype).contiguous(), lse.float()
+
+
+def portable_varlen_attention_backward(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    key_lengths: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    causal: bool,
+    window: int,
+    scale: float,
+    softcap: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients in aten operations: autograd through the portable forward."""
+    qf, kf, vf = (t.detach().float().requires_grad_() for t in (q, k, v))
+    sink = None if sinks is None else sinks.detach().requires_grad_()
+    with torch.enable_grad():
+        result, _ = portable_varlen_attention(
+            qf, kf, vf, cu_q, cu_k, key_lengths, sink, causal, window, scale, softcap
+        )
+    inputs = [qf, kf, vf] if sink is None else [qf, kf, vf, sink]
+    grads = torch.autograd.grad(result, inputs, dout.float(), allow_unused=True)
+    dq, dk, dv = (
+        torch.zeros_like(t) if g is None else g.to(t.dtype) for g, t in zip(grads, (q, k, v), strict=False)
+    )
+    dsinks = q.new_zeros(0, dtype=torch.float32) if sink is None else grads[3]
+    return dq, dk, dv, dsinks
+
+
+@torch.library.register_fake("monograph::varlen_attention")
+def _(q, k, v, cu_q, cu_k, key_lengths, sinks, causal, window, scale, softcap):  # type: ignore[no-untyped-def]
+    out = q.new_empty([q.shape[0], q.shape[1], v.shape[2]])
+    return out, q.new_empty([q.shape[1], q.shape[0]], dtype=torch.float32)
+
+
+@torch.library.register_fake("monograph::varlen_attention_backward")
+def _(dout, q, k, v, out, lse, cu_q, cu_k, key_lengths, sinks, *rest):  # type: ignore[no-untyped-def]
+    dsinks = q.new_empty([0 if sinks is None else q.shape[1]], dtype=torch.float32)
+    return (*(t.new_empty(list(t.shape)) for t in (q, k, v)), dsinks)
+
+
+torch.library.impl("monograph::varlen_attention", "CompositeExplicitAutograd")(portable_varlen_attention)
+torch.library.impl("monograph::varlen_attention_backward", "CompositeExplicitAutograd")(
+    portable_varlen_attention_backward
+)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, cu_q, cu_k, key_lengths, sinks, *ctx.options = inputs
+    out, lse = output
+    ctx.save_for_backward(q, k, v, out, lse, cu_q, cu_k, key_lengths, sinks)
+    ctx.mark_non_differentiable(lse)
+
+
+def _backward(ctx: Any, dout: torch.Tensor, _: Any) -> tuple[Any, ...]:
+    *tensors, sinks = ctx.saved_tensors
+    dq, dk, dv, dsinks = torch.ops.monograph.varlen_attention_backward(dout, *tensors, sinks, *ctx.options)
+    return dq, dk, dv, None, None, None, None if sinks is None else dsinks, None, None, None, None
+
+
+torch.library.register_autograd("monograph::varlen_attention", _backward, setup_context=_setup_context)
+
+
+@register_flop_formula(torch.ops.monograph.varlen_attention)
+def _flops(q, k, v, cu_q, *rest, out_shape=None, **_):  # type: ignore[no-untyped-def]
+    """As for one document of average length: shapes do not tell where documents end."""
+    documents = max(cu_q[0] - 1, 1)
+    return 2 * q[0] * k[0] * q[1] * (q[2] + v[2]) // (2 * documents)
+
+
+@register_flop_formula(torch.ops.monograph.varlen_attention_backward)
+def _backward_flops(dout, q, k, v, out, lse, cu_q, *rest, out_shape=None, **_):  # type: ignore[no-untyped-def]
+    documents = max(cu_q[0] - 1, 1)
+    return 2 * q[0] * k[0] * q[1] * (3 * q[2] + 2 * v[2]) // (2 * documents)

@@ -1,0 +1,180 @@
+"""`attn_implementation="monograph"` for transformers: packed, padded and cached attention through one op.
+
+    import monograph.transformers_attention            # registers the name
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="monograph")
+
+Document borders come from the collator (`cu_seq_lens_q`), from restarting position_ids or from a 2-D padding
+mask; in every case a small table of offsets is made once per batch, and no dense mask exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import causal_mask_function
+
+from monograph.ops.varlen_attention import varlen_attention
+
+NAME = "monograph"
+
+Number = int | torch.Tensor
+
+
+def _table(cu_q: torch.Tensor, cu_k: torch.Tensor, key_lengths: torch.Tensor) -> torch.Tensor:
+    """[3, documents + 1] int32: query offsets, key offsets, key lengths (the last entry unused)."""
+    lengths = torch.nn.functional.pad(key_lengths, (0, 1))
+    return torch.stack((cu_q, cu_k, lengths)).to(torch.int32)
+
+
+def packed_documents(seen_before: torch.Tensor, tokens: int) -> torch.Tensor:
+    """The table of one packed row. `seen_before[i]` says whether token i + 1 sees token i.
+
+    As many slots as tokens, so that the shape does not depend on the data.
+    """
+    places = torch.arange(tokens, device=seen_before.device)
+    first = torch.ones(1, dtype=torch.bool, device=seen_before.device)
+    starts = torch.where(torch.cat((first, ~seen_before)), places, tokens).sort().values
+    offsets = torch.nn.functional.pad(starts, (0, 1), value=tokens)
+    return _table(offsets, offsets, offsets[1:] - offsets[:-1])
+
+
+def padded_documents(
+    mask: torch.Tensor | None, batch: int, q_length: int, kv_length: int, first_query: Number
+) -> torch.Tensor:
+    """The table of a batch of rows, each padded on one side or both: gap, document, gap a row.
+
+    Query i of a row stands at key place first_query + i. Keys after the last query (an unfilled static cache)
+    do not count.
+    """
+    device = mask.device if mask is not None else None
+    rows = torch.arange(batch, device=device)[:, None]
+    end = first_query + q_length
+    if mask is None:
+        begin_k = torch.zeros_like(rows)
+        end_k = torch.zeros_like(rows) + end
+    else:
+        begin_k = mask.int().argmax(dim=1, keepdim=True)
+        end_k = begin_k + mask.sum(dim=1, keepdim=True)
+    end_k = torch.minimum(end_k.clamp(max=kv_length), torch.zeros_like(rows) + end)
+    begin_q = (begin_k - first_query).clamp(0, q_length)
+    end_q = (end_k - first_query).clamp(0, q_length)
+    cu_q = torch.cat((torch.zeros_like(rows), begin_q, end_q), dim=1) + rows * q_length
+    cu_k = torch.cat((torch.zeros_like(rows), begin_k, end_k), dim=1) + rows * kv_length
+    nothing = torch.zeros_like(rows)
+    lengths = torch.cat((nothing, end_k - begin_k, nothing), dim=1)
+    last_q = torch.nn.functional.pad(cu_q.reshape(-1), (0, 1), value=batch * q_length)
+    last_k = torch.nn.functional.pad(cu_k.reshape(-1), (0, 1), value=batch * kv_length)
+    return _table(last_q, last_k, lengths.reshape(-1))
+
+
+def _check_contiguous(mask: torch.Tensor) -> None:
+    """A mask with holes cannot be told by two ends. Not checked while compiling: it would break the graph."""
+    if torch.compiler.is_compiling():
+        return
+    changes = (mask[:, 1:] != mask[:, :-1]).sum(dim=1)
+    outside = (~mask[:, 0]).int() + (~mask[:, -1]).int()
+    if bool((changes > outside).any()):
+        raise ValueError("monograph attention: attention_mask has holes; pad rows on the left or right only")
+
+
+def attention_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Number = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> torch.Tensor | None:
+    """What transformers calls instead of building a dense mask: a table of documents, None for whole rows."""
+    if use_vmap:
+        raise ValueError(
+            "monograph attention: mask overlays (or_mask_function, and_mask_function) are not supported; "
+            'use attn_implementation="sdpa"'
+        )
+    first_query = q_offset - kv_offset
+    if attention_mask is not None:
+        mask = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
+        _check_contiguous(mask)
+        return padded_documents(mask, batch_size, q_length, kv_length, first_query)
+    if isinstance(q_offset, torch.Tensor) or kv_length != q_length:
+        return padded_documents(None, batch_size, q_length, kv_length, first_query)
+    if mask_function is causal_mask_function or batch_size != 1 or q_length < 2:
+        return None
+    # A row that restarts its position_ids: transformers put the borders into mask_function.
+    places = torch.arange(q_length, device=device)
+    row = torch.zeros_like(places[1:])  # a 0-d index would be read on the host and break the graph
+    return packed_documents(mask_function(row, row, places[1:], places[:-1]).reshape(-1), q_length)
+
+
+def _refuse(dropout: float, mask: torch.Tensor | None, options: dict[str, Any]) -> None:
+    if dropout:
+        raise ValueError(f"monograph attention: attention dropout is {dropout}, only 0 is supported")
+    if options.get("output_attentions"):
+        raise ValueError('monograph attention: output_attentions needs attn_implementation="eager"')
+    if mask is not None and mask.dim() != 2:
+        raise ValueError(f"monograph attention: a {mask.dim()}-D attention mask is not supported")
+    for name in ("position_bias", "head_mask"):
+        if options.get(name) is not None:
+            raise ValueError(f"monograph attention: {name} is not supported")
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """query [batch, heads, length, size], key and value likewise; gives [batch, length, heads, size]."""
+    _refuse(dropout, attention_mask, options)
+    batch, heads, q_length, _ = query.shape
+    kv_length = key.shape[2]
+    lengths = None
+    if cu_seq_lens_q is not None:
+        if batch != 1:
+            raise ValueError(f"monograph attention: packed documents in a batch of {batch} rows, wanted 1")
+        cu_q, cu_k = cu_seq_lens_q, cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
+    elif attention_mask is not None:
+        cu_q, cu_k, lengths = attention_mask[0], attention_mask[1], attention_mask[2, :-1]
+    else:
+        rows = torch.arange(batch + 1, device=query.device, dtype=torch.int32)
+        cu_q, cu_k = rows * q_length, rows * kv_length
+    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+
+    def by_token(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.transpose(1, 2).reshape(-1, tensor.shape[1], tensor.shape[3])
+
+    out = varlen_attention(
+        by_token(query),
+        by_token(key),
+        by_token(value),
+        cu_q,
+        cu_k,
+        causal=causal,
+        window=0 if sliding_window is None else sliding_window,
+        scale=scaling,
+        softcap=softcap or 0.0,
+        sinks=None if s_aux is None else s_aux.float(),
+        key_lengths=lengths,
+    )
+    return out.reshape(batch, q_length, heads, value.shape[3]), None
+
+
+AttentionInterface.register(NAME, attention_forward)
+AttentionMaskInterface.register(NAME, attention_mask)
