@@ -7,7 +7,7 @@ w.dequantize(torch.bfloat16)
 mg.show_config()
 """
 
-from monograph import nn, ops
+from monograph import nn, ops, packing
 from monograph.bitsandbytes import dequantize_4bit, from_bitsandbytes, to_bitsandbytes
 from monograph.packed_weight import PackedWeight, linear, quantize
 from monograph.show_config import show_config
@@ -19,6 +19,7 @@ __all__ = [
     "linear",
     "nn",
     "ops",
+    "packing",
     "quantize",
     "show_config",
     "to_bitsandbytes",

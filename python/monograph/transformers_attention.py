@@ -137,6 +137,7 @@ def attention_forward(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     is_causal: bool | None = None,
+    cu_seqlens: torch.Tensor | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     cu_seq_lens_k: torch.Tensor | None = None,
     **options: Any,
@@ -146,6 +147,8 @@ def attention_forward(
     batch, heads, q_length, _ = query.shape
     kv_length = key.shape[2]
     lengths = None
+    if cu_seqlens is not None:  # ours: padding is in no document, where flash's keywords make it one
+        cu_seq_lens_q = cu_seq_lens_k = cu_seqlens
     if cu_seq_lens_q is not None:
         if batch != 1:
             raise ValueError(f"monograph attention: packed documents in a batch of {batch} rows, wanted 1")

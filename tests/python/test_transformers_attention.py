@@ -1,10 +1,13 @@
 """attn_implementation="monograph" in real transformers models: packed, padded, cached, refused, one graph."""
 
 import monograph.transformers_attention  # noqa: F401  (registers the name)
+import itertools
+
 import pytest
 import torch
 import torch._dynamo
 from monograph.nn import replace_linears
+from monograph.packing import PackedCollator, PaddedCollator
 from torch._dynamo.utils import counters
 from transformers import (
     Gemma3ForCausalLM,
@@ -225,3 +228,19 @@ def test_a_whole_step_is_one_graph():
                 losses.append(compiled(*packed_batch(LENGTHS if i % 2 else [20, 12])).item())
     assert counters["stats"]["unique_graphs"] == 1
     assert losses[-1] < losses[1]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_collators_batch_goes_straight_in_p1(name):
+    """Requirement P1: borders computed once per batch by the collator, for every model; padding is inert."""
+    model = build(name)
+    ids, *_ = packed_batch()
+    starts = torch.tensor([0, *LENGTHS]).cumsum(0).tolist()
+    documents = [{"input_ids": ids[0, a:b].tolist()} for a, b in itertools.pairwise(starts)]
+    packed = PackedCollator(pad_to_multiple_of=40, max_documents=8)(documents)
+    padded = PaddedCollator()(documents)
+    assert packed["input_ids"].shape == (1, 40)
+    with torch.no_grad():
+        together = model(**packed).loss
+        separate = model(**padded, use_cache=False).loss
+    assert abs(together.item() - separate.item()) <= 1e-5 * separate.item()
