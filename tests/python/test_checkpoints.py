@@ -2,13 +2,14 @@
 
 import json
 
-import monograph as mg
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit, Params4bit
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+
+import monograph as mg
 
 
 def tiny_llama(folder, hidden_size):

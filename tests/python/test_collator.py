@@ -2,10 +2,12 @@
 
 import math
 
-import monograph as mg  # noqa: F401  (loads the operators)
 import pytest
 import torch
 import torch._dynamo
+from torch.utils.data import DataLoader
+
+import monograph as mg  # noqa: F401  (loads the operators)
 from monograph.packing import (
     PackedCollator,
     PackedDataset,
@@ -13,7 +15,6 @@ from monograph.packing import (
     PaddedCollator,
     total_target_tokens,
 )
-from torch.utils.data import DataLoader
 
 FLASH = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 

@@ -1,9 +1,10 @@
 """dequantize against bitsandbytes' native and reference paths, the portable implementation, and misuse."""
 
-import bnb_reference as bnb
-import monograph as mg
 import pytest
 import torch
+
+import bnb_reference as bnb
+import monograph as mg
 from monograph.bitsandbytes import from_quant_state
 from monograph.ops.dequantize import portable_dequantize
 

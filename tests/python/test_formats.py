@@ -1,9 +1,10 @@
 """The Python tables are those of the C++ core and of bitsandbytes."""
 
-import monograph as mg
 import pytest
 import torch
 from bitsandbytes.functional import create_dynamic_map, get_4bit_type
+
+import monograph as mg
 from monograph.formats import FORMATS, format_named, format_numbered, value_table
 from monograph.ops.quantize import dynamic_map
 

@@ -6,11 +6,12 @@ import subprocess
 import sys
 import time
 
-import monograph as mg
 import pytest
 import torch
 import torch._dynamo
 from torch.library import opcheck
+
+import monograph as mg
 
 RANKS = pathlib.Path(__file__).with_name("two_ranks.py")
 

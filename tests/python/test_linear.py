@@ -1,11 +1,12 @@
 """linear and linear_dx: accuracy against float64, the same bits in every batch, gradients, misuse."""
 
-import monograph as mg
 import pytest
 import torch
-from monograph.ops.linear import linear, linear_dx, portable_linear, portable_linear_dx
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
+
+import monograph as mg
+from monograph.ops.linear import linear, linear_dx, portable_linear, portable_linear_dx
 
 pytestmark = pytest.mark.per_isa  # run once for each MONOGRAPH_ISA
 

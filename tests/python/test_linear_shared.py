@@ -1,12 +1,13 @@
 """linear_shared: several weights on one x give the bits of one call each, and one gradient pass."""
 
-import monograph as mg
 import pytest
 import torch
-from monograph.ops.linear import linear, linear_dx, plain_linear
-from monograph.ops.linear_shared import linear_shared, portable_linear_shared, portable_linear_shared_dx
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
+
+import monograph as mg
+from monograph.ops.linear import linear, linear_dx, plain_linear
+from monograph.ops.linear_shared import linear_shared, portable_linear_shared, portable_linear_shared_dx
 
 pytestmark = pytest.mark.per_isa
 

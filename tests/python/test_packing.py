@@ -5,9 +5,12 @@ import subprocess
 import sys
 import time
 
-import monograph as mg  # noqa: F401  (loads the operators)
 import pytest
 import torch
+from torch.library import opcheck
+from torch.utils.data import DataLoader
+
+import monograph as mg  # noqa: F401  (loads the operators)
 from monograph.bench.packing import CAPACITY, LENGTHS, trl_row_count
 from monograph.ops.pack import portable_pack, portable_pack_stream
 from monograph.packing import (
@@ -23,8 +26,6 @@ from monograph.packing import (
 )
 from monograph.packing.__main__ import main
 from monograph.packing.sampler import _shuffled
-from torch.library import opcheck
-from torch.utils.data import DataLoader
 
 ops = torch.ops.monograph
 

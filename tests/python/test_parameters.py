@@ -1,12 +1,13 @@
 """Packed tensors as module parameters survive what people do to models."""
 
-import monograph as mg
 import pytest
 import torch
 from peft import prepare_model_for_kbit_training
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
+
+import monograph as mg
 
 
 class Packed(nn.Module):

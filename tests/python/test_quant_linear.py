@@ -1,17 +1,18 @@
 """QuantLinear in real models: one graph, no copy of the weight, PEFT's and bitsandbytes' habits."""
 
-import monograph as mg
 import pytest
 import torch
 import torch._dynamo
 from bitsandbytes.nn import Linear4bit
 from functorch.compile import min_cut_rematerialization_partition
-from monograph.nn import QuantLinear, replace_linears
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from transformers import LlamaConfig, LlamaForCausalLM
+
+import monograph as mg
+from monograph.nn import QuantLinear, replace_linears
 
 
 def llama(layers=4, **options):

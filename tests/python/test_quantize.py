@@ -1,9 +1,10 @@
 """quantize against bitsandbytes' codes, the portable implementation, and its documented differences."""
 
-import bnb_reference as bnb
-import monograph as mg
 import pytest
 import torch
+
+import bnb_reference as bnb
+import monograph as mg
 from monograph.formats import FORMATS, value_table
 from monograph.ops.quantize import dynamic_map, portable_quantize
 

@@ -1,13 +1,10 @@
 """attn_implementation="monograph" in real transformers models: packed, padded, cached, refused, one graph."""
 
-import monograph.transformers_attention  # noqa: F401  (registers the name)
 import itertools
 
 import pytest
 import torch
 import torch._dynamo
-from monograph.nn import replace_linears
-from monograph.packing import PackedCollator, PaddedCollator
 from torch._dynamo.utils import counters
 from transformers import (
     Gemma3ForCausalLM,
@@ -21,6 +18,10 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+import monograph.transformers_attention  # noqa: F401  (registers the name)
+from monograph.nn import replace_linears
+from monograph.packing import PackedCollator, PaddedCollator
 
 SMALL = {
     "hidden_size": 64,

@@ -6,12 +6,13 @@ import math
 import pytest
 import torch
 import torch._dynamo
+from torch.library import opcheck
+
 from monograph.ops.varlen_attention import (
     portable_varlen_attention,
     portable_varlen_attention_backward,
     varlen_attention,
 )
-from torch.library import opcheck
 
 pytestmark = pytest.mark.per_isa
 

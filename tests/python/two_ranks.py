@@ -1,10 +1,11 @@
 """Run by test_graph.py under torchrun: each rank holds half of the packed rows as a sharded DTensor."""
 
-import monograph as mg
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+
+import monograph as mg
 
 dist.init_process_group("gloo")
 torch.set_num_threads(1)
