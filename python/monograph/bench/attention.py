@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from monograph.bench.peak_memory import peak_bytes
 from monograph.bench.report import Report
 from monograph.bench.rounds import Work, geometric_mean, paired_rounds
 from monograph.ops.varlen_attention import varlen_attention
@@ -93,6 +94,23 @@ def _useful_flops(lengths: list[int]) -> float:
     return sum(7 * 2 * HEADS * SIZE * n * (n + 1) / 2 for n in lengths)
 
 
+def _memory_ratio() -> float:
+    """Peak memory of the dense way over ours, beyond the output and the three gradients that both must hold;
+    each in a process of its own."""
+    setup = """
+from monograph.bench.attention import _works, log_normal_lengths
+works = _works(log_normal_lengths(16384), 16, {dense})
+_works([64, 64], 16, True)["{name}"]()  # code and thread pool
+"""
+    dense, ours = (
+        peak_bytes(setup.format(name=name, dense=dense), f"works['{name}']()")
+        for name, dense in (("sdpa_dense", True), ("ours", False))
+    )
+    mask = 16384 * 16384  # made by the setup, and part of what the dense way needs
+    results = 4 * 16384 * HEADS * SIZE * 2
+    return (dense + mask - results) / (ours - results)
+
+
 def run(arguments: argparse.Namespace, report: Report) -> None:
     cases: list[tuple[str, list[int], bool]] = [("8x512", [512] * 8, True), ("1x4096", [4096], False)]
     if not arguments.quick:
@@ -120,4 +138,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
             groups.setdefault(f"decode_kv{kv_heads}_{threads}_threads_sdpa", []).append(
                 result.ratio["sdpa_causal"]
             )
-    report.summary({name: geometric_mean(values) for name, values in groups.items()})
+    summary = {name: geometric_mean(values) for name, values in groups.items()}
+    if not arguments.quick:
+        summary["log-normal_16k_memory_sdpa_dense"] = _memory_ratio()
+    report.summary(summary)
