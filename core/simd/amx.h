@@ -1,5 +1,5 @@
-// The vocabulary on AMX: that of AVX-512, and a configuration in which all eight tiles are 16 rows of 64
-// bytes. Kernels pad with zeros instead of narrowing tiles.
+// The vocabulary on AMX: that of AVX-512, and a configuration in which all eight tiles are 16 rows
+// of 64 bytes. Kernels pad with zeros instead of narrowing tiles.
 #pragma once
 
 #include <immintrin.h>
@@ -19,7 +19,8 @@ struct Amx : Avx512 {
   static_assert(sizeof(TileConfig) == 64);
 
   [[gnu::always_inline]] static void configure() {
-    // In read-only data: GCC believes the instruction to read eight bytes and drops the rest of a local.
+    // In read-only data: GCC believes the instruction to read eight bytes and drops the rest of a
+    // local.
     static constexpr TileConfig kConfig;
     _tile_loadconfig(&kConfig);
   }
