@@ -18,6 +18,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
 import monograph.transformers_attention  # noqa: F401  (registers the name)
 from monograph.nn import replace_linears
@@ -245,3 +247,22 @@ def test_the_collators_batch_goes_straight_in_p1(name):
         together = model(**packed).loss
         separate = model(**padded, use_cache=False).loss
     assert abs(together.item() - separate.item()) <= 1e-5 * separate.item()
+
+
+def test_three_dimensional_rotary_positions_pass_untouched_g3():
+    """Requirement G3, for attention: positions [3, 1, T] of a vision model beside the collator's offsets."""
+    torch.manual_seed(0)
+    options = {name: value for name, value in SMALL.items() if name != "head_dim"}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    config = Qwen2_5_VLTextConfig(**options, rope_parameters=rope, attn_implementation="monograph")
+    model = Qwen2_5_VLTextModel(config).eval()
+    ids, positions, cu, _ = packed_batch()
+    positions = torch.stack([positions[0], positions[0] // 2, positions[0] % 3])[:, None]
+    with torch.no_grad():
+        together = model(ids, position_ids=positions, cu_seqlens=cu, use_cache=False).last_hidden_state
+        start = 0
+        for n in LENGTHS:
+            part = slice(start, start + n)
+            alone = model(ids[:, part], position_ids=positions[..., part], use_cache=False).last_hidden_state
+            torch.testing.assert_close(together[:, part], alone, rtol=1e-5, atol=1e-5)
+            start += n
