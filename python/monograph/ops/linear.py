@@ -108,7 +108,8 @@ torch.library.impl("monograph::linear", "CompositeExplicitAutograd")(portable_li
 torch.library.impl("monograph::linear_dx", "CompositeExplicitAutograd")(portable_linear_dx)
 
 
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
+def as_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """All leading dimensions as one."""
     return tensor.reshape(-1, tensor.shape[-1])
 
 
@@ -134,14 +135,14 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
             dy, values, scales, ctx.layout, du if fused else None, a.to(dy.dtype) if fused else None
         )
     if needs[1]:
-        dvalues = (_rows(dy).t() @ _rows(x)).to(values.dtype).reshape(values.shape)
+        dvalues = (as_rows(dy).t() @ as_rows(x)).to(values.dtype).reshape(values.shape)
     if needs[4]:
-        dbias = _rows(dy).sum(0).to(ctx.bias_dtype)
+        dbias = as_rows(dy).sum(0).to(ctx.bias_dtype)
     if needs[6]:
-        db = (_rows(dy).t() @ _rows(u)).to(b.dtype)
+        db = (as_rows(dy).t() @ as_rows(u)).to(b.dtype)
     if needs[7]:
         assert du is not None
-        da = (_rows(du).t() @ _rows(x)).to(a.dtype)
+        da = (as_rows(du).t() @ as_rows(x)).to(a.dtype)
     # With `a`, u is a saved intermediate and gets no gradient of its own.
     return dx, dvalues, [None] * len(scales), None, dbias, du if a is None else None, db, da
 

@@ -18,7 +18,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
-from monograph.ops.linear import PLAIN, linear_dx, portable_linear, portable_linear_dx
+from monograph.ops.linear import PLAIN, as_rows, linear_dx, portable_linear, portable_linear_dx
 
 Tensors = Sequence[torch.Tensor]
 _ENTRIES = 5  # of `layouts` a weight: format, block, rows, cols, number of scales
@@ -96,10 +96,6 @@ torch.library.impl("monograph::linear_shared", "CompositeExplicitAutograd")(port
 torch.library.impl("monograph::linear_shared_dx", "CompositeExplicitAutograd")(portable_linear_shared_dx)
 
 
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1, tensor.shape[-1])
-
-
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, values, scales, layouts, bias, u, b, a = inputs
     ctx.save_for_backward(x if a else None, *values, *scales, *u, *b, *a)
@@ -118,9 +114,9 @@ def _backward(ctx: Any, dy: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     if ctx.needs_input_grad[0]:
         low = (du, [m.to(dy[0].dtype) for m in a]) if a else ([], [])
         dx = torch.ops.monograph.linear_shared_dx(dy, values, scales, ctx.layouts, *low)
-    dbias = [_rows(g).sum(0) for g in dy[: ctx.bias_count]]
-    db = [(_rows(g).t() @ _rows(low)).to(m.dtype) for g, low, m in zip(dy, u, b, strict=False)]
-    da = [(_rows(g).t() @ _rows(x)).to(m.dtype) for g, m in zip(du, a, strict=False)]
+    dbias = [as_rows(g).sum(0) for g in dy[: ctx.bias_count]]
+    db = [(as_rows(g).t() @ as_rows(low)).to(m.dtype) for g, low, m in zip(dy, u, b, strict=False)]
+    da = [(as_rows(g).t() @ as_rows(x)).to(m.dtype) for g, m in zip(du, a, strict=False)]
     # With `a`, u is a saved intermediate and gets no gradient of its own.
     return dx, [None] * len(values), [None] * len(scales), None, dbias, [None] * len(u) if a else du, db, da
 
