@@ -29,15 +29,16 @@ def _table(cu_q: torch.Tensor, cu_k: torch.Tensor, key_lengths: torch.Tensor) ->
     return torch.stack((cu_q, cu_k, lengths)).to(torch.int32)
 
 
-def packed_documents(seen_before: torch.Tensor, tokens: int) -> torch.Tensor:
-    """The table of one packed row. `seen_before[i]` says whether token i + 1 sees token i.
+def packed_documents(seen_before: torch.Tensor) -> torch.Tensor:
+    """The table of rows that restart their positions. seen_before[b, i]: token i + 1 of row b sees token i.
 
     As many slots as tokens, so that the shape does not depend on the data.
     """
-    places = torch.arange(tokens, device=seen_before.device)
-    first = torch.ones(1, dtype=torch.bool, device=seen_before.device)
-    starts = torch.where(torch.cat((first, ~seen_before)), places, tokens).sort().values
-    offsets = torch.nn.functional.pad(starts, (0, 1), value=tokens)
+    batch, tokens = seen_before.shape[0], seen_before.shape[1] + 1
+    places = torch.arange(batch * tokens, device=seen_before.device)
+    starts = torch.nn.functional.pad(~seen_before, (1, 0), value=True).reshape(-1)
+    begins = torch.where(starts, places, batch * tokens).sort().values
+    offsets = torch.nn.functional.pad(begins, (0, 1), value=batch * tokens)
     return _table(offsets, offsets, offsets[1:] - offsets[:-1])
 
 
@@ -105,15 +106,22 @@ def attention_mask(
         return padded_documents(mask, batch_size, q_length, kv_length, first_query)
     if isinstance(q_offset, torch.Tensor) or kv_length != q_length:
         return padded_documents(None, batch_size, q_length, kv_length, first_query)
-    if mask_function is causal_mask_function or batch_size != 1 or q_length < 2:
+    if mask_function is causal_mask_function or q_length < 2:
         return None
-    # A row that restarts its position_ids: transformers put the borders into mask_function.
+    # Rows that restart their position_ids: transformers put the borders into mask_function. Indices are
+    # vectors, because a 0-d one would be read on the host and break the graph.
     places = torch.arange(q_length, device=device)
-    row = torch.zeros_like(places[1:])  # a 0-d index would be read on the host and break the graph
-    return packed_documents(mask_function(row, row, places[1:], places[:-1]).reshape(-1), q_length)
+    rows = torch.arange(batch_size, device=device)[:, None]
+    seen = mask_function(rows, torch.zeros_like(rows), places[None, 1:], places[None, :-1])
+    return packed_documents(seen.expand(batch_size, q_length - 1))
 
 
-def _refuse(dropout: float, mask: torch.Tensor | None, options: dict[str, Any]) -> None:
+def _refuse(
+    module: torch.nn.Module, dropout: float, mask: torch.Tensor | None, options: dict[str, Any]
+) -> None:
+    chunk = getattr(getattr(module, "config", None), "attention_chunk_size", None)
+    if chunk is not None:
+        raise ValueError(f"monograph attention: attention_chunk_size is {chunk}, which is not supported")
     if dropout:
         raise ValueError(f"monograph attention: attention dropout is {dropout}, only 0 is supported")
     if options.get("output_attentions"):
@@ -143,7 +151,7 @@ def attention_forward(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [batch, heads, length, size], key and value likewise; gives [batch, length, heads, size]."""
-    _refuse(dropout, attention_mask, options)
+    _refuse(module, dropout, attention_mask, options)
     batch, heads, q_length, _ = query.shape
     kv_length = key.shape[2]
     lengths = None

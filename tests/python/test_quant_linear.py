@@ -119,6 +119,7 @@ CASES = [
     ("nf4", False, True, "aot_eager"),
     ("fp4", True, True, "aot_eager"),
     ("fp4", False, False, "aot_eager"),
+    ("fp4", False, True, "aot_eager"),
 ]
 
 

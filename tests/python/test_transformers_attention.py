@@ -21,9 +21,9 @@ from transformers import (
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
-import monograph.transformers_attention  # noqa: F401  (registers the name)
 from monograph.nn import replace_linears
 from monograph.packing import PackedCollator, PaddedCollator
+from monograph.transformers_attention import attention_mask
 
 SMALL = {
     "hidden_size": 64,
@@ -127,6 +127,17 @@ def test_restarting_positions_alone_are_enough(name):
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
+def test_restarting_positions_in_a_batch_of_rows():
+    """A packed row of its own in each row of the batch: found here too, never silently wrong."""
+    model, reference = build("llama"), build("llama", "eager")
+    ids = torch.randint(0, 128, (2, 12), generator=torch.Generator().manual_seed(5))
+    positions = torch.tensor([[*range(5), *range(7)], [*range(9), *range(3)]])
+    with torch.no_grad():
+        want = reference(ids, position_ids=positions, use_cache=False).logits
+        got = model(ids, position_ids=positions, use_cache=False).logits
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_is_honoured(name, side):
@@ -171,6 +182,14 @@ def test_what_is_not_supported_is_refused_by_name():
     holes[0, 5] = 0
     with pytest.raises(ValueError, match="has holes"):
         model(ids, attention_mask=holes)
+    with pytest.raises(ValueError, match="output_attentions needs"):
+        model(ids, output_attentions=True)
+    model.config.attention_chunk_size = 8
+    with pytest.raises(ValueError, match="attention_chunk_size is 8"):
+        model(ids)
+    del model.config.attention_chunk_size
+    with pytest.raises(ValueError, match="mask overlays"):
+        attention_mask(1, 4, 4, use_vmap=True)
     model.config.attention_dropout = 0.1
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.1

@@ -105,8 +105,12 @@ def portable_varlen_attention(
         scores = torch.cat((scores, column), dim=2)
     lse = torch.logsumexp(scores, dim=2)
     weights = torch.exp(scores - lse.masked_fill(lse.isinf(), 0.0)[..., None])[..., : k.shape[0]]
-    # 0 times a NaN of another document is NaN: rows that are not seen must not take part.
-    out = weights @ values.repeat_interleave(group, 0).nan_to_num()
+    # 0 times the NaN of another document would be NaN: only rows that see such a value take it.
+    values = values.repeat_interleave(group, 0)
+    finite = values.isfinite()
+    out = weights @ torch.where(finite, values, 0.0)
+    poisoned = seen.to(kind) @ (~finite).to(kind) > 0
+    out = out.masked_fill(poisoned, float("nan"))
     inside = (_document_of(cu_q, q.shape[0]) >= 0) & (_document_of(cu_q, q.shape[0]) < cu_q.numel() - 1)
     lse = torch.where(inside[None, :], lse, 0.0)
     out = torch.where(inside[None, :, None], out, 0.0)
