@@ -10,9 +10,21 @@ using V = simd::Amx;
 // The accumulators are tiles 0-3, the weight is in 4 and 5, the left operand in 6 and 7. Forward
 // the weight is the first factor of the tile product, for dx the second; its argument numbers must
 // be literals.
+template <std::size_t kPanelEntries>
 struct Forward {
-  static constexpr std::size_t kTiles = kForwardPanel / 16, kStep = kForwardStep;
-  static void finish(const FinishJob& job) { finish_forward<V>(job); }
+  static constexpr std::size_t kPanel = kPanelEntries;
+  static constexpr std::size_t kTiles = kPanel / 16, kStep = kStepBytes<kPanel>;
+  static constexpr bool kFinishInParts = true;
+  template <class F>
+  using Cursor = ForwardCursor<F, V, kPanel, 2>;
+  template <class F>
+  static constexpr DecodeFn* kDecode = decode_forward_panel<F, V, kPanel>;
+  static bool in_units(const DecodeJob& job) {
+    return in_pairs_of_groups(job.weight->packed, job.begin | job.count);
+  }
+  static constexpr std::size_t kAheadRows = 1;
+  static void pack(const PackJob& job) { pack_forward<V>(job); }
+  static void finish(const FinishJob& job) { finish_forward<V, kPanel>(job); }
   [[gnu::always_inline]] static void product_00() { _tile_dpbf16ps(0, 4, 6); }
   [[gnu::always_inline]] static void product_01() { _tile_dpbf16ps(1, 4, 7); }
   [[gnu::always_inline]] static void product_10() { _tile_dpbf16ps(2, 5, 6); }
@@ -21,9 +33,21 @@ struct Forward {
   [[gnu::always_inline]] static void column_2() { _tile_dpbf16ps(2, 4, 6); }
   [[gnu::always_inline]] static void column_3() { _tile_dpbf16ps(3, 5, 6); }
 };
+template <std::size_t kPanelEntries>
 struct Dx {
-  static constexpr std::size_t kTiles = kDxPanel / 16, kStep = kDxStep;
-  static void finish(const FinishJob& job) { finish_dx<V>(job); }
+  static constexpr std::size_t kPanel = kPanelEntries;
+  static constexpr std::size_t kTiles = kPanel / 16, kStep = kStepBytes<kPanel>;
+  static constexpr bool kFinishInParts = false;
+  template <class F>
+  using Cursor = DxCursor<F, V, kPanel, 2>;
+  template <class F>
+  static constexpr DecodeFn* kDecode = decode_dx_panel<F, V, kPanel>;
+  static bool in_units(const DecodeJob& job) {
+    return job.count % 32 == 0 && in_pairs_of_groups(job.weight->packed, job.first | job.width);
+  }
+  static constexpr std::size_t kAheadRows = 256;
+  static void pack(const PackJob& job) { pack_dx<V>(job); }
+  static void finish(const FinishJob& job) { finish_dx<V, kPanel>(job); }
   [[gnu::always_inline]] static void product_00() { _tile_dpbf16ps(0, 6, 4); }
   [[gnu::always_inline]] static void product_01() { _tile_dpbf16ps(1, 7, 4); }
   [[gnu::always_inline]] static void product_10() { _tile_dpbf16ps(2, 6, 5); }
@@ -56,13 +80,10 @@ struct Dx {
 }
 
 constexpr std::size_t kTileFloats = 256;
-// A block of the left operand, 32 KiB, then stays in the first-level cache while the panel streams
-// past it.
-constexpr std::size_t kChunk = 512;
 
-// Two tiles of the left operand by two of the weight: one tile load for each product. Both operands
-// come from the second-level cache and would only push each other out of the first: with the
-// streaming hint the loop reaches 75 % of a bare one instead of 65-70 %.
+// Two tiles of the left operand by two of the weight: one tile load for each product. The panel
+// comes from the second-level cache and is used once for each block; without the streaming hint it
+// would push the block out of the first: 61 % of a bare loop instead of 75 %.
 template <class P, class Side>
 [[gnu::always_inline]] inline void multiply_2x2(const std::byte* left, const std::byte* panel,
                                                 std::size_t steps, float* c, bool accumulate,
@@ -84,7 +105,8 @@ template <class P, class Side>
 }
 
 // One tile of the left operand by four of the weight: for 16 rows or fewer. Two accumulators would
-// wait for each other: a product takes 52 cycles, one starts every 16.
+// wait for each other: a product takes 52 cycles, one starts every 16. Here decoding the next panel
+// takes longer than the products, so it goes between any two of them: once a step was 9 % slower.
 template <class P, class Side>
 [[gnu::always_inline]] inline void multiply_1x4(const std::byte* left, const std::byte* panel,
                                                 std::size_t steps, float* c, bool accumulate,
@@ -93,13 +115,16 @@ template <class P, class Side>
   load_accumulators(c, c1, c2, c3, accumulate);
   for (std::size_t s = 0; s < steps; ++s, left += 2 * kTileBytes, panel += P::kStep) {
     _tile_loadd(6, left, 64);
-    _tile_loadd(4, panel, 64);
+    _tile_stream_loadd(4, panel, 64);
     P::product_00();
-    _tile_loadd(5, panel + kTileBytes, 64);
+    side.step();
+    _tile_stream_loadd(5, panel + kTileBytes, 64);
     P::column_1();
-    _tile_loadd(4, panel + 2 * kTileBytes, 64);
+    side.step();
+    _tile_stream_loadd(4, panel + 2 * kTileBytes, 64);
     P::column_2();
-    _tile_loadd(5, panel + 3 * kTileBytes, 64);
+    side.step();
+    _tile_stream_loadd(5, panel + 3 * kTileBytes, 64);
     P::column_3();
     side.step();
   }
@@ -127,10 +152,13 @@ template <class P, class Side>
     for (std::size_t t = 0; t < tiles; t += 2) {
       multiply_2x2<P>(job.left, job.panel + t * kTileBytes, steps, job.c + t * kTileFloats,
                       job.accumulate, side);
-      // One behind, so that its vector work overlaps with products already under way.
-      if (job.finish != nullptr && t != 0) finish_part<P>(*job.finish, 16 * (t - 2), 32);
+      // One behind, so that its shuffles overlap with products under way: 10 % of a forward of 512
+      // tokens by 1024 x 1024. For dx, which shuffles little, whole rows are better.
+      if (P::kFinishInParts && job.finish != nullptr && t != 0)
+        finish_part<P>(*job.finish, 16 * (t - 2), 32);
     }
-    if (job.finish != nullptr && tiles != 0) finish_part<P>(*job.finish, (tiles - 1) / 2 * 32, 32);
+    if (job.finish != nullptr)
+      finish_part<P>(*job.finish, P::kFinishInParts ? (tiles - 1) / 2 * 32 : 0, 16 * tiles);
   } else {
     for (std::size_t t = 0; t < tiles; t += 4)
       multiply_1x4<P>(job.left, job.panel + t * kTileBytes, steps, job.c + t * kTileFloats,
@@ -156,11 +184,16 @@ struct Beside {
   [[gnu::always_inline]] void step() { cursor.step(per_step); }
 };
 
+// The next panel's units are spread evenly over the places between this product's steps.
 template <class P, class Cursor>
 void multiply_beside(const MultiplyJob& job, DecodeAhead& ahead) {
-  Beside<Cursor> side{Cursor(ahead.job, ahead.done), ahead.per_step};
+  const std::size_t tiles = (job.width + 15) / 16;
+  const std::size_t places = (job.count + 31) / 32 * (job.rows > 16 ? (tiles + 1) / 2 : tiles);
+  const std::size_t left = Cursor::total(ahead.job) - ahead.done;
+  Beside<Cursor> side{Cursor(ahead.job, ahead.done), left / (places * ahead.blocks + 1) + 1};
   multiply_tiles<P>(job, side);
   ahead.done = side.cursor.done();
+  --ahead.blocks;
 }
 
 template <class Cursor>
@@ -169,70 +202,63 @@ void decode_rest(const DecodeAhead& ahead) {
 }
 
 template <class P, class Cursor>
-constexpr AheadKernels kAhead = {Cursor::total, multiply_beside<P, Cursor>, decode_rest<Cursor>};
+constexpr AheadKernels kAhead = {multiply_beside<P, Cursor>, decode_rest<Cursor>, P::kAheadRows};
 
-template <class... Fs>
-const AheadKernels* forward_ahead_of(FormatList<Fs...>, Format format) {
+template <class P, class... Fs>
+const AheadKernels* find_ahead(FormatList<Fs...>, Format format) {
   const AheadKernels* found = nullptr;
-  ((format == Fs::kFormat ? void(found = &kAhead<Forward, ForwardCursor<Fs, V, 2>>) : void()), ...);
-  return found;
-}
-template <class... Fs>
-const AheadKernels* dx_ahead_of(FormatList<Fs...>, Format format) {
-  const AheadKernels* found = nullptr;
-  ((format == Fs::kFormat ? void(found = &kAhead<Dx, DxCursor<Fs, V, 2>>) : void()), ...);
+  ((format == Fs::kFormat ? void(found = &kAhead<P, typename P::template Cursor<Fs>>) : void()),
+   ...);
   return found;
 }
 
 // The common case only: blocks of 64 or more, rows a multiple of 64.
-const AheadKernels* forward_ahead(const DecodeJob& job) {
-  if (!in_pairs_of_groups(job.weight->packed, job.begin | job.count)) return nullptr;
-  return forward_ahead_of(PackedFormats{}, job.weight->packed.format);
+template <class P>
+const AheadKernels* ahead(const DecodeJob& job) {
+  return P::in_units(job) ? find_ahead<P>(PackedFormats{}, job.weight->packed.format) : nullptr;
 }
-const AheadKernels* dx_ahead(const DecodeJob& job) {
-  if (job.count % 32 != 0) return nullptr;
-  if (!in_pairs_of_groups(job.weight->packed, job.first | job.width)) return nullptr;
-  return dx_ahead_of(PackedFormats{}, job.weight->packed.format);
+
+template <class P>
+DecodeFn* decoder(Format format) {
+  return find_decoder(PackedFormats{}, format,
+                      []<class F>() -> DecodeFn* { return P::template kDecode<F>; });
 }
 
 void enter() { V::configure(); }
 void leave() { V::release(); }
 
-DecodeFn* forward_decoder(Format format) {
-  return find_decoder(PackedFormats{}, format,
-                      []<class F>() -> DecodeFn* { return decode_forward_panel<F, V>; });
-}
-DecodeFn* dx_decoder(Format format) {
-  return find_decoder(PackedFormats{}, format,
-                      []<class F>() -> DecodeFn* { return decode_dx_panel<F, V>; });
+template <class P>
+constexpr LinearKernels kernels(std::size_t chunk, std::size_t load_chunks = kAnyChunks) {
+  return {.block = 32,
+          .panel = P::kPanel,
+          .step = 32,
+          .chunk = chunk,
+          .load_chunks = load_chunks,
+          .left_bytes = 2,
+          .panel_step_bytes = P::kStep,
+          .few_rows = 0,
+          .few = nullptr,
+          .enter = enter,
+          .leave = leave,
+          .pack = P::pack,
+          .multiply = multiply<P>,
+          .decoder = decoder<P>,
+          .ahead = ahead<P>};
 }
 
-constexpr LinearKernels kForward = {.block = 32,
-                                    .panel = kForwardPanel,
-                                    .step = 32,
-                                    .chunk = kChunk,
-                                    .left_bytes = 2,
-                                    .panel_step_bytes = kForwardStep,
-                                    .panel_products = kForwardPanel / 32,
-                                    .enter = enter,
-                                    .leave = leave,
-                                    .pack = pack_forward<V>,
-                                    .multiply = multiply<Forward>,
-                                    .decoder = forward_decoder,
-                                    .ahead = forward_ahead};
-constexpr LinearKernels kDx = {.block = 32,
-                               .panel = kDxPanel,
-                               .step = 32,
-                               .chunk = kChunk,
-                               .left_bytes = 2,
-                               .panel_step_bytes = kDxStep,
-                               .panel_products = kDxPanel / 32,
-                               .enter = enter,
-                               .leave = leave,
-                               .pack = pack_dx<V>,
-                               .multiply = multiply<Dx>,
-                               .decoder = dx_decoder,
-                               .ahead = dx_ahead};
+constexpr LinearKernels with_few(LinearKernels many, const LinearKernels* few) {
+  many.few_rows = 16;
+  many.few = few;
+  return many;
+}
+
+// A block of the left operand, 32 KiB, stays in the first-level cache while the panel streams by.
+constexpr LinearKernels kForward = kernels<Forward<128>>(512);
+// For few rows the weight must come from memory as fast as it can: wide pieces of its rows, 256
+// rows at a time, so that the next panel finds its lines and pages near the last one's. 1.25x
+// faster for one token.
+constexpr LinearKernels kFewDx = kernels<Dx<256>>(256, /*load_chunks=*/1);
+constexpr LinearKernels kDx = with_few(kernels<Dx<128>>(512), &kFewDx);
 
 }  // namespace
 

@@ -14,9 +14,9 @@
 namespace monograph {
 
 inline constexpr std::size_t kTileBytes = 1024;
-inline constexpr std::size_t kForwardPanel = 128, kDxPanel = 128;
-inline constexpr std::size_t kForwardStep = kForwardPanel / 16 * kTileBytes + 64;
-inline constexpr std::size_t kDxStep = kDxPanel / 16 * kTileBytes + 64;
+// Bytes of a step of a panel of kPanel entries.
+template <std::size_t kPanel>
+inline constexpr std::size_t kStepBytes = kPanel / 16 * kTileBytes + 64;
 // Elements of a row that pass through a buffer at a time.
 inline constexpr std::size_t kBuffer = 512;
 
@@ -51,51 +51,55 @@ struct BlockTable {
 
 // A place in a panel that is being decoded, unit by unit: kUnit groups of 32 elements in one block.
 // It can be left and taken up again, so that a product decodes the next panel between its tiles.
-template <class F, class V, std::size_t kUnit>
+template <class F, class V, std::size_t kPanel, std::size_t kUnit>
 class ForwardCursor {
  public:
   [[gnu::always_inline]] ForwardCursor(const DecodeJob& job, std::size_t done)
-      : job_(job), weight_(job.weight->packed), units_(job.count / (32 * kUnit)) {
-    shift_ = static_cast<std::size_t>(__builtin_ctzll(weight_.block));  // a block is a power of two
-    row_ = done / units_;
-    start_row();
-    const std::size_t in_row = done % units_;
-    left_ -= in_row;
-    element_ += in_row * 32 * kUnit;
-    out_ += in_row * kUnit * kForwardStep;
+      : job_(job),
+        weight_(job.weight->packed),
+        shift_(__builtin_ctzll(weight_.block)),  // a block is a power of two
+        units_(job.count / (32 * kUnit)),
+        rows_(job.width),
+        ahead_(2 * weight_.cols),
+        row_(done / units_) {
+    start_row(done % units_);
   }
   static std::size_t total(const DecodeJob& job) { return job.width * (job.count / (32 * kUnit)); }
-  std::size_t done() const { return row_ * units_ + (units_ - left_); }
+  std::size_t done() const { return row_ * units_ + unit_; }
 
   [[gnu::always_inline]] void step(std::size_t units) {
-    for (; units != 0; --units) {
-      if (row_ == job_.width) return;
-      const std::uint8_t* values = weight_.values + element_ / 2;
+    for (; units != 0 && row_ != rows_; --units) {
       // Four rows on: soon wanted, and far enough for memory.
-      _mm_prefetch(values + 2 * weight_.cols, _MM_HINT_T0);
+      _mm_prefetch(values_ + ahead_, _MM_HINT_T0);
       const BlockTable<F> table(F::block_scale(weight_, element_ >> shift_));
       unrolled<kUnit>([&](auto g) __attribute__((always_inline)) {
-        _mm512_store_si512(out_ + g * kForwardStep, table.decode(values + 16 * g));
+        _mm512_store_si512(out_ + g * kStepBytes<kPanel>, table.decode(values_ + 16 * g));
       });
+      values_ += 16 * kUnit;
       element_ += 32 * kUnit;
-      out_ += kUnit * kForwardStep;
-      if (--left_ == 0) {
+      out_ += kUnit * kStepBytes<kPanel>;
+      if (++unit_ == units_) {
         ++row_;
-        start_row();
+        start_row(0);
       }
     }
   }
 
  private:
-  [[gnu::always_inline]] void start_row() {
-    left_ = units_;
-    element_ = (job_.first + row_) * weight_.cols + job_.begin;
-    out_ = job_.out + row_ * 64;
+  [[gnu::always_inline]] void start_row(std::size_t unit) {
+    unit_ = unit;
+    if (row_ == rows_) return;
+    element_ = (job_.first + row_) * weight_.cols + job_.begin + unit * 32 * kUnit;
+    values_ = weight_.values + element_ / 2;
+    out_ = job_.out + row_ * 64 + unit * kUnit * kStepBytes<kPanel>;
   }
 
   const DecodeJob& job_;
-  const PackedView& weight_;
-  std::size_t units_, shift_, row_, left_, element_;
+  const PackedView weight_;  // a copy: the compiler would read a reference again after every store
+  const int shift_;
+  const std::size_t units_, rows_, ahead_;
+  std::size_t row_, unit_, element_;
+  const std::uint8_t* values_;
   std::byte* out_;
 };
 
@@ -113,7 +117,7 @@ template <class Cursor, class V>
 
 // The same for any weight and alignment, by way of a buffer; the last group is filled up with
 // zeros.
-template <class F, class V>
+template <class F, class V, std::size_t kPanel>
 [[gnu::always_inline]] inline void decode_groups_buffered(const LinearWeight& weight,
                                                           std::size_t row, std::size_t begin,
                                                           std::size_t count, std::byte* out) {
@@ -122,24 +126,24 @@ template <class F, class V>
     std::size_t n = count - c < kBuffer ? count - c : kBuffer;
     decode_elements<F, V>(weight, row, begin + c, begin + c + n, elements);
     for (; n % 32 != 0; ++n) elements[n] = Bf16{0};
-    for (std::size_t i = 0; i < n; i += 32, out += kForwardStep)
+    for (std::size_t i = 0; i < n; i += 32, out += kStepBytes<kPanel>)
       _mm512_store_si512(out, to_tile_order(_mm512_load_si512(elements + i)));
   }
 }
 
 // Rows of the weight are rows of tiles: [step][row / 16][row % 16][32]. Rows beyond job.width are
 // not written: they give rows of the result that nobody reads.
-template <class F, class V>
+template <class F, class V, std::size_t kPanel>
 void decode_forward_panel(const DecodeJob& job) {
   if constexpr (!std::is_same_v<F, Plain>) {
     const PackedView& weight = job.weight->packed;
     if (in_pairs_of_groups(weight, job.begin | job.count))
-      return decode_from<ForwardCursor<F, V, 2>, V>(job, 0);
-    if (weight.cols % 32 == 0) return decode_from<ForwardCursor<F, V, 1>, V>(job, 0);
+      return decode_from<ForwardCursor<F, V, kPanel, 2>, V>(job, 0);
+    if (weight.cols % 32 == 0) return decode_from<ForwardCursor<F, V, kPanel, 1>, V>(job, 0);
   }
   for (std::size_t r = 0; r < job.width; ++r)
-    decode_groups_buffered<F, V>(*job.weight, job.first + r, job.begin, job.count,
-                                 job.out + r * 64);
+    decode_groups_buffered<F, V, kPanel>(*job.weight, job.first + r, job.begin, job.count,
+                                         job.out + r * 64);
 }
 
 [[gnu::always_inline]] inline void store_interleaved(__m512i even, __m512i odd, std::byte* out) {
@@ -148,67 +152,73 @@ void decode_forward_panel(const DecodeJob& job) {
 }
 
 // The same for dx: a unit is kUnit groups of two rows. An odd last row is not its business.
-template <class F, class V, std::size_t kUnit>
+template <class F, class V, std::size_t kPanel, std::size_t kUnit>
 class DxCursor {
  public:
   [[gnu::always_inline]] DxCursor(const DecodeJob& job, std::size_t done)
-      : job_(job), weight_(job.weight->packed), units_(job.width / (32 * kUnit)) {
-    shift_ = static_cast<std::size_t>(__builtin_ctzll(weight_.block));
-    row_ = done / units_ * 2;
-    start_row();
-    const std::size_t in_row = done % units_;
-    left_ -= in_row;
-    element_ += in_row * 32 * kUnit;
-    out_ += in_row * kUnit * 2 * kTileBytes;
+      : job_(job),
+        weight_(job.weight->packed),
+        shift_(__builtin_ctzll(weight_.block)),
+        units_(job.width / (32 * kUnit)),
+        rows_(job.count / 2 * 2),
+        ahead_(8 * weight_.cols),
+        row_(done / units_ * 2) {
+    start_row(done % units_);
   }
   static std::size_t total(const DecodeJob& job) {
     return job.count / 2 * (job.width / (32 * kUnit));
   }
-  std::size_t done() const { return row_ / 2 * units_ + (units_ - left_); }
+  std::size_t done() const { return row_ / 2 * units_ + unit_; }
 
   [[gnu::always_inline]] void step(std::size_t units) {
-    for (; units != 0; --units) {
-      if (row_ + 2 > job_.count) return;
-      const std::uint8_t* even = weight_.values + element_ / 2;
-      const std::uint8_t* odd = even + weight_.cols / 2;
+    for (; units != 0 && row_ != rows_; --units) {
       // Sixteen rows on, the same columns: a line of memory that the hardware does not foresee.
-      _mm_prefetch(even + 8 * weight_.cols, _MM_HINT_T0);
-      _mm_prefetch(odd + 8 * weight_.cols, _MM_HINT_T0);
+      _mm_prefetch(even_ + ahead_, _MM_HINT_T0);
+      _mm_prefetch(odd_ + ahead_, _MM_HINT_T0);
       const BlockTable<F> even_table(F::block_scale(weight_, element_ >> shift_));
       const BlockTable<F> odd_table(F::block_scale(weight_, (element_ + weight_.cols) >> shift_));
       unrolled<kUnit>([&](auto g) __attribute__((always_inline)) {
-        store_interleaved(even_table.decode(even + 16 * g), odd_table.decode(odd + 16 * g),
+        store_interleaved(even_table.decode(even_ + 16 * g), odd_table.decode(odd_ + 16 * g),
                           out_ + g * 2 * kTileBytes);
       });
+      even_ += 16 * kUnit;
+      odd_ += 16 * kUnit;
       element_ += 32 * kUnit;
       out_ += kUnit * 2 * kTileBytes;
-      if (--left_ == 0) {
+      if (++unit_ == units_) {
         row_ += 2;
-        start_row();
+        start_row(0);
       }
     }
   }
 
  private:
-  [[gnu::always_inline]] void start_row() {
-    left_ = units_;
-    element_ = (job_.begin + row_) * weight_.cols + job_.first;
-    out_ = job_.out + row_ / 32 * kDxStep + row_ % 32 * 32;
+  [[gnu::always_inline]] void start_row(std::size_t unit) {
+    unit_ = unit;
+    if (row_ == rows_) return;
+    element_ = (job_.begin + row_) * weight_.cols + job_.first + unit * 32 * kUnit;
+    even_ = weight_.values + element_ / 2;
+    odd_ = even_ + weight_.cols / 2;
+    out_ =
+        job_.out + row_ / 32 * kStepBytes<kPanel> + row_ % 32 * 32 + unit * kUnit * 2 * kTileBytes;
   }
 
   const DecodeJob& job_;
-  const PackedView& weight_;
-  std::size_t units_, shift_, row_, left_, element_;
+  const PackedView weight_;
+  const int shift_;
+  const std::size_t units_, rows_, ahead_;
+  std::size_t row_, unit_, element_;
+  const std::uint8_t *even_, *odd_;
   std::byte* out_;
 };
 
 // Up to two rows of any weight, by way of a buffer; zeros for a row that is not there.
-template <class F, class V>
+template <class F, class V, std::size_t kPanel>
 [[gnu::always_inline]] inline void decode_row_pair_buffered(const LinearWeight& weight,
                                                             std::size_t row, std::size_t rows,
                                                             std::size_t begin, std::size_t count,
                                                             std::byte* out) {
-  alignas(64) Bf16 elements[2][kDxPanel] = {};
+  alignas(64) Bf16 elements[2][kPanel] = {};
   for (std::size_t i = 0; i < rows; ++i)
     decode_elements<F, V>(weight, row + i, begin, begin + count, elements[i]);
   for (std::size_t i = 0; i < count; i += 32, out += 2 * kTileBytes)
@@ -217,7 +227,7 @@ template <class F, class V>
 }
 
 // Two rows of the weight, interleaved, are a row of eight tiles: [step][col / 16][row / 2][16][2].
-template <class F, class V>
+template <class F, class V, std::size_t kPanel>
 void decode_dx_panel(const DecodeJob& job) {
   std::size_t r = 0;
   if constexpr (!std::is_same_v<F, Plain>) {
@@ -225,15 +235,15 @@ void decode_dx_panel(const DecodeJob& job) {
     if (weight.cols % 32 == 0) {
       r = job.count / 2 * 2;
       if (in_pairs_of_groups(weight, job.first | job.width))
-        decode_from<DxCursor<F, V, 2>, V>(job, 0);
+        decode_from<DxCursor<F, V, kPanel, 2>, V>(job, 0);
       else
-        decode_from<DxCursor<F, V, 1>, V>(job, 0);
+        decode_from<DxCursor<F, V, kPanel, 1>, V>(job, 0);
     }
   }
   for (; r < (job.count + 31) / 32 * 32; r += 2) {
     const std::size_t valid = r >= job.count ? 0 : job.count - r < 2 ? 1 : 2;
-    decode_row_pair_buffered<F, V>(*job.weight, job.begin + r, valid, job.first, job.width,
-                                   job.out + r / 32 * kDxStep + r % 32 * 32);
+    decode_row_pair_buffered<F, V, kPanel>(*job.weight, job.begin + r, valid, job.first, job.width,
+                                           job.out + r / 32 * kStepBytes<kPanel> + r % 32 * 32);
   }
 }
 

@@ -100,19 +100,19 @@ void pack_dx(const PackJob& job) {
 // transpose like words of 32 bits. A whole line is written at once: rows of the output are often a
 // multiple of 4 KiB apart and share a set of the first-level cache, where half a line would not
 // wait for its other half.
-template <class V>
+template <class V, std::size_t kPanel>
 [[gnu::noinline]] void finish_forward(const FinishJob& job) {
   alignas(64) static constexpr std::uint16_t kPairs[32] = {
       0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const __m512i pairs = _mm512_load_si512(kPairs);
-  float bias[kForwardPanel] = {};
+  float bias[kPanel] = {};
   if (job.bias != nullptr)
     for (std::size_t p = 0; p < job.width; ++p)
       bias[p] = to_float(static_cast<const Bf16*>(job.bias)[p]);
   for (std::size_t row = 0; row < job.rows; row += 16)
     for (std::size_t p = 0; p < job.width; p += 32) {
-      const float* line = job.c + (row / 16 * (kForwardPanel / 16) + p / 16) * 256;
+      const float* line = job.c + (row / 16 * (kPanel / 16) + p / 16) * 256;
       __m512i v[16];
       unrolled<16>([&](auto i) __attribute__((always_inline)) {
         const float *c = line + 32 * i, *b = bias + p + 2 * i;
@@ -133,11 +133,11 @@ template <class V>
 
 // Tiles are [row][entry], the sixteen entries in the order that interleaving two decoded rows
 // gives.
-template <class V>
+template <class V, std::size_t kPanel>
 [[gnu::noinline]] void finish_dx(const FinishJob& job) {
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   for (std::size_t row = 0; row < job.rows; ++row) {
-    const float* line = job.c + row / 16 * (kDxPanel / 16) * 256 + row % 16 * 16;
+    const float* line = job.c + row / 16 * (kPanel / 16) * 256 + row % 16 * 16;
     Bf16* out = static_cast<Bf16*>(job.out) + row * job.stride;
     for (std::size_t p = 0; p < job.width; p += 32, line += 512)
       _mm512_mask_storeu_epi16(out + p, first_lanes(job.width - p),

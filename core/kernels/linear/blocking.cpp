@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "kernels/linear/scratch.h"
+#include "cpu/scratch.h"
 
 namespace monograph {
 namespace {
@@ -36,23 +36,33 @@ class BlockedProduct::Worker {
       : p_(product),
         k_(product.k_),
         stage_(stage),
-        panel_bytes_(page_aligned(k_.steps(k_.chunk) * k_.panel_step_bytes)) {
-    const std::size_t sums = stage.sums == nullptr ? p_.sums_bytes(stage.rows) : 0;
-    local_ = local_scratch().reserve(2 * panel_bytes_ + sums);
-  }
+        panel_bytes_(page_aligned(k_.steps(k_.chunk) * k_.panel_step_bytes)),
+        scratch_(ScratchUse::kLocal,
+                 2 * panel_bytes_ + (stage.sums == nullptr ? p_.sums_bytes(stage.rows) : 0)),
+        local_(scratch_.data()) {}
 
   void run(std::size_t from, std::size_t to) {
     Item item;
     if (!first_item(from, to, item)) return;
     if (k_.enter != nullptr) k_.enter();
-    DecodeJob job = decode_job(item, 0);
+    DecodeJob job = decode_job(item, local_);
     decode(job);
-    for (std::size_t buffer = 0;; buffer ^= 1) {
+    while (true) {
       Item next = item;
       const bool more = next_item(from, to, next);
-      const DecodeJob next_job = more ? decode_job(next, buffer ^ 1) : DecodeJob{};
-      multiply(item, job.out, more ? &next_job : nullptr);
-      if (!more) break;
+      std::byte* other = job.out == local_ ? local_ + panel_bytes_ : local_;
+      DecodeJob next_job = more ? decode_job(next, other) : DecodeJob{};
+      const AheadKernels* ahead = more ? find_ahead(item, next_job) : nullptr;
+      if (ahead != nullptr) {
+        DecodeAhead state = {next_job, 0, p_.blocks(item.rows)};
+        multiply(item, job, ahead, &state);
+        ahead->rest(state);
+      } else {
+        multiply(item, job, nullptr, nullptr);
+        if (!more) break;
+        next_job.out = job.out;  // where it is still in a near cache
+        decode(next_job);
+      }
       item = next;
       job = next_job;
     }
@@ -82,7 +92,7 @@ class BlockedProduct::Worker {
     return first_item(from, to, item);
   }
 
-  DecodeJob decode_job(const Item& item, std::size_t buffer) const {
+  DecodeJob decode_job(const Item& item, std::byte* out) const {
     const Chunk& chunk = p_.chunks_[item.chunk];
     const std::size_t p = (stage_.first_panel + item.panel) * k_.panel;
     return {chunk.term == nullptr ? nullptr : &chunk.term->weight,
@@ -90,7 +100,7 @@ class BlockedProduct::Worker {
             std::min(k_.panel, p_.out_.cols - p),
             chunk.begin,
             chunk.count,
-            local_ + buffer * panel_bytes_};
+            out};
   }
 
   void decode(const DecodeJob& job) const {
@@ -103,46 +113,35 @@ class BlockedProduct::Worker {
            item.row * k_.panel;
   }
 
-  void multiply(const Item& item, const std::byte* panel, const DecodeJob* next) const {
-    const AheadKernels* ahead = next == nullptr || next->count == 0 ? nullptr : k_.ahead(*next);
-    DecodeAhead state;
-    if (ahead != nullptr) {
-      state.job = *next;
-      state.per_step = ahead_per_step(item, ahead->units(*next));
-    }
+  const AheadKernels* find_ahead(const Item& item, const DecodeJob& next) const {
+    const AheadKernels* ahead = next.count == 0 ? nullptr : k_.ahead(next);
+    return ahead != nullptr && item.rows >= ahead->least_rows ? ahead : nullptr;
+  }
+
+  void multiply(const Item& item, const DecodeJob& panel, const AheadKernels* ahead,
+                DecodeAhead* state) const {
     const Chunk& chunk = p_.chunks_[item.chunk];
     const std::size_t row_bytes = k_.packed_row_bytes(chunk.count);
     const std::byte* left = stage_.left + chunk.left_offset + item.row * row_bytes;
-    const DecodeJob here = decode_job(item, 0);
     float* c = sums_of(item);
     const bool last = item.chunk + 1 == p_.chunks_.size();
     for (std::size_t r = 0; r < item.rows; r += k_.block) {
       const std::size_t rows = std::min(k_.block, item.rows - r);
       float* sums = c + r * k_.panel;
-      const FinishJob finish = finish_job(sums, stage_.first + item.row + r, rows, here);
+      const FinishJob finish = finish_job(sums, stage_.first + item.row + r, rows, panel);
       const MultiplyJob job = {left + r * row_bytes,
-                               panel,
+                               panel.out,
                                rows,
-                               here.width,
+                               panel.width,
                                chunk.count,
                                sums,
                                /*accumulate=*/item.chunk != 0,
                                last ? &finish : nullptr};
       if (ahead != nullptr)
-        ahead->multiply(job, state);
+        ahead->multiply(job, *state);
       else
         k_.multiply(job);
     }
-    if (ahead != nullptr)
-      ahead->rest(state);
-    else if (next != nullptr)
-      decode(*next);
-  }
-
-  // Spreads the units of the next panel over the steps of this one.
-  std::size_t ahead_per_step(const Item& item, std::size_t units) const {
-    const std::size_t products = p_.blocks(item.rows) * k_.steps(p_.chunks_[item.chunk].count);
-    return units / std::max<std::size_t>(products * k_.panel_products, 1) + 1;
   }
 
   FinishJob finish_job(const float* c, std::size_t row, std::size_t rows,
@@ -161,7 +160,8 @@ class BlockedProduct::Worker {
   const LinearKernels& k_;
   const Stage& stage_;
   const std::size_t panel_bytes_;
-  std::byte* local_;
+  const Scratch scratch_;
+  std::byte* const local_;
 };
 
 BlockedProduct::BlockedProduct(const LinearKernels& kernels, const Blocking& blocking,
@@ -186,7 +186,8 @@ void BlockedProduct::group_chunks() {
   loads_.push_back({0, 0});
   for (std::size_t i = 0; i < chunks_.size(); ++i) {
     const std::size_t bytes = blocking_.rows * k_.packed_row_bytes(chunks_[i].count);
-    if (used != 0 && used + bytes > blocking_.left_bytes) {
+    const bool full = i - loads_.back().first == k_.load_chunks;
+    if (used != 0 && (full || used + bytes > blocking_.left_bytes)) {
       loads_.push_back({i, i});
       used = 0;
     }
@@ -206,8 +207,9 @@ std::size_t BlockedProduct::reusable_chunks() const {
 void BlockedProduct::run(std::size_t first, std::size_t rows, std::size_t packed,
                          ParallelFor parallel_for) const {
   const bool wait = loads_.size() > 1;
-  std::byte* left =
-      shared_scratch().reserve(blocking_.left_bytes + (wait ? blocking_.sums_bytes : 0));
+  // Always as much, or a product that waits would lose what another left packed for it.
+  const Scratch shared(ScratchUse::kShared, blocking_.left_bytes + blocking_.sums_bytes);
+  std::byte* const left = shared.data();
   float* sums = wait ? reinterpret_cast<float*>(left + blocking_.left_bytes) : nullptr;
   const std::size_t panels = (out_.cols + k_.panel - 1) / k_.panel;
   const std::size_t most =

@@ -49,26 +49,32 @@ struct MultiplyJob {
 
 using DecodeFn = void(const DecodeJob&);
 
-// A panel that is decoded in pieces of `per_step` units between the steps of a product: its loads
-// and shuffles then run beside the tile products instead of before them.
+// A panel that is decoded in pieces between the steps of a product: its loads and shuffles then run
+// beside the tile products instead of before them.
 struct DecodeAhead {
   DecodeJob job;
-  std::size_t done = 0, per_step = 0;
+  std::size_t done;    // units of it
+  std::size_t blocks;  // products still to come: each takes its share of what is left
 };
 struct AheadKernels {
-  std::size_t (*units)(const DecodeJob&);
   void (*multiply)(const MultiplyJob&, DecodeAhead&);
-  void (*rest)(const DecodeAhead&);  // what the product has left undone
+  void (*rest)(const DecodeAhead&);  // what the products have left undone
+  std::size_t least_rows;            // with fewer, decoding first is faster
 };
+
+inline constexpr std::size_t kAnyChunks = ~std::size_t{0};
 
 struct LinearKernels {
   std::size_t block;             // rows of the left operand packed together
   std::size_t panel;             // entries of P computed together
   std::size_t step;              // the reduction is padded with zeros to a multiple of this
   std::size_t chunk;             // reduction of one multiply
+  std::size_t load_chunks;       // at most so many chunks of the left operand are packed together
   std::size_t left_bytes;        // of one packed element
   std::size_t panel_step_bytes;  // of one step of a panel
-  std::size_t panel_products;    // places for decoding ahead in one step of a block by a panel
+
+  std::size_t few_rows;      // for so many rows or fewer
+  const LinearKernels* few;  // these kernels give the same bits sooner; may be nullptr
 
   void (*enter)();  // on a thread before and after it multiplies; nullptr for nothing to do
   void (*leave)();
@@ -77,6 +83,9 @@ struct LinearKernels {
   DecodeFn* (*decoder)(Format format);             // nullptr for a format it does not know
   const AheadKernels* (*ahead)(const DecodeJob&);  // nullptr for a panel it decodes only as a whole
 
+  const LinearKernels& for_rows(std::size_t rows) const {
+    return few != nullptr && rows <= few_rows ? *few : *this;
+  }
   std::size_t steps(std::size_t count) const { return (count + step - 1) / step; }
   std::size_t packed_row_bytes(std::size_t count) const { return steps(count) * step * left_bytes; }
 };

@@ -43,8 +43,9 @@ const std::vector<LinearVariant>& linear_variants() {
   return rows;
 }
 
-void linear_with(const LinearKernels& kernels, DType dtype, const Matrix& x,
+void linear_with(const LinearKernels& any, DType dtype, const Matrix& x,
                  std::span<const LinearOutput> outputs, ParallelFor parallel_for) {
+  const LinearKernels& kernels = any.for_rows(x.rows);
   const Blocking blocking = choose_blocking(kernels, x.rows, cache_bytes());
   for (std::size_t row = 0; row < x.rows; row += blocking.rows) {
     std::size_t packed = 0;
@@ -59,8 +60,9 @@ void linear_with(const LinearKernels& kernels, DType dtype, const Matrix& x,
   }
 }
 
-void linear_dx_with(const LinearKernels& kernels, DType dtype, std::span<const LinearTerm> terms,
+void linear_dx_with(const LinearKernels& any, DType dtype, std::span<const LinearTerm> terms,
                     const MutableMatrix& dx, ParallelFor parallel_for) {
+  const LinearKernels& kernels = any.for_rows(dx.rows);
   const Blocking blocking = choose_blocking(kernels, dx.rows, cache_bytes());
   const BlockedProduct product(kernels, blocking, size_bytes(dtype), terms, nullptr, dx);
   for (std::size_t row = 0; row < dx.rows; row += blocking.rows)

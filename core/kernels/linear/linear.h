@@ -9,9 +9,10 @@
 // The order of summation is fixed for each instruction set: it depends on the reduction index
 // alone, never on M, N, threads or caches, so a row of the result has the same bits in every batch.
 //   amx, bf16:  one chain over tiles of 32, inside a tile the order of TDPBF16PS, which flushes
-//   subnormals. otherwise:  fp32 multiply-add. Forward: chunks of 512 of the reduction, lanes
-//   apart, a tree over the
-//               lanes, a chain over the chunks. dx: chains of 256, then a chain over these.
+//               subnormals, as the rounding of its results does.
+//   otherwise:  fp32 multiply-add. Forward: chunks of 32 vectors, lanes apart, then a tree over the
+//               lanes and a chain over the chunks. dx: chains of 16 terms, sixteen of them summed,
+//               then a chain over these.
 #pragma once
 
 #include <cstddef>

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "base/error.h"
-#include "kernels/varlen_attention/scratch.h"
+#include "cpu/scratch.h"
 #include "kernels/varlen_attention/unit.h"
 #include "targets.h"
 
@@ -168,7 +168,7 @@ void run_shared(const ForwardKernel& kernel, const ForwardUnit& unit, ParallelFo
   // The last queries see the most keys: longest first.
   const std::size_t blocks = ceil_div(unit.document.queries, kernel.query_block);
   take_in_turn(blocks, parallel_for, [&](std::size_t b) {
-    const HeldScratch scratch(ScratchUse::kThread, kernel.scratch_bytes(p));
+    const Scratch scratch(ScratchUse::kLocal, kernel.scratch_bytes(p));
     kernel.attend(unit, static_cast<std::int64_t>(blocks - 1 - b), scratch.data());
   });
 }
@@ -194,7 +194,7 @@ void run_shared(const BackwardKernel& kernel, const BackwardUnit& unit, float* d
     kernel.pack_queries(unit, first_head + g, g, static_cast<std::int64_t>((b - keys) % queries));
   });
   take_in_turn(keys + group * queries, parallel_for, [&](std::size_t b) {
-    const HeldScratch scratch(ScratchUse::kThread, kernel.scratch_bytes(p));
+    const Scratch scratch(ScratchUse::kLocal, kernel.scratch_bytes(p));
     if (b < keys) return kernel.key_gradients(unit, static_cast<std::int64_t>(b), scratch.data());
     const std::size_t g = (b - keys) / queries;
     const std::size_t block = queries - 1 - (b - keys) % queries;
@@ -206,8 +206,8 @@ void run_shared(const BackwardKernel& kernel, const BackwardUnit& unit, float* d
 
 void run_backward_unit(const BackwardKernel& kernel, const BackwardUnit& unit, float* dsinks) {
   const AttentionProblem& p = unit.job.problem;
-  const HeldScratch scratch(ScratchUse::kThread, kernel.scratch_bytes(p));
-  const HeldScratch sums(ScratchUse::kSums, kernel.sums_bytes(p, unit.document));
+  const Scratch scratch(ScratchUse::kLocal, kernel.scratch_bytes(p));
+  const Scratch sums(ScratchUse::kSums, kernel.sums_bytes(p, unit.document));
   kernel.differentiate(unit, scratch.data(), sums.data(), dsinks);
 }
 
@@ -267,15 +267,15 @@ void varlen_attention_with(const AttentionVariant& variant, const AttentionForwa
   const std::size_t shared = count_shared(units, threads, 0.25);
   for (std::size_t u = 0; u < shared; ++u) {
     const Document& d = documents[units[u].document];
-    const HeldScratch packed(ScratchUse::kPacked, kernel_of(d).packed_bytes(p, d));
+    const Scratch packed(ScratchUse::kShared, kernel_of(d).packed_bytes(p, d));
     run_shared(kernel_of(d), {job, d, units[u].kv_head, packed.data()}, parallel_for);
   }
   take_in_turn(units.size() - shared, parallel_for, [&](std::size_t i) {
     const UnitRef& ref = units[shared + i];
     const Document& d = documents[ref.document];
     const ForwardKernel& kernel = kernel_of(d);
-    const HeldScratch packed(ScratchUse::kPacked, kernel.packed_bytes(p, d));
-    const HeldScratch scratch(ScratchUse::kThread, kernel.scratch_bytes(p));
+    const Scratch packed(ScratchUse::kShared, kernel.packed_bytes(p, d));
+    const Scratch scratch(ScratchUse::kLocal, kernel.scratch_bytes(p));
     run_alone(kernel, {job, d, ref.kv_head, packed.data()}, scratch.data());
   });
 }
@@ -297,14 +297,14 @@ void varlen_attention_backward_with(const AttentionVariant& variant, const Atten
   const std::size_t shared = count_shared(units, threads, 1);
   for (std::size_t u = 0; u < shared; ++u) {
     const Document& d = documents[units[u].document];
-    const HeldScratch packed(ScratchUse::kPacked, kernel.packed_bytes(p, d, p.heads / p.kv_heads));
+    const Scratch packed(ScratchUse::kShared, kernel.packed_bytes(p, d, p.heads / p.kv_heads));
     run_shared(kernel, {job, d, units[u].kv_head, packed.data()}, dsinks_of(units[u]),
                parallel_for);
   }
   take_in_turn(units.size() - shared, parallel_for, [&](std::size_t i) {
     const UnitRef& ref = units[shared + i];
     const Document& d = documents[ref.document];
-    const HeldScratch packed(ScratchUse::kPacked, kernel.packed_bytes(p, d, 1));
+    const Scratch packed(ScratchUse::kShared, kernel.packed_bytes(p, d, 1));
     run_backward_unit(kernel, {job, d, ref.kv_head, packed.data()}, dsinks_of(ref));
   });
   for (std::size_t h = 0; h < p.heads && job.dsinks != nullptr; ++h) {
