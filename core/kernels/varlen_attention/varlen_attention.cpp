@@ -77,7 +77,8 @@ double work_of(const AttentionProblem& p, const Document& d) {
   double pairs = 0;
   for (std::int64_t i = 0; i < d.queries; i += kStep)
     pairs += static_cast<double>(kStep * std::max<std::int64_t>(sees.end(i) - sees.begin(i), 1));
-  return pairs * static_cast<double>(p.heads / p.kv_heads);
+  const std::size_t group = p.heads / p.kv_heads;
+  return pairs * static_cast<double>(group);
 }
 
 // Largest first, so that the last ones to be taken are short.
