@@ -14,7 +14,7 @@ import importlib
 import os
 import sys
 
-BENCHES = ("quantize", "dequantize", "linear", "attention", "packing")
+BENCHES = ("quantize", "dequantize", "linear", "attention", "lora", "packing")
 
 # Caps the peer to the same instruction set; read by oneDNN at its first call.
 ONEDNN_CAPS = {"scalar": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE", "avx512_bf16": "AVX512_CORE_BF16"}
