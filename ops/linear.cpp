@@ -26,8 +26,7 @@ Tensor linear_cpu(const Tensor& x, const Tensor& values, const std::vector<Tenso
   LinearTerm term;
   Tensor b_owner;
   if (u) {
-    low = rows_of(op, "u", *u);
-    low = rows_of(op, "u", *u, input.matrix.rows, low->matrix.cols, input.dtype);
+    low = rows_of(op, "u", *u, input.matrix.rows, input.dtype);
     term = {low->matrix, plain_weight(op, "b", *b, weight.packed.rows, low->matrix.cols, b_owner)};
     output.low_rank = {&term, 1};
   }
@@ -50,8 +49,7 @@ Tensor linear_dx_cpu(const Tensor& dy, const Tensor& values, const std::vector<T
   std::optional<RowsArgument> low;
   Tensor a_owner;
   if (du) {
-    low = rows_of(op, "du", *du);
-    low = rows_of(op, "du", *du, gradient.matrix.rows, low->matrix.cols, gradient.dtype);
+    low = rows_of(op, "du", *du, gradient.matrix.rows, gradient.dtype);
     terms[1] = {low->matrix,
                 plain_weight(op, "a", *a, low->matrix.cols, weight.packed.cols, a_owner)};
   }

@@ -19,14 +19,20 @@ RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor) {
 }
 
 RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor, std::size_t rows,
-                     std::size_t cols, DType dtype) {
+                     DType dtype) {
   RowsArgument argument = rows_of(op, what, tensor);
-  STD_TORCH_CHECK(argument.matrix.cols == cols, op, ": ", what, " has ", argument.matrix.cols,
-                  " columns, wanted ", cols);
   STD_TORCH_CHECK(argument.matrix.rows == rows, op, ": ", what, " has ", argument.matrix.rows,
                   " rows, wanted ", rows);
   STD_TORCH_CHECK(argument.dtype == dtype, op, ": ", what, " is ", name_of(argument.dtype),
                   ", wanted ", name_of(dtype), " as the activations");
+  return argument;
+}
+
+RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor, std::size_t rows,
+                     std::size_t cols, DType dtype) {
+  RowsArgument argument = rows_of(op, what, tensor, rows, dtype);
+  STD_TORCH_CHECK(argument.matrix.cols == cols, op, ": ", what, " has ", argument.matrix.cols,
+                  " columns, wanted ", cols);
   return argument;
 }
 

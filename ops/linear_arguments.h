@@ -19,7 +19,11 @@ struct RowsArgument {
 
 // [..., cols] as rows; a tensor whose rows do not lie at one stride is copied.
 RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor);
-// The same, and it must have this many rows, columns and this type.
+// The same, and it must have this many rows and this type; any number of columns, as a low-rank
+// part has.
+RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor, std::size_t rows,
+                     DType dtype);
+// The same, and it must have this many columns.
 RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor, std::size_t rows,
                      std::size_t cols, DType dtype);
 

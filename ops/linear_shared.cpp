@@ -66,8 +66,8 @@ std::vector<Tensor> linear_shared_cpu(const Tensor& x, const std::vector<Tensor>
       outputs[i].bias = kept.back().matrix.data;
     }
     if (!u.empty()) {
-      const auto rank = static_cast<std::size_t>(u[i].size(u[i].dim() - 1));
-      kept.push_back(rows_of(op, "u", u[i], input.matrix.rows, rank, input.dtype));
+      kept.push_back(rows_of(op, "u", u[i], input.matrix.rows, input.dtype));
+      const std::size_t rank = kept.back().matrix.cols;
       terms[i] = {kept.back().matrix,
                   plain_weight(op, "b", b[i], weights[i].packed.rows, rank, owners[i])};
       outputs[i].low_rank = {&terms[i], 1};
@@ -103,8 +103,8 @@ Tensor linear_shared_dx_cpu(const std::vector<Tensor>& dy, const std::vector<Ten
     terms.push_back({kept.back().matrix, weights[i]});
   }
   for (std::size_t i = 0; i < du.size(); ++i) {
-    const auto rank = static_cast<std::size_t>(du[i].size(du[i].dim() - 1));
-    kept.push_back(rows_of(op, "du", du[i], rows, rank, first.dtype));
+    kept.push_back(rows_of(op, "du", du[i], rows, first.dtype));
+    const std::size_t rank = kept.back().matrix.cols;
     terms.push_back({kept.back().matrix, plain_weight(op, "a", a[i], rank, cols, owners[i])});
   }
   Tensor dx = empty_rows(dy[0], cols);

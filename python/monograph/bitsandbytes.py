@@ -91,7 +91,7 @@ def from_bitsandbytes(state: Mapping[str, torch.Tensor], name: str = "weight") -
     values = _as_bytes(state[name])
     bytes_wanted = (elements + 1) // 2
     _want(values.numel() == bytes_wanted, name, f"has {values.numel()} bytes, wanted {bytes_wanted}")
-    values, packed_scales = canonical(fmt, shape, block, values, scales)
+    values, packed_scales = canonical(shape, block, values, scales)
     return PackedWeight(fmt, shape, block, values, packed_scales, _DTYPES[fields["dtype"]])
 
 

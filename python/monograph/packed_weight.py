@@ -76,7 +76,7 @@ class PackedWeight:
 
 
 def canonical(
-    format: Format, shape: tuple[int, ...], block: int, values: torch.Tensor, scales: list[torch.Tensor]
+    shape: tuple[int, ...], block: int, values: torch.Tensor, scales: list[torch.Tensor]
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """Views of flat tensors with one row a weight row, where rows fill whole bytes and blocks."""
     rows, cols = list(shape[:-1]), shape[-1] if shape else 0
@@ -112,7 +112,7 @@ def quantize(
     fmt.check_block(block_size)
     values, *scales = quantize_op(weight, fmt.number, block_size, double_quant, nonfinite == "saturate")
     shape = tuple(weight.shape)
-    values, packed_scales = canonical(fmt, shape, block_size, values, scales)
+    values, packed_scales = canonical(shape, block_size, values, scales)
     return PackedWeight(fmt, shape, block_size, values, packed_scales, weight.dtype)
 
 

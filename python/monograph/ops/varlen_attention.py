@@ -111,7 +111,8 @@ def portable_varlen_attention(
     out = weights @ torch.where(finite, values, 0.0)
     poisoned = seen.to(kind) @ (~finite).to(kind) > 0
     out = out.masked_fill(poisoned, float("nan"))
-    inside = (_document_of(cu_q, q.shape[0]) >= 0) & (_document_of(cu_q, q.shape[0]) < cu_q.numel() - 1)
+    document = _document_of(cu_q, q.shape[0])
+    inside = (document >= 0) & (document < cu_q.numel() - 1)
     lse = torch.where(inside[None, :], lse, 0.0)
     out = torch.where(inside[None, :, None], out, 0.0)
     return out.transpose(0, 1).to(q.dtype).contiguous(), lse.float()
