@@ -2,25 +2,52 @@
 
 import monograph as mg
 
+model = mg.from_pretrained(folder, mg.MonographConfig("nf4", double_quant=True))
+model = mg.add_lora(model, LoraConfig(r=16, target_modules="all-linear"))
 w = mg.quantize(weight, "nf4", double_quant=True)
-w.dequantize(torch.bfloat16)
 mg.show_config()
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from monograph import nn, ops, packing
 from monograph.bitsandbytes import dequantize_4bit, from_bitsandbytes, to_bitsandbytes
 from monograph.packed_weight import PackedWeight, linear, quantize
 from monograph.show_config import show_config
 
+if TYPE_CHECKING:
+    from monograph.loading import from_pretrained
+    from monograph.transformers_quantizer import MonographConfig
+    from monograph.under_peft import add_lora, optimize
+
 __all__ = [
+    "MonographConfig",
     "PackedWeight",
+    "add_lora",
     "dequantize_4bit",
     "from_bitsandbytes",
+    "from_pretrained",
     "linear",
     "nn",
     "ops",
+    "optimize",
     "packing",
     "quantize",
     "show_config",
     "to_bitsandbytes",
 ]
+
+# What needs transformers or PEFT is imported when first used: the operators alone need torch only.
+_ON_FIRST_USE = {
+    "MonographConfig": "monograph.transformers_quantizer",
+    "add_lora": "monograph.under_peft",
+    "from_pretrained": "monograph.loading",
+    "optimize": "monograph.under_peft",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_FIRST_USE:
+        raise AttributeError(f"module 'monograph' has no attribute {name!r}")
+    return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)

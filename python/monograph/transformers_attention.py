@@ -23,6 +23,11 @@ NAME = "monograph"
 Number = int | torch.Tensor
 
 
+def _closed(offsets: torch.Tensor, end: int) -> torch.Tensor:
+    """`offsets` with `end` behind them. Not F.pad: its value is a number, which fixes a dynamic length."""
+    return torch.cat((offsets, torch.zeros_like(offsets[:1]) + end))
+
+
 def _table(cu_q: torch.Tensor, cu_k: torch.Tensor, key_lengths: torch.Tensor) -> torch.Tensor:
     """[3, documents + 1] int32: query offsets, key offsets, key lengths (the last entry unused)."""
     lengths = torch.nn.functional.pad(key_lengths, (0, 1))
@@ -38,7 +43,7 @@ def packed_documents(seen_before: torch.Tensor) -> torch.Tensor:
     places = torch.arange(batch * tokens, device=seen_before.device)
     starts = torch.nn.functional.pad(~seen_before, (1, 0), value=True).reshape(-1)
     begins = torch.where(starts, places, batch * tokens).sort().values
-    offsets = torch.nn.functional.pad(begins, (0, 1), value=batch * tokens)
+    offsets = _closed(begins, batch * tokens)
     return _table(offsets, offsets, offsets[1:] - offsets[:-1])
 
 
@@ -66,8 +71,8 @@ def padded_documents(
     cu_k = torch.cat((torch.zeros_like(rows), begin_k, end_k), dim=1) + rows * kv_length
     nothing = torch.zeros_like(rows)
     lengths = torch.cat((nothing, end_k - begin_k, nothing), dim=1)
-    last_q = torch.nn.functional.pad(cu_q.reshape(-1), (0, 1), value=batch * q_length)
-    last_k = torch.nn.functional.pad(cu_k.reshape(-1), (0, 1), value=batch * kv_length)
+    last_q = _closed(cu_q.reshape(-1), batch * q_length)
+    last_k = _closed(cu_k.reshape(-1), batch * kv_length)
     return _table(last_q, last_k, lengths.reshape(-1))
 
 

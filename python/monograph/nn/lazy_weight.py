@@ -32,6 +32,11 @@ class LazyWeight(torch.Tensor):
     ) -> Any:
         if func is torch.ops.aten.detach.default:
             return cls(args[0].packed, args[0].dtype)
+        if isinstance(args[0], cls) and func._schema.is_mutable:
+            raise RuntimeError(
+                f"{func}: writes to the weight of a QuantLinear, which is frozen and packed. "
+                "To merge a PEFT adapter, call monograph.optimize(model) first."
+            )
 
         def dense(weight: LazyWeight) -> torch.Tensor:
             return weight.packed.dequantize(weight.dtype)

@@ -1,0 +1,193 @@
+"""LoraLinear: PEFT's LoRA layer over a QuantLinear, with the forward and backward of our operators.
+
+It is PEFT's own `lora.Linear` in everything that people touch (names, state dict, adapters, scaling, dropout,
+DoRA's magnitude); `monograph.optimize` only changes the class. What it owns:
+
+    LoRA   y = x W^T + (s x A^T) B^T + bias                      one pass over W; dx likewise
+    DoRA   y = g (x W^T + (s x A^T) B^T) + bias,  g = m / ||W + s B A||    the norm without a dense W
+
+PEFT computes an fp32 adapter on a bf16 model in fp32; here the product runs in the dtype of x, with fp32
+masters, as autocast does. A row of y has the same bits whatever batch it comes in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from peft.tuners.lora.layer import Linear as PeftLinear
+from peft.tuners.lora.variants import DoraLinearVariant
+from peft.tuners.tuners_utils import check_adapters_to_merge
+from torch import nn
+
+from monograph.nn.quant_linear import QuantLinear
+from monograph.ops.linear import linear, plain_linear
+
+
+def _row_squares(layer: QuantLinear) -> torch.Tensor:
+    """The squared norm of each row of the frozen weight. float32 entries as bytes, so that no cast of the
+    model rounds them."""
+    return layer.dequantize(torch.float32).square().sum(1).view(torch.uint8)
+
+
+class LoraLinear(PeftLinear):
+    """See the module's first lines. Made by `monograph.optimize`, never directly."""
+
+    row_squares: torch.Tensor | None
+    # PEFT's attributes; torch types what a ModuleDict holds as Tensor | Module.
+    base_layer: Any
+    lora_A: Any
+    lora_B: Any
+    lora_magnitude_vector: Any
+
+    @classmethod
+    def take_over(cls, layer: Any) -> None:
+        """Turns PEFT's layer into ours, in place."""
+        layer.__class__ = cls
+        layer.register_buffer("row_squares", None, persistent=False)
+        layer._prepare_dora()
+
+    def update_layer(self, adapter_name: str, r: int, lora_alpha: int, config: Any, **kwargs: Any) -> None:
+        super().update_layer(adapter_name, r, lora_alpha, config, **kwargs)
+        self._prepare_dora()
+
+    def _prepare_dora(self) -> None:
+        base = self.get_base_layer()
+        if self.lora_magnitude_vector and self.row_squares is None and isinstance(base, QuantLinear):
+            self.row_squares = _row_squares(base)
+
+    def _fused_adapters(self, options: dict[str, Any]) -> list[str] | None:
+        """The active adapters if this forward is ours to compute, else None: it is PEFT's."""
+        if self.disable_adapters or self.merged or any(value is not None for value in options.values()):
+            return None
+        if not isinstance(self.base_layer, QuantLinear):
+            return None
+        names = [name for name in self.active_adapters if name in self.lora_A]
+        plain = all(name not in self.lora_variant for name in names)
+        dora = len(names) == 1 and isinstance(self.lora_variant.get(names[0]), DoraLinearVariant)
+        return names if names and (plain or dora) else None
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        names = self._fused_adapters(kwargs)
+        if names is None or args:
+            return super().forward(x, *args, **kwargs)
+        if names[0] in self.lora_variant:
+            return self._dora(x, names[0])
+        return self._lora(x, names)
+
+    def _factors(self, names: list[str], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """a [rank, cols] with the scaling in it, and b [rows, rank]; several adapters stand side by side."""
+        a = [(self.lora_A[name].weight * self.scaling[name]).to(dtype) for name in names]
+        b = [self.lora_B[name].weight.to(dtype) for name in names]
+        return (a[0], b[0]) if len(names) == 1 else (torch.cat(a), torch.cat(b, dim=1))
+
+    def _total_bias(self, names: list[str], dtype: torch.dtype) -> torch.Tensor | None:
+        bias = self.base_layer.bias
+        for name in names:
+            if self.lora_bias[name]:
+                own = self.lora_B[name].bias * self.scaling[name]
+                bias = own if bias is None else bias + own
+        return None if bias is None else bias.to(dtype)
+
+    def _drops(self, name: str) -> bool:
+        return self.training and not isinstance(self.lora_dropout[name], nn.Identity)
+
+    def _lora(self, x: torch.Tensor, names: list[str]) -> torch.Tensor:
+        base: QuantLinear = self.base_layer
+        packed = (base.values, base.scales, base.layout)
+        bias = self._total_bias(names, x.dtype)
+        a, b = self._factors(names, x.dtype)
+        if not any(self._drops(name) for name in names):
+            with torch.no_grad():
+                u = plain_linear(x, a)
+            return linear(x, *packed, bias, u, b, a)
+        # Each adapter has its own mask, so that u no longer is a product of x itself.
+        parts = [
+            plain_linear(self.lora_dropout[name](x), self._factors([name], x.dtype)[0]) for name in names
+        ]
+        return linear(x, *packed, bias, parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1), b)
+
+    def _dora(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        base: QuantLinear = self.base_layer
+        packed = (base.values, base.scales, base.layout)
+        gain = (self.lora_magnitude_vector[name].weight / self._dora_norm(name)).to(x.dtype)
+        bias = self._total_bias([name], x.dtype)
+        a, b = self._factors([name], x.dtype)
+        if not self._drops(name):
+            with torch.no_grad():
+                u = plain_linear(x, a)
+            y = gain * linear(x, *packed, None, u, b, a)
+            return y if bias is None else y + bias
+        # As PEFT defines it: the dropped x feeds the low-rank part and the magnitude's share of the base.
+        dropped = self.lora_dropout[name](x)
+        low = plain_linear(plain_linear(dropped, a), b)
+        return linear(x, *packed, bias) + (gain - 1) * linear(dropped, *packed) + gain * low
+
+    @torch.no_grad()
+    def _dora_norm(self, name: str) -> torch.Tensor:
+        """||W + s B A|| of each row, from ||W||^2 + 2 <W, sBA> + ||sBA||^2: `rank` rows over W."""
+        base: QuantLinear = self.base_layer
+        a = self.lora_A[name].weight.float() * self.scaling[name]
+        b = self.lora_B[name].weight.float()
+        assert self.row_squares is not None
+        product = linear(a, base.values, base.scales, base.layout).t()  # [rows, rank]
+        squares = (
+            self.row_squares.view(torch.float32) + 2 * (b * product).sum(1) + ((b @ (a @ a.t())) * b).sum(1)
+        )
+        return squares.clamp_min(0).sqrt()
+
+    # Merging replaces the packed base by a dense layer: adding to 4-bit codes would round most of the adapter
+    # away. The packed layer is kept aside and unmerging brings back its exact bytes.
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        names = check_adapters_to_merge(self, adapter_names)
+        names = [name for name in names if name in self.lora_A]
+        if not names:
+            return
+        packed = self._caches.get("packed_base", self.base_layer)
+        if not isinstance(packed, QuantLinear):
+            return super().merge(safe_merge, adapter_names)
+        total = [*self.merged_adapters, *names]
+        weight, bias = self._merged(packed, total)
+        if safe_merge and not bool(torch.isfinite(weight).all()):
+            raise ValueError(
+                f"the merged weight has NaN or infinite entries, wanted finite: adapters {total}"
+            )
+        dense = nn.Linear(packed.in_features, packed.out_features, bias=bias is not None, device="meta")
+        dense.weight = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            dense.bias = nn.Parameter(bias, requires_grad=False)
+        self._caches["packed_base"] = packed
+        self.base_layer = dense
+        self.merged_adapters = total
+        return None
+
+    @torch.no_grad()
+    def _merged(self, packed: QuantLinear, names: list[str]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The dense weight with the adapters, computed in float32 and rounded once, and the bias."""
+        base = packed.dequantize(torch.float32)
+        weight, bias = base.clone(), packed.bias
+        for name in names:
+            delta = self.lora_B[name].weight.float() @ self.lora_A[name].weight.float() * self.scaling[name]
+            variant = self.lora_variant.get(name)
+            weight += delta
+            if isinstance(variant, DoraLinearVariant):
+                magnitude = self.lora_magnitude_vector[name].weight.float()
+                weight *= (magnitude / (base + delta).norm(dim=1)).unsqueeze(1)
+            elif variant is not None:
+                raise ValueError(
+                    f"merge: adapter {name!r} is a {type(variant).__name__}, wanted LoRA or DoRA"
+                )
+            if self.lora_bias[name]:
+                if bias is None:
+                    raise ValueError(f"merge: adapter {name!r} has a bias, the base layer has none")
+                bias = bias + self.lora_B[name].bias * self.scaling[name]
+        return weight.to(packed.weight_dtype), None if bias is None else bias.to(packed.weight_dtype)
+
+    def unmerge(self) -> None:
+        packed = self._caches.pop("packed_base", None)
+        if packed is None:
+            return super().unmerge()
+        self.base_layer = packed
+        self.merged_adapters = []
+        return None

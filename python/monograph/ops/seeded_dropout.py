@@ -1,0 +1,81 @@
+"""monograph::seeded_dropout: dropout whose mask is a pure function of a seed and can be computed again.
+
+A recomputed block (activation checkpointing) inside a graph of the whole step may hold no random operation;
+this is none: seed and stream say which mask. The gradient is the same operator on dy. No C++ of ours stands
+behind it, the numbers are those of a torch.Generator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from monograph import _library  # noqa: F401  (creates the namespace)
+
+torch.library.define(
+    "monograph::seeded_dropout", "(Tensor x, Tensor seed, int stream, float probability) -> Tensor"
+)
+
+
+def seeded_dropout(x: torch.Tensor, seed: torch.Tensor, stream: int, probability: float) -> torch.Tensor:
+    """x with each element zeroed with `probability`, the others scaled by 1 / (1 - probability).
+
+    seed: int64 []; stream: tells masks of one seed apart, one for each place in a model.
+    """
+    return torch.ops.monograph.seeded_dropout(x, seed, stream, probability)
+
+
+@torch.library.impl("monograph::seeded_dropout", "CompositeExplicitAutograd")
+def _seeded_dropout(x: torch.Tensor, seed: torch.Tensor, stream: int, probability: float) -> torch.Tensor:
+    mixed = (int(seed) * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03) % 2**64
+    generator = torch.Generator(x.device).manual_seed(mixed)
+    mask = torch.empty_like(x).bernoulli_(1 - probability, generator=generator)
+    return mask.mul_(x).div_(1 - probability)
+
+
+@torch.library.register_fake("monograph::seeded_dropout")
+def _(x, seed, stream, probability):  # type: ignore[no-untyped-def]
+    return torch.empty_like(x)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, seed, ctx.stream, ctx.probability = inputs
+    ctx.save_for_backward(seed)
+
+
+def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    (seed,) = ctx.saved_tensors
+    return seeded_dropout(dy.contiguous(), seed, ctx.stream, ctx.probability), None, None, None
+
+
+torch.library.register_autograd("monograph::seeded_dropout", _backward, setup_context=_setup_context)
+
+
+class SeededDropout(nn.Dropout):
+    """An nn.Dropout that draws from `seed`, a tensor shared by all of a model's, and its own stream."""
+
+    def __init__(self, probability: float, seed: torch.Tensor, stream: int) -> None:
+        super().__init__(probability)
+        self.seed, self.stream = seed, stream
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not self.training or self.p == 0:
+            return input
+        return seeded_dropout(input.contiguous(), self.seed, self.stream, self.p)
+
+
+def seed_dropouts(model: nn.Module) -> torch.Tensor:
+    """Replaces every nn.Dropout of the model, in place; gives their seed, to be filled before a forward."""
+    seed = torch.zeros((), dtype=torch.int64)
+    stream = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, SeededDropout):
+                seed = child.seed
+            elif type(child) is nn.Dropout and child.p > 0:
+                replaced = SeededDropout(child.p, seed, stream)
+                setattr(parent, name, replaced.train(child.training))
+            stream += isinstance(child, nn.Dropout)
+    return seed
