@@ -3,10 +3,9 @@
 
 #include <cstddef>
 
-namespace monograph {
+#include "simd/lanes.h"
 
-inline constexpr float kLog2E = 1.44269504088896341f;
-inline constexpr float kLn2 = 0.693147180559945309f;
+namespace monograph {
 
 // The reference of a running softmax before the first key: finite, so that a masked score (-inf)
 // minus it is -inf and not NaN, and far below any score.

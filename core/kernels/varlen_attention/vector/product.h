@@ -1,7 +1,7 @@
 // The one matrix product of the vector variants, on packed fp32 blocks.
 #pragma once
 
-#include "kernels/varlen_attention/vector/lanes.h"
+#include "simd/lanes.h"
 
 namespace monograph {
 

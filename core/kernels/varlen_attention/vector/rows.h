@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/varlen_attention/unit.h"
-#include "kernels/varlen_attention/vector/lanes.h"
+#include "simd/lanes.h"
 
 namespace monograph {
 

@@ -1,8 +1,9 @@
 // The running softmax of one row, for the vector variants.
 #pragma once
 
+#include "kernels/varlen_attention/softmax.h"
 #include "kernels/varlen_attention/unit.h"
-#include "kernels/varlen_attention/vector/lanes.h"
+#include "simd/lanes.h"
 
 namespace monograph {
 

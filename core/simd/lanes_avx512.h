@@ -5,8 +5,8 @@
 
 #include <type_traits>
 
-#include "kernels/varlen_attention/vector/lanes.h"
 #include "simd/avx512.h"
+#include "simd/lanes.h"
 
 namespace monograph {
 

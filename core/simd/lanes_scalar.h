@@ -3,7 +3,7 @@
 
 #include <bit>
 
-#include "kernels/varlen_attention/vector/lanes.h"
+#include "simd/lanes.h"
 
 namespace monograph {
 

@@ -1,20 +1,23 @@
-// fp32 arithmetic of the vector variants. Lanes<V> is specialised beside the intrinsics, in
-// lanes_<isa>.h; what can be said without them stands here.
+// fp32 arithmetic on vectors. Lanes<V> is specialised beside the intrinsics, in lanes_<isa>.h; what
+// can be said without them stands here.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "base/float_types.h"
-#include "kernels/varlen_attention/softmax.h"
 #include "simd/tags.h"
 
 namespace monograph {
 
-// kLanes, F32, kRows and kVectors (the register block of a product), set, load, store, add, sub,
-// mul, div, fma (a * b + c), max, round (to integral), scale2 (a * 2^n for integral n within
-// +-200), reduce_add, reduce_max. load_as and store_as convert kLanes elements of a storage type;
-// load_two takes 2 * kLanes, where kSplits<T> the even ones first: for bf16 a shift and a mask.
+inline constexpr float kLog2E = 1.44269504088896341f;
+inline constexpr float kLn2 = 0.693147180559945309f;
+
+// kLanes, F32, kRows and kVectors (the register block of attention's product), set, load, store,
+// add, sub, mul, div, fma (a * b + c), max, round (to integral), scale2 (a * 2^n for integral n
+// within +-200), reduce_add, reduce_max. load_as and store_as convert kLanes elements of a storage
+// type; load_two takes 2 * kLanes, where kSplits<T> the even ones first: for bf16 a shift and a
+// mask.
 template <class V>
 struct Lanes;
 
