@@ -12,8 +12,9 @@ enum class ScratchUse : std::uint8_t {
   kShared,  // made by the calling thread, read by the threads that help with its call
   kLocal,   // of one thread's share of the work
   kSums,    // partial results of one thread
+  kLogits,  // of the calling thread, around products that use the others
 };
-inline constexpr std::size_t kScratchUses = 3;
+inline constexpr std::size_t kScratchUses = 4;
 
 // `bytes` bytes, aligned to 64. Contents are undefined, but for what the thread's last holder of
 // the same use left, if it asked for as many bytes or more. From kHugeBytes on they lie on huge

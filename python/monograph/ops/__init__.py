@@ -4,6 +4,22 @@
 implementation, written in aten operations, runs. Both give the same values.
 """
 
-from monograph.ops import dequantize, linear, linear_shared, pack, quantize, varlen_attention
+from monograph.ops import (
+    dequantize,
+    linear,
+    linear_cross_entropy,
+    linear_shared,
+    pack,
+    quantize,
+    varlen_attention,
+)
 
-__all__ = ["dequantize", "linear", "linear_shared", "pack", "quantize", "varlen_attention"]
+__all__ = [
+    "dequantize",
+    "linear",
+    "linear_cross_entropy",
+    "linear_shared",
+    "pack",
+    "quantize",
+    "varlen_attention",
+]

@@ -58,9 +58,10 @@ def plain_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return linear(x, weight, [], [PLAIN, 0, *weight.shape])
 
 
-def _dense(
+def dense_weight(
     values: torch.Tensor, scales: Sequence[torch.Tensor], layout: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
+    """The weight as a matrix of `dtype`, by aten operations."""
     if layout[0] == PLAIN:
         return values.reshape(layout[2:]).to(dtype)
     return portable_dequantize(values, scales, layout, dtype)
@@ -77,7 +78,7 @@ def portable_linear(
     a: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The operator in aten operations, for any device: dequantises, multiplies, keeps nothing."""
-    y = torch.nn.functional.linear(x, _dense(values, scales, layout, x.dtype), bias)
+    y = torch.nn.functional.linear(x, dense_weight(values, scales, layout, x.dtype), bias)
     return y if u is None or b is None else y + torch.nn.functional.linear(u, b.to(x.dtype))
 
 
@@ -90,7 +91,7 @@ def portable_linear_dx(
     a: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The input gradient in aten operations, for any device."""
-    dx = dy @ _dense(values, scales, layout, dy.dtype)
+    dx = dy @ dense_weight(values, scales, layout, dy.dtype)
     return dx if du is None or a is None else dx + du @ a.to(dy.dtype)
 
 

@@ -1,0 +1,163 @@
+// One row of logits, once for every SIMD vocabulary.
+#pragma once
+
+#include <type_traits>
+
+#include "base/float_types.h"
+#include "kernels/linear_cross_entropy/kernels.h"
+#include "simd/lanes.h"
+
+namespace monograph {
+
+// Terms summed in fp32 before their sum joins the fp64 total.
+inline constexpr std::size_t kSumBlock = 1024;
+
+// Logits to z, and the factor dz/dlogit.
+template <class V, bool kCap>
+struct LogitsToZ {
+  using L = Lanes<V>;
+  using F32 = typename L::F32;
+
+  explicit LogitsToZ(const LogitsMap& map)
+      : scale(L::set(map.scale)),
+        inner(L::set(kCap ? map.scale / map.softcap : 0.f)),
+        outer(L::set(map.softcap)) {}
+
+  [[gnu::always_inline]] F32 operator()(F32 logit) const {
+    if constexpr (kCap) return L::mul(tanh_of<V>(L::mul(logit, inner)), outer);
+    return L::mul(logit, scale);
+  }
+  [[gnu::always_inline]] F32 with_slope(F32 logit, F32& slope) const {
+    if constexpr (kCap) {
+      const F32 t = tanh_of<V>(L::mul(logit, inner));
+      slope = L::mul(scale, L::sub(L::set(1.f), L::mul(t, t)));
+      return L::mul(t, outer);
+    }
+    slope = scale;
+    return L::mul(logit, scale);
+  }
+
+  F32 scale, inner, outer;
+};
+
+template <class V, class T, bool kCap>
+struct CrossEntropyRow {
+  using L = Lanes<V>;
+  using F32 = typename L::F32;
+  static constexpr std::size_t kLanes = L::kLanes;
+
+  const LogitsToZ<V, kCap> z_of;
+  T* const logits;
+  const std::size_t count, whole;  // of them in whole vectors
+
+  explicit CrossEntropyRow(const LogitsRow& row)
+      : z_of(row.map),
+        logits(static_cast<T*>(row.logits)),
+        count(row.count),
+        whole(row.count / kLanes * kLanes) {}
+
+  [[gnu::always_inline]] F32 load(std::size_t i) const { return L::load_as(logits + i); }
+
+  // The elements behind the whole vectors and then zeros.
+  [[gnu::always_inline]] F32 load_tail() const {
+    float buffer[kLanes] = {};
+    for (std::size_t i = whole; i < count; ++i) buffer[i - whole] = to_float(logits[i]);
+    return L::load(buffer);
+  }
+  // z of the tail, -inf behind it.
+  [[gnu::always_inline]] F32 tail_z() const {
+    float buffer[kLanes];
+    L::store(buffer, z_of(load_tail()));
+    for (std::size_t i = count - whole; i < kLanes; ++i) buffer[i] = -__builtin_inff();
+    return L::load(buffer);
+  }
+  // A NaN anywhere in `sum` makes it NaN, wherever the largest came from.
+  float peak() const {
+    F32 largest = tail_z();
+    for (std::size_t i = 0; i < whole; i += kLanes) largest = L::max(z_of(load(i)), largest);
+    return L::reduce_max(largest);
+  }
+  [[gnu::always_inline]] static F32 exp_of(F32 z, F32 base) {
+    return exp2_of<V>(L::mul(L::sub(z, base), L::set(kLog2E)));
+  }
+  double sum(float peak) const {
+    const F32 base = L::set(peak);
+    double total = L::reduce_add(exp_of(tail_z(), base));
+    for (std::size_t begin = 0; begin < whole; begin += kSumBlock) {
+      const std::size_t end = whole - begin < kSumBlock ? whole : begin + kSumBlock;
+      F32 lanes = L::set(0.f);
+      for (std::size_t i = begin; i < end; i += kLanes)
+        lanes = L::add(lanes, exp_of(z_of(load(i)), base));
+      total += static_cast<double>(L::reduce_add(lanes));
+    }
+    return total;
+  }
+
+  struct Differential {
+    F32 base, factor, subtract;
+
+    [[gnu::always_inline]] F32 operator()(const LogitsToZ<V, kCap>& z_of, F32 logit) const {
+      F32 slope;
+      const F32 z = z_of.with_slope(logit, slope);
+      return L::mul(L::sub(L::mul(exp_of(z, base), factor), subtract), slope);
+    }
+  };
+  void differentiate(const Differential& d) const {
+    for (std::size_t i = 0; i < whole; i += kLanes) L::store_as(logits + i, d(z_of, load(i)));
+    float buffer[kLanes];
+    L::store(buffer, d(z_of, load_tail()));
+    for (std::size_t i = whole; i < count; ++i) logits[i] = from_float<T>(buffer[i - whole]);
+  }
+  // The first lane of one element.
+  [[gnu::always_inline]] float one(F32 x) const {
+    float buffer[kLanes];
+    L::store(buffer, x);
+    return buffer[0];
+  }
+};
+
+// body on the row as it is: with or without the cap.
+template <class V, class T, class Body>
+[[gnu::always_inline]] inline auto with_row(const LogitsRow& row, Body&& body) {
+  if (row.map.softcap > 0) return body(CrossEntropyRow<V, T, true>(row));
+  return body(CrossEntropyRow<V, T, false>(row));
+}
+
+template <class V, class T>
+RowSums row_sums(const LogitsRow& row) {
+  return with_row<V, T>(
+      row, [&](const auto& r) __attribute__((always_inline)) {
+        using L = Lanes<V>;
+        RowSums sums = {r.peak(), 0, 0};
+        sums.sum = r.sum(sums.peak);
+        if (row.label != kNoLabel)
+          sums.label = r.one(r.z_of(L::set(to_float(r.logits[row.label]))));
+        return sums;
+      });
+}
+
+template <class V, class T>
+void row_gradient(const LogitsRow& row, float base, float inverse, float factor) {
+  with_row<V, T>(
+      row, [&](const auto& r) __attribute__((always_inline)) {
+        using L = Lanes<V>;
+        using Row = std::remove_cvref_t<decltype(r)>;
+        typename Row::Differential d = {L::set(base), L::set(inverse * factor), L::set(0.f)};
+        const float label = row.label == kNoLabel ? 0.f : to_float(r.logits[row.label]);
+        r.differentiate(d);
+        if (row.label == kNoLabel) return;
+        d.subtract = L::set(factor);
+        r.logits[row.label] = from_float<T>(r.one(d(r.z_of, L::set(label))));
+      });
+}
+
+template <class V, class T>
+inline constexpr CrossEntropyKernels kCrossEntropyKernels = {row_sums<V, T>, row_gradient<V, T>};
+
+template <class V>
+const CrossEntropyKernels* find_cross_entropy(DType dtype) {
+  return with_type(
+      dtype, []<class T>() __attribute__((always_inline)) { return &kCrossEntropyKernels<V, T>; });
+}
+
+}  // namespace monograph
