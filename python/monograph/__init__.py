@@ -17,6 +17,7 @@ from monograph.packed_weight import PackedWeight, linear, quantize
 from monograph.show_config import show_config
 
 if TYPE_CHECKING:
+    from monograph.diagnosis import doctor
     from monograph.loading import from_pretrained
     from monograph.transformers_quantizer import MonographConfig
     from monograph.under_peft import add_lora, optimize
@@ -26,6 +27,7 @@ __all__ = [
     "PackedWeight",
     "add_lora",
     "dequantize_4bit",
+    "doctor",
     "from_bitsandbytes",
     "from_pretrained",
     "linear",
@@ -42,6 +44,7 @@ __all__ = [
 _ON_FIRST_USE = {
     "MonographConfig": "monograph.transformers_quantizer",
     "add_lora": "monograph.under_peft",
+    "doctor": "monograph.diagnosis",
     "from_pretrained": "monograph.loading",
     "optimize": "monograph.under_peft",
 }

@@ -1,0 +1,187 @@
+"""TrainStep: forward, loss, backward, clipping and AdamW, compiled in the way its mode says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import nn
+from torch.func import functional_call
+
+from monograph.ops.seeded_dropout import seed_dropouts
+from monograph.training.flat_parameters import FlatParameters
+from monograph.training.loss import forward_loss
+
+MODES = {
+    "graph": "forward and backward as one graph; the update is one operator after it",
+    "whole_step": "forward, backward, clipping and update as one graph",
+    "per_layer": "one graph for each decoder layer: starts fastest, and is not one graph",
+    "eager": "no compilation",
+}
+
+# What the models read. The collators' other entries repeat it for flash attention, as numbers that change.
+_TENSORS = ("input_ids", "labels", "position_ids", "attention_mask", "cu_seqlens")
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """loss: mean over the targets of all micro-batches; grad_norm: before clipping; both float32 []."""
+
+    loss: torch.Tensor
+    grad_norm: torch.Tensor
+    targets: int
+
+
+class _Loss(nn.Module):
+    """The model with its loss as one module, whose parameters `functional_call` can replace."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+        return forward_loss(self.model, batch, targets)
+
+
+class TrainStep:
+    """One optimiser step over the micro-batches that the collators make.
+
+        step = TrainStep(model, mode="graph")
+        result = step(micro_batches, learning_rate=2e-4)
+        loss_sum, targets = step.evaluate(batch)
+
+    The loss is the sum over all targets of the step divided by their number, whatever the micro-batches are.
+    A gradient that is not finite changes nothing. The masks of dropout layers follow from `seed`, the number
+    of the step and that of the micro-batch alone, so that a resumed run draws what the first one drew.
+
+    mode: a key of MODES. compile_options: Inductor options, see `monograph.training.compile_options`.
+    dynamic: whether lengths change from batch to batch. If all batches have one shape, False is faster.
+    backend: of torch.compile.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        mode: str = "graph",
+        compile_options: Mapping[str, Any] | None = None,
+        dynamic: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_grad_norm: float = 1.0,
+        seed: int = 0,
+        backend: str | Callable[..., Any] = "inductor",
+    ) -> None:
+        if mode not in MODES:
+            raise ValueError(f"mode is {mode!r}, wanted one of {', '.join(MODES)}")
+        self.model, self.mode, self.dynamic, self.seed = model, mode, dynamic, seed
+        self._module = _Loss(model)
+        self.state = FlatParameters(model)
+        self._dropout_seed = seed_dropouts(model)
+        self._rows = 0
+        self._hyper = (betas, eps, weight_decay, max_grad_norm)
+        self._compile: dict[str, Any] = {
+            "backend": backend,
+            "fullgraph": True,
+            "options": dict(compile_options) if compile_options else None,
+        }
+        self._forward: Callable[..., torch.Tensor] = self._loss
+        self._evaluate: Callable[..., torch.Tensor] = self._eval_loss
+        self._whole: Callable[..., tuple[torch.Tensor, torch.Tensor]] = self._whole_step
+        if mode == "per_layer":
+            for layer in decoder_layers(model):
+                layer.compile(**self._compile, dynamic=dynamic)
+        elif mode != "eager":
+            # Lengths are marked dynamic one by one: dynamic=True would make a symbol of every number.
+            self._forward = torch.compile(self._loss, **self._compile)
+            self._evaluate = torch.compile(self._eval_loss, **self._compile)
+            self._whole = torch.compile(self._whole_step, **self._compile)
+
+    def _loss(self, batch: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+        return self._module(batch, targets)
+
+    def _eval_loss(self, batch: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+        return self._module(batch, targets)
+
+    def _whole_step(
+        self,
+        flat: torch.Tensor,
+        batch: dict[str, torch.Tensor],
+        targets: torch.Tensor,
+        learning_rate: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        loss = functional_call(self._module, self.state.views(flat, "model."), (batch, targets))
+        (gradient,) = torch.autograd.grad(loss, [flat])
+        norm = self.state.update(gradient, learning_rate, *self._hyper)
+        return loss.detach(), norm
+
+    def __call__(self, micro_batches: Sequence[Mapping[str, Any]], learning_rate: float) -> StepResult:
+        batches = [self._tensors(batch) for batch in micro_batches]
+        counts = [int((batch["labels"] != -100).sum()) for batch in batches]
+        # float32, so that a count of 1 is no special case for a graph.
+        targets = torch.tensor(float(max(sum(counts), 1)))
+        rate = torch.tensor(learning_rate, dtype=torch.float32)
+        self.model.train()
+        if self.mode == "whole_step" and len(batches) == 1:
+            self._seed(0)
+            flat = self.state.flat.requires_grad_(True)
+            with torch._dynamo.config.patch(trace_autograd_ops=True):
+                loss, norm = self._whole(flat, batches[0], targets, rate)
+            self.state.flat.requires_grad_(False)
+        else:
+            loss, gradient = torch.zeros(()), torch.zeros(0)
+            for index, batch in enumerate(batches):
+                self._seed(index)
+                part = self._forward(batch, targets)
+                own = torch.autograd.grad(part, self.state.parameters, materialize_grads=True)
+                gathered = self.state.gathered(own)
+                gradient = gathered if index == 0 else gradient.add_(gathered)
+                loss = loss + part.detach()
+            norm = self.state.update(gradient, rate, *self._hyper)
+        self.state.copy_to_16_bit()
+        return StepResult(loss, norm, sum(counts))
+
+    def evaluate(self, batch: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
+        """The summed loss over the targets of a batch, and their number."""
+        tensors = self._tensors(batch)
+        count = int((tensors["labels"] != -100).sum())
+        self.model.eval()
+        with torch.no_grad():
+            loss = self._evaluate(tensors, torch.ones(()))
+        return loss, count
+
+    def _tensors(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        tensors = {name: batch[name] for name in _TENSORS if batch.get(name) is not None}
+        rows = tensors["input_ids"].shape[0]
+        self._rows = self._rows or rows
+        if rows == 1 < self._rows:
+            # One row is a constant to the tracer: an epoch's last batch gets a second, without targets.
+            tensors = {name: tensor.repeat(2, 1) for name, tensor in tensors.items()}
+            tensors["labels"][1] = -100
+        if self.dynamic and self.mode != "eager":
+            for tensor in tensors.values():
+                for dim in range(tensor.dim()):
+                    # Sizes 0 and 1 are constants to the tracer: a packed batch has one row, always.
+                    if tensor.shape[dim] > 1:
+                        torch._dynamo.mark_dynamic(tensor, dim)
+        return tensors
+
+    def _seed(self, micro_batch: int) -> None:
+        self._dropout_seed.fill_((self.seed << 40) + (int(self.state.steps) << 12) + micro_batch)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.state.state_dict()
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.state.load_state_dict(state)
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a transformers model: what checkpointing and regional compilation work on."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
