@@ -14,7 +14,16 @@ import importlib
 import os
 import sys
 
-BENCHES = ("quantize", "dequantize", "linear", "attention", "lora", "packing")
+BENCHES = (
+    "quantize",
+    "dequantize",
+    "linear",
+    "attention",
+    "lora",
+    "packing",
+    "first_step",
+    "large_model",
+)
 
 # Caps the peer to the same instruction set; read by oneDNN at its first call.
 ONEDNN_CAPS = {"scalar": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE", "avx512_bf16": "AVX512_CORE_BF16"}
@@ -39,6 +48,8 @@ def main() -> None:
     parser.add_argument(
         "--plain", action="store_true", help="fp32 scales instead of double-quantised (linear)"
     )
+    parser.add_argument("--folder", default="build/large-model", help="where the model lies (large_model)")
+    parser.add_argument("--mode", default="graph", help="of the training step (large_model)")
     arguments = parser.parse_args()
     if arguments.isa and os.environ.get("MONOGRAPH_ISA") != arguments.isa:
         os.environ["MONOGRAPH_ISA"] = arguments.isa

@@ -5,21 +5,25 @@ implementation, written in aten operations, runs. Both give the same values.
 """
 
 from monograph.ops import (
+    adamw,
     dequantize,
     linear,
     linear_cross_entropy,
     linear_shared,
     pack,
     quantize,
+    seeded_dropout,
     varlen_attention,
 )
 
 __all__ = [
+    "adamw",
     "dequantize",
     "linear",
     "linear_cross_entropy",
     "linear_shared",
     "pack",
     "quantize",
+    "seeded_dropout",
     "varlen_attention",
 ]

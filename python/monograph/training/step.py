@@ -57,7 +57,7 @@ class TrainStep:
     A gradient that is not finite changes nothing. The masks of dropout layers follow from `seed`, the number
     of the step and that of the micro-batch alone, so that a resumed run draws what the first one drew.
 
-    mode: a key of MODES. compile_options: Inductor options, see `monograph.training.compile_options`.
+    mode: a key of MODES. compile_options: Inductor options, checked by the recipe (docs/recipe.md).
     dynamic: whether lengths change from batch to batch. If all batches have one shape, False is faster.
     backend: of torch.compile.
     """

@@ -1,0 +1,68 @@
+"""monograph::adamw against torch.optim.AdamW with clip_grad_norm_."""
+
+import pytest
+import torch
+
+from monograph.ops.adamw import adamw
+
+
+def state(seed=0):
+    torch.manual_seed(seed)
+    shapes = [(3, 5), (7,), (1,), (0, 4)]
+    parameters = [torch.randn(s) for s in shapes]
+    return parameters, [torch.zeros(s) for s in shapes], [torch.zeros(s) for s in shapes], torch.zeros(())
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 0.3, 1e6])
+def test_updates_are_torchs(max_norm):
+    parameters, exp_avg, exp_avg_sq, steps = state()
+    theirs = [torch.nn.Parameter(p.clone()) for p in parameters]
+    groups = [{"params": theirs[:1], "weight_decay": 0.1}, {"params": theirs[1:], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.8, 0.95), eps=1e-6)
+    for number in range(5):
+        gradients = [torch.randn_like(p) for p in parameters]
+        kept = [g.clone() for g in gradients]
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        limit = max_norm if max_norm > 0 else float("inf")
+        want = torch.nn.utils.clip_grad_norm_(theirs, limit)
+        optimizer.step()
+        rate = torch.tensor(3e-3)
+        decay = [0.1, 0.0, 0.0, 0.0]
+        norm = adamw(
+            parameters, gradients, exp_avg, exp_avg_sq, steps, rate, 0.8, 0.95, 1e-6, decay, max_norm
+        )
+        assert abs(norm - want) <= 2**-20 * want
+        assert steps.item() == number + 1
+        assert all(torch.equal(g, k) for g, k in zip(gradients, kept, strict=True))
+    for ours, other in zip(parameters, theirs, strict=True):
+        # Five steps of a few float32 roundings each, on values of order one.
+        torch.testing.assert_close(ours, other.detach(), rtol=0, atol=40 * 2**-24)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_norm_that_is_not_finite_changes_nothing(bad):
+    parameters, exp_avg, exp_avg_sq, steps = state()
+    before = [p.clone() for p in (*parameters, *exp_avg, *exp_avg_sq, steps)]
+    gradients = [torch.full_like(p, bad) for p in parameters]
+    arguments = (torch.tensor(1e-2), 0.9, 0.999, 1e-8, [0.1] * 4, 1.0)
+    assert not adamw(parameters, gradients, exp_avg, exp_avg_sq, steps, *arguments).isfinite()
+    after = (*parameters, *exp_avg, *exp_avg_sq, steps)
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+def test_opcheck_and_one_graph_for_every_learning_rate():
+    parameters, exp_avg, exp_avg_sq, steps = state()
+    gradients = [torch.randn_like(p).bfloat16() for p in parameters]
+    tail = (0.9, 0.999, 1e-8, [0.0] * 4, 1.0)
+    whole = (parameters, gradients, exp_avg, exp_avg_sq, steps, torch.tensor(1e-2), *tail)
+    torch.library.opcheck(torch.ops.monograph.adamw.default, whole)
+    torch._dynamo.reset()
+    compiled = torch.compile(adamw, fullgraph=True, backend="aot_eager")
+    other = state()
+    for number in range(3):
+        rate = torch.tensor(1e-2 / (number + 1))
+        adamw(parameters, gradients, exp_avg, exp_avg_sq, steps, rate, *tail)
+        with torch._dynamo.config.patch(error_on_recompile=number > 0):
+            compiled(other[0], gradients, *other[1:], rate, *tail)
+    assert all(torch.equal(a, b) for a, b in zip(parameters, other[0], strict=True))

@@ -1,0 +1,56 @@
+"""monograph::seeded_dropout: the mask is a function of seed and stream, and has the right share of zeros."""
+
+import pytest
+import torch
+from torch import nn
+
+from monograph.ops.seeded_dropout import SeededDropout, seed_dropouts, seeded_dropout
+
+
+def test_mask_scale_and_share():
+    x = torch.ones(400, 500)
+    y = seeded_dropout(x, torch.tensor(7), 3, 0.2)
+    assert set(y.unique().tolist()) == {0.0, 1.25}
+    # 200,000 draws: five standard deviations are 0.0045.
+    assert abs((y == 0).float().mean() - 0.2) < 0.0045
+    assert torch.equal(y, seeded_dropout(x, torch.tensor(7), 3, 0.2))
+    for seed, stream in ((8, 3), (7, 4)):
+        other = seeded_dropout(x, torch.tensor(seed), stream, 0.2)
+        both = ((y == 0) & (other == 0)).float().mean()
+        assert abs(both - 0.04) < 0.0025, "masks of different seeds or streams are not independent"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_gradient_has_the_mask(dtype):
+    x = torch.randn(64, 64, dtype=dtype, requires_grad=True)
+    y = seeded_dropout(x, torch.tensor(1), 0, 0.5)
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert torch.equal(dx == 0, y == 0)
+    assert torch.equal(dx[dx != 0], torch.full_like(dx[dx != 0], 2.0))
+
+
+def test_opcheck_and_dynamic_lengths():
+    sample = (torch.randn(5, 8, requires_grad=True), torch.tensor(3), 1, 0.5)
+    torch.library.opcheck(torch.ops.monograph.seeded_dropout.default, sample)
+    torch._dynamo.reset()
+    compiled = torch.compile(seeded_dropout, fullgraph=True, dynamic=True, backend="aot_eager")
+    for number, length in enumerate((4, 9, 17)):
+        x, seed = torch.randn(length, 8), torch.tensor(number)
+        with torch._dynamo.config.patch(error_on_recompile=number > 0):
+            assert torch.equal(compiled(x, seed, 1, 0.5), seeded_dropout(x, seed, 1, 0.5))
+
+
+def test_every_dropout_of_a_model_gets_its_own_stream():
+    model = nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.0)), nn.ReLU())
+    seed = seed_dropouts(model)
+    replaced = [m for m in model.modules() if isinstance(m, SeededDropout)]
+    assert len({m.stream for m in replaced}) == len(replaced) == 2
+    assert all(m.seed is seed for m in replaced)
+    assert seed_dropouts(model) is seed, "a second call finds the first one's seed"
+    x = torch.ones(1000)
+    first = model(x)
+    assert torch.equal(model(x), first)
+    seed.fill_(1)
+    assert not torch.equal(model(x), first)
+    model.eval()
+    assert torch.equal(model(x), x)
