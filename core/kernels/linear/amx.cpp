@@ -20,7 +20,7 @@ struct Forward {
   template <class F>
   static constexpr DecodeFn* kDecode = decode_forward_panel<F, V, kPanel>;
   static bool in_units(const DecodeJob& job) {
-    return in_pairs_of_groups(job.weight->packed, job.begin | job.count);
+    return in_pairs_of_groups(*job.weight, job.begin | job.count);
   }
   static constexpr std::size_t kAheadRows = 1;
   static void pack(const PackJob& job) { pack_forward<V>(job); }
@@ -43,7 +43,7 @@ struct Dx {
   template <class F>
   static constexpr DecodeFn* kDecode = decode_dx_panel<F, V, kPanel>;
   static bool in_units(const DecodeJob& job) {
-    return job.count % 32 == 0 && in_pairs_of_groups(job.weight->packed, job.first | job.width);
+    return job.count % 32 == 0 && in_pairs_of_groups(*job.weight, job.first | job.width);
   }
   static constexpr std::size_t kAheadRows = 256;
   static void pack(const PackJob& job) { pack_dx<V>(job); }
@@ -206,13 +206,13 @@ constexpr AheadKernels kAhead = {multiply_beside<P, Cursor>, decode_rest<Cursor>
 
 template <class P, class... Fs>
 const AheadKernels* find_ahead(FormatList<Fs...>, Format format) {
-  const AheadKernels* found = nullptr;
+  const AheadKernels* found = &kAhead<P, typename P::template Cursor<Plain>>;
   ((format == Fs::kFormat ? void(found = &kAhead<P, typename P::template Cursor<Fs>>) : void()),
    ...);
   return found;
 }
 
-// The common case only: blocks of 64 or more, rows a multiple of 64.
+// The common case only: blocks of 64 or more or plain bf16, rows a multiple of 64.
 template <class P>
 const AheadKernels* ahead(const DecodeJob& job) {
   return P::in_units(job) ? find_ahead<P>(PackedFormats{}, job.weight->packed.format) : nullptr;

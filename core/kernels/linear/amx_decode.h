@@ -103,10 +103,59 @@ class ForwardCursor {
   std::byte* out_;
 };
 
-// Whether units of two groups, 64 elements, each lie in one block.
-[[gnu::always_inline]] inline bool in_pairs_of_groups(const PackedView& weight,
+// The same for a weight in bf16, which only needs another order.
+template <class V, std::size_t kPanel, std::size_t kUnit>
+class ForwardCursor<Plain, V, kPanel, kUnit> {
+ public:
+  [[gnu::always_inline]] ForwardCursor(const DecodeJob& job, std::size_t done)
+      : first_(job.weight->packed.values + 2 * (job.first * job.weight->packed.cols + job.begin)),
+        panel_(job.out),
+        stride_(2 * job.weight->packed.cols),
+        units_(job.count / (32 * kUnit)),
+        rows_(job.width),
+        row_(done / units_) {
+    start_row(done % units_);
+  }
+  static std::size_t total(const DecodeJob& job) { return job.width * (job.count / (32 * kUnit)); }
+  std::size_t done() const { return row_ * units_ + unit_; }
+
+  [[gnu::always_inline]] void step(std::size_t units) {
+    for (; units != 0 && row_ != rows_; --units) {
+      unrolled<kUnit>([&](auto g) __attribute__((always_inline)) {
+        _mm_prefetch(values_ + 4 * stride_ + 64 * g, _MM_HINT_T0);
+        _mm512_store_si512(out_ + g * kStepBytes<kPanel>,
+                           to_tile_order(_mm512_loadu_si512(values_ + 64 * g)));
+      });
+      values_ += 64 * kUnit;
+      out_ += kUnit * kStepBytes<kPanel>;
+      if (++unit_ == units_) {
+        ++row_;
+        start_row(0);
+      }
+    }
+  }
+
+ private:
+  [[gnu::always_inline]] void start_row(std::size_t unit) {
+    unit_ = unit;
+    values_ = first_ + row_ * stride_ + unit * 64 * kUnit;
+    out_ = panel_ + row_ * 64 + unit * kUnit * kStepBytes<kPanel>;
+  }
+
+  const std::uint8_t* const first_;
+  std::byte* const panel_;
+  const std::size_t stride_, units_, rows_;
+  std::size_t row_, unit_;
+  const std::uint8_t* values_;
+  std::byte* out_;
+};
+
+// Whether units of two groups, 64 elements, each lie in one block, or need not.
+[[gnu::always_inline]] inline bool in_pairs_of_groups(const LinearWeight& weight,
                                                       std::size_t columns) {
-  return weight.block >= 64 && weight.cols % 64 == 0 && columns % 64 == 0;
+  const bool whole = weight.packed.format == Format::kPlain ? weight.dtype == DType::kBFloat16
+                                                            : weight.packed.block >= 64;
+  return whole && weight.packed.cols % 64 == 0 && columns % 64 == 0;
 }
 
 // All of a panel. Out of line: beside the buffered road the loop would spill its registers.
@@ -135,11 +184,11 @@ template <class F, class V, std::size_t kPanel>
 // not written: they give rows of the result that nobody reads.
 template <class F, class V, std::size_t kPanel>
 void decode_forward_panel(const DecodeJob& job) {
+  if (in_pairs_of_groups(*job.weight, job.begin | job.count))
+    return decode_from<ForwardCursor<F, V, kPanel, 2>, V>(job, 0);
   if constexpr (!std::is_same_v<F, Plain>) {
-    const PackedView& weight = job.weight->packed;
-    if (in_pairs_of_groups(weight, job.begin | job.count))
-      return decode_from<ForwardCursor<F, V, kPanel, 2>, V>(job, 0);
-    if (weight.cols % 32 == 0) return decode_from<ForwardCursor<F, V, kPanel, 1>, V>(job, 0);
+    if (job.weight->packed.cols % 32 == 0)
+      return decode_from<ForwardCursor<F, V, kPanel, 1>, V>(job, 0);
   }
   for (std::size_t r = 0; r < job.width; ++r)
     decode_groups_buffered<F, V, kPanel>(*job.weight, job.first + r, job.begin, job.count,
@@ -212,6 +261,57 @@ class DxCursor {
   std::byte* out_;
 };
 
+// The same for a weight in bf16.
+template <class V, std::size_t kPanel, std::size_t kUnit>
+class DxCursor<Plain, V, kPanel, kUnit> {
+ public:
+  [[gnu::always_inline]] DxCursor(const DecodeJob& job, std::size_t done)
+      : first_(job.weight->packed.values + 2 * (job.begin * job.weight->packed.cols + job.first)),
+        panel_(job.out),
+        stride_(2 * job.weight->packed.cols),
+        units_(job.width / (32 * kUnit)),
+        rows_(job.count / 2 * 2),
+        row_(done / units_ * 2) {
+    start_row(done % units_);
+  }
+  static std::size_t total(const DecodeJob& job) {
+    return job.count / 2 * (job.width / (32 * kUnit));
+  }
+  std::size_t done() const { return row_ / 2 * units_ + unit_; }
+
+  [[gnu::always_inline]] void step(std::size_t units) {
+    for (; units != 0 && row_ != rows_; --units) {
+      unrolled<kUnit>([&](auto g) __attribute__((always_inline)) {
+        const std::uint8_t *even = values_ + 64 * g, *odd = even + stride_;
+        _mm_prefetch(even + 16 * stride_, _MM_HINT_T0);
+        _mm_prefetch(odd + 16 * stride_, _MM_HINT_T0);
+        store_interleaved(to_tile_order(_mm512_loadu_si512(even)),
+                          to_tile_order(_mm512_loadu_si512(odd)), out_ + g * 2 * kTileBytes);
+      });
+      values_ += 64 * kUnit;
+      out_ += kUnit * 2 * kTileBytes;
+      if (++unit_ == units_) {
+        row_ += 2;
+        start_row(0);
+      }
+    }
+  }
+
+ private:
+  [[gnu::always_inline]] void start_row(std::size_t unit) {
+    unit_ = unit;
+    values_ = first_ + row_ * stride_ + unit * 64 * kUnit;
+    out_ = panel_ + row_ / 32 * kStepBytes<kPanel> + row_ % 32 * 32 + unit * kUnit * 2 * kTileBytes;
+  }
+
+  const std::uint8_t* const first_;
+  std::byte* const panel_;
+  const std::size_t stride_, units_, rows_;
+  std::size_t row_, unit_;
+  const std::uint8_t* values_;
+  std::byte* out_;
+};
+
 // Up to two rows of any weight, by way of a buffer; zeros for a row that is not there.
 template <class F, class V, std::size_t kPanel>
 [[gnu::always_inline]] inline void decode_row_pair_buffered(const LinearWeight& weight,
@@ -230,14 +330,13 @@ template <class F, class V, std::size_t kPanel>
 template <class F, class V, std::size_t kPanel>
 void decode_dx_panel(const DecodeJob& job) {
   std::size_t r = 0;
-  if constexpr (!std::is_same_v<F, Plain>) {
-    const PackedView& weight = job.weight->packed;
-    if (weight.cols % 32 == 0) {
+  if (in_pairs_of_groups(*job.weight, job.first | job.width)) {
+    r = job.count / 2 * 2;
+    decode_from<DxCursor<F, V, kPanel, 2>, V>(job, 0);
+  } else if constexpr (!std::is_same_v<F, Plain>) {
+    if (job.weight->packed.cols % 32 == 0) {
       r = job.count / 2 * 2;
-      if (in_pairs_of_groups(weight, job.first | job.width))
-        decode_from<DxCursor<F, V, kPanel, 2>, V>(job, 0);
-      else
-        decode_from<DxCursor<F, V, kPanel, 1>, V>(job, 0);
+      decode_from<DxCursor<F, V, kPanel, 1>, V>(job, 0);
     }
   }
   for (; r < (job.count + 31) / 32 * 32; r += 2) {

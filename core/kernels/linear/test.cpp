@@ -1,6 +1,7 @@
 // Walks the variant list against a product in double; the bits must not depend on batch or threads.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -400,6 +401,38 @@ TEST(Linear, NothingToDoAndNothingToSum) {
     for (std::size_t r = 0; r < 3; ++r)
       for (std::size_t c = 0; c < 8; ++c) EXPECT_EQ(y(r, c), bias(0, c));
   });
+}
+
+// With many rows a plain bf16 weight of whole groups is decoded between tile steps, with few
+// before.
+TEST(Linear, PlainWeightsGiveAFewRowsTheBitsOfMany) {
+  for (const Pass pass : {Pass::kForward, Pass::kDx})
+    for_each_variant(pass, [&](const LinearKernels& kernels, DType dtype) {
+      for (const auto& [n, k] : {std::pair{300, 640}, {1090, 128}, {130, 1152}}) {
+        const Weight w = random_weight(Format::kPlain, static_cast<std::size_t>(n),
+                                       static_cast<std::size_t>(k), 1, false, /*bf16=*/2);
+        const std::size_t in = pass == Pass::kForward ? w.view.packed.cols : w.view.packed.rows;
+        const std::size_t out = pass == Pass::kForward ? w.view.packed.rows : w.view.packed.cols;
+        const Owned left = random_matrix(dtype, 270, in, 5);
+        const auto product = [&](std::size_t rows) {
+          Owned result(dtype, rows, out);
+          const Matrix some = {left.bytes.data(), rows, in, in};
+          const LinearOutput output = {w.view, {}, nullptr, result.out()};
+          const LinearTerm term = {some, w.view};
+          if (pass == Pass::kForward)
+            linear_with(kernels, dtype, some, {&output, 1}, serial_for);
+          else
+            linear_dx_with(kernels, dtype, {&term, 1}, result.out(), serial_for);
+          return result;
+        };
+        const Owned many = product(270);
+        for (const std::size_t rows : {1, 17, 200}) {
+          const Owned few = product(rows);
+          EXPECT_TRUE(std::equal(few.bytes.begin(), few.bytes.end(), many.bytes.begin())) << rows;
+          if (rows == 1) expect_close(dtype, pass, {&left}, {&w}, nullptr, few);
+        }
+      }
+    });
 }
 
 TEST(Linear, ElementsBetweenRowsAreLeftAlone) {
