@@ -35,9 +35,9 @@ const CrossEntropyKernels& pick_cross_entropy(DType dtype) {
   throw Error(std::string("linear_cross_entropy: no variant for ") + name_of(dtype));
 }
 
-// `count` in the fewest pieces that fit `bytes` at `each` a row, all alike.
-std::size_t piece_of(std::size_t count, std::size_t bytes, std::size_t each) {
-  std::size_t most = std::max<std::size_t>(bytes / std::max<std::size_t>(each, 1), 1);
+// `count` in the fewest pieces of at most `limit` rows that fit `bytes` at `each` a row, all alike.
+std::size_t piece_of(std::size_t count, std::size_t bytes, std::size_t each, std::size_t limit) {
+  std::size_t most = std::clamp<std::size_t>(bytes / std::max<std::size_t>(each, 1), 1, limit);
   const std::size_t unit = most < kRowUnit ? 1 : kRowUnit;
   most = most / unit * unit;
   const std::size_t pieces = (count + most - 1) / most;
@@ -87,7 +87,7 @@ class ChunkedLoss {
     clear_ignored();
     const std::vector<std::size_t> rows = counted(p_);
     if (rows.empty()) return;
-    const std::size_t chunk = piece_of(rows.size(), logits_bytes, row_bytes_);
+    const std::size_t chunk = piece_of(rows.size(), logits_bytes, row_bytes_, kChunkTokens);
     const bool gaps = rows.back() - rows.front() + 1 != rows.size();
     const std::size_t gathered = gaps ? aligned(chunk * x_bytes_) : 0;
     const Scratch scratch(ScratchUse::kLogits, aligned(chunk * row_bytes_) + 2 * gathered);
@@ -180,7 +180,7 @@ class SlicedWeightGradient {
   void run(std::size_t logits_bytes) {
     const std::size_t vocabulary = p_.weight.packed.rows, count = rows_.size();
     if (count == 0) return clear();
-    const std::size_t slice = piece_of(vocabulary, logits_bytes / 2, count * element_);
+    const std::size_t slice = piece_of(vocabulary, logits_bytes / 2, count * element_, vocabulary);
     const bool copy = count != p_.x.rows || p_.x.stride != p_.x.cols;
     const std::size_t x_bytes = copy ? aligned(count * p_.x.cols * element_) : 0;
     const std::size_t half = aligned(slice * count * element_);
