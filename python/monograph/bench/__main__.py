@@ -21,6 +21,7 @@ BENCHES = (
     "attention",
     "lora",
     "packing",
+    "loss",
     "first_step",
     "large_model",
 )
