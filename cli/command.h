@@ -1,0 +1,38 @@
+// What a subcommand is to the program. One subcommand is one file that defines one Command, and one
+// row in the table of main.cpp; help, completion and man page are made from the same text.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+#include "session.h"
+
+namespace monograph::cli {
+
+// The same table stands in `monograph --help` and in the man page.
+enum ExitCode : int {
+  kOk = 0,
+  kFinding = 1,   // a finding, or a threshold passed
+  kUsage = 2,     // the command line is wrong
+  kBadInput = 3,  // a file breaks a rule (monograph::Error)
+  kMismatch = 4,  // a manifest or the two sides of a diff disagree
+  kIo = 5,        // disk full, no permission, no such file (IoError)
+  kInterrupted = 130,
+};
+
+// Runs after the command line was parsed; returns an exit code.
+using Run = std::function<int(Session& session)>;
+
+struct Command {
+  const char* name;
+  const char* summary;      // one line, for the list of commands
+  const char* description;  // paragraphs separated by an empty line
+  const char* examples;     // lines "monograph ...", with comments
+  // Declares options on `app` and returns what runs with them; the values live in the closure.
+  Run (*declare)(CLI::App& app);
+};
+
+extern const Command kCompletion;
+extern const Command kMan;
+
+}  // namespace monograph::cli

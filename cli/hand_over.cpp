@@ -1,0 +1,45 @@
+// `monograph train ...` is `python3 -m monograph train ...`, as `git foo` is `git-foo`.
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "program.h"
+
+namespace monograph::cli {
+namespace {
+
+// $MONOGRAPH_PYTHON; else the python3 beside this program, which is that of the virtual environment
+// the wheel was installed in; else the first one on the PATH.
+std::string find_python() {
+  if (const char* chosen = std::getenv("MONOGRAPH_PYTHON"); chosen != nullptr && *chosen != 0) {
+    return chosen;
+  }
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) {
+    const auto beside = self.parent_path() / "python3";
+    if (::access(beside.c_str(), X_OK) == 0) return beside.string();
+  }
+  return "python3";
+}
+
+}  // namespace
+
+int hand_over(std::span<char* const> arguments) {
+  std::string python = find_python(), flag = "-m", module = "monograph";
+  std::vector<char*> command = {python.data(), flag.data(), module.data()};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  command.push_back(nullptr);
+  ::execvp(command[0], command.data());
+  std::fprintf(stderr,
+               "monograph: '%s' is done by the Python package, and '%s' cannot be run: %s. Install "
+               "Python 3.10 or later with the package monograph, or set MONOGRAPH_PYTHON.\n",
+               arguments[0], python.c_str(), std::strerror(errno));
+  return kIo;
+}
+
+}  // namespace monograph::cli

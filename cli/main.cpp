@@ -1,0 +1,67 @@
+// The program: parses the command line, runs one subcommand, turns errors into text and exit codes.
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <new>
+
+#include "program.h"
+#include "safetensors/file_ops.h"
+
+namespace {
+
+using namespace monograph;
+using namespace monograph::cli;
+
+int report(const char* what, int code) {
+  std::fprintf(stderr, "monograph: %s\n", what);
+  return code;
+}
+
+int run(int argc, char** argv) {
+  const std::span<char* const> arguments(argv + 1, argv + argc);
+  for (const HandedOver& row : handed_over()) {
+    if (!arguments.empty() && std::strcmp(arguments[0], row.name) == 0) return hand_over(arguments);
+  }
+  if (!arguments.empty() && arguments[0][0] != '-' && summary_of(arguments[0]).empty()) {
+    const std::string name = arguments[0];
+    return report(("there is no command '" + name + "'; monograph --help lists them").c_str(),
+                  kUsage);
+  }
+  Program program;
+  try {
+    program.app().parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const bool asked = error.get_exit_code() == 0;  // --help and --version
+    program.app().exit(error);
+    return asked ? kOk : kUsage;
+  }
+  catch_signals();
+  return program.run();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int code = kOk;
+  try {
+    code = run(argc, argv);
+  } catch (const Interrupted& stop) {
+    return report(stop.what(), 128 + stop.signal());
+  } catch (const safetensors::IoError& error) {
+    return report(error.what(), kIo);
+  } catch (const Error& error) {
+    return report(error.what(), kBadInput);
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report(error.what(), kIo);
+  } catch (const CLI::Error& error) {
+    return report(error.what(), kUsage);
+  } catch (const std::bad_alloc&) {
+    return report("out of memory", kIo);
+  } catch (const std::exception& error) {
+    return report(error.what(), kFinding);
+  }
+  // A result that did not reach its file is no result.
+  if (std::fflush(stdout) != 0) return report(std::strerror(errno), kIo);
+  return code;
+}

@@ -1,0 +1,94 @@
+// The man page, from the text that --help prints.
+#include <algorithm>
+#include <cstdio>
+
+#include "program.h"
+#include "version.h"
+
+namespace monograph::cli {
+namespace {
+
+// Text as roff: backslashes and hyphens as themselves, no line that begins with a control
+// character.
+std::string roff(const std::string& text) {
+  std::string out;
+  bool line_begins = true;
+  for (const char c : text) {
+    if (line_begins && (c == '.' || c == '\'')) out += "\\&";
+    line_begins = c == '\n';
+    if (c == '\\') {
+      out += "\\e";
+    } else if (c == '-') {
+      out += "\\-";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+void print_paragraphs(const std::string& text) {
+  std::string body = roff(text);
+  for (auto at = body.find("\n\n"); at != std::string::npos; at = body.find("\n\n", at + 4)) {
+    body.replace(at, 2, "\n.PP\n");
+  }
+  std::printf("%s\n", body.c_str());
+}
+
+void print_verbatim(const std::string& text) {
+  std::printf(".PP\n.nf\n.RS\n%s\n.RE\n.fi\n", roff(text).c_str());
+}
+
+void print_options(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    std::string name = option->get_name(/*positional=*/option->get_positional(), /*all=*/true);
+    std::replace(name.begin(), name.end(), ',', ' ');
+    const std::string value =
+        option->get_items_expected_max() > 0 ? " " + option->get_type_name() : "";
+    std::printf(".TP\n.B %s\n%s\n", roff(name + value).c_str(),
+                roff(option->get_description()).c_str());
+  }
+}
+
+Run declare(CLI::App&) {
+  return [](Session&) -> int {
+    Program program;
+    std::printf(".TH MONOGRAPH 1 \"\" \"monograph %s\" \"User Commands\"\n", kVersion);
+    std::printf(
+        ".SH NAME\nmonograph \\- checkpoints of language models: look inside, quantise, "
+        "check, compare\n");
+    std::printf(".SH SYNOPSIS\n.B monograph\n.I COMMAND\n[options]\n.SH DESCRIPTION\n");
+    print_paragraphs(program.app().get_description());
+    for (const Command* command : commands()) {
+      const CLI::App* sub = program.app().get_subcommand(command->name);
+      std::printf(".SH MONOGRAPH %s\n", CLI::detail::to_lower(command->name).c_str());
+      print_paragraphs(command->description);
+      print_options(*sub);
+      print_verbatim(command->examples);
+    }
+    std::printf(".SH COMMANDS OF THE PYTHON PACKAGE\n");
+    for (const HandedOver& row : handed_over()) {
+      std::printf(".TP\n.B monograph %s\n%s\n", roff(row.name).c_str(), roff(row.summary).c_str());
+    }
+    std::printf(".SH EXIT STATUS\n");
+    print_verbatim(exit_code_text());
+    std::printf(
+        ".SH ENVIRONMENT\n.TP\n.B MONOGRAPH_ISA\nCaps the instruction set: scalar, avx2, "
+        "avx512, amx.\n.TP\n.B MONOGRAPH_PYTHON\nThe Python that runs train, preprocess, "
+        "generate and doctor.\n");
+    return kOk;
+  };
+}
+
+}  // namespace
+
+const Command kMan = {
+    "man",
+    "print the man page",
+    "Print the man page of monograph, made from the same text as the help.",
+    "monograph man | man -l -\n"
+    "monograph man > ~/.local/share/man/man1/monograph.1",
+    declare,
+};
+
+}  // namespace monograph::cli

@@ -1,0 +1,52 @@
+// The tree of subcommands and options, built from the tables of program.cpp. Help, completion and
+// man page are made by walking it.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "command.h"
+
+namespace monograph::cli {
+
+// Done by Python: `monograph train ...` becomes `python3 -m monograph train ...`.
+struct HandedOver {
+  const char* name;
+  const char* summary;
+};
+
+std::span<const Command* const> commands();
+std::span<const HandedOver> handed_over();
+// Of any command; empty if there is none of this name.
+std::string_view summary_of(std::string_view command);
+
+class Program {
+ public:
+  Program();
+
+  CLI::App& app() { return app_; }
+  Session& session() { return session_; }
+  // The subcommand that was parsed.
+  int run();
+
+ private:
+  struct Entry {
+    CLI::App* app;
+    Run run;
+  };
+  CLI::App app_;
+  Session session_;
+  std::vector<Entry> entries_;
+};
+
+// The exit codes as a table for the end of a help page.
+std::string exit_code_text();
+
+// Replaces the program by Python's; returns an exit code only if that is impossible. `arguments`
+// begin with the name of the subcommand.
+int hand_over(std::span<char* const> arguments);
+
+}  // namespace monograph::cli

@@ -1,0 +1,109 @@
+"""The frame of the native tool: help, exit codes, completion, man page, handing over to Python."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from native_tool import program, run
+
+COMMANDS = ["completion", "man"]
+PYTHON_COMMANDS = ["preprocess", "train", "generate", "doctor"]
+
+
+def test_needs_no_library_but_that_of_the_system():
+    listed = subprocess.run(["ldd", program()], capture_output=True, text=True, check=True).stdout
+    names = {line.split()[0].rsplit("/", 1)[-1] for line in listed.splitlines()}
+    known = ("linux-vdso", "libc.so", "libm.so", "ld-linux", "libpthread", "libgcc_s", "libdl")
+    assert all(name.startswith(known) for name in names), names
+
+
+def test_help_lists_every_command_and_exit_code():
+    text = run("--help").stdout
+    for name in COMMANDS + PYTHON_COMMANDS:
+        assert f"\n  {name} " in text
+    for code in ("0", "1", "2", "3", "4", "5", "130"):
+        assert f"\n  {code} " in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_has_examples(command):
+    text = run(command, "--help").stdout
+    assert "Examples:\n  monograph " + command in text
+    assert "--quiet" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "subcommand is required"),
+        (["conjure"], "there is no command 'conjure'"),
+        (["man", "--loud"], "--loud"),
+        (["completion", "csh"], "csh"),
+        (["completion"], "shell is required"),
+    ],
+)
+def test_a_wrong_command_line_is_exit_code_2(arguments, message):
+    assert message in run(*arguments, code=2).stderr
+
+
+def test_completion_scripts_are_accepted_by_their_shells_and_know_every_option(tmp_path):
+    for shell in ("bash", "zsh", "fish"):
+        text = run("completion", shell).stdout
+        for name in COMMANDS + PYTHON_COMMANDS:
+            assert name in text
+        assert "quiet" in text
+        script = tmp_path / shell
+        script.write_text(text)
+        if shutil.which(shell):
+            subprocess.run([shell, "-n", script], check=True)
+
+
+def test_bash_completes_commands_and_options():
+    script = run("completion", "bash").stdout
+    ask = 'COMP_WORDS=(monograph "$1" "$2"); COMP_CWORD=$3; _monograph; printf "%s\\n" "${COMPREPLY[@]}"'
+
+    def complete(first, second, position):
+        done = subprocess.run(
+            ["bash", "-c", script + ask, "bash", first, second, str(position)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.split()
+
+    assert complete("comp", "", 1) == ["completion"]
+    assert "--quiet" in complete("completion", "--q", 2)
+
+
+def test_man_page_is_roff_without_warnings():
+    text = run("man").stdout
+    assert text.startswith(".TH MONOGRAPH 1")
+    if shutil.which("groff"):
+        done = subprocess.run(
+            ["groff", "-man", "-Tascii", "-ww"], input=text, capture_output=True, text=True, check=True
+        )
+        assert not done.stderr
+
+
+def test_python_commands_are_handed_over_with_their_arguments(tmp_path):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit 7\n')
+    python.chmod(0o755)
+    environment = dict(os.environ, MONOGRAPH_PYTHON=str(python))
+    done = run("train", "a b.yml", "--rank", "8", code=7, env=environment)
+    assert done.stdout.splitlines() == ["-m", "monograph", "train", "a b.yml", "--rank", "8"]
+
+
+def test_without_python_the_message_says_so():
+    message = run("train", "x.yml", code=5, env={"PATH": "/nowhere"}).stderr
+    assert "'train' is done by the Python package" in message
+    assert "MONOGRAPH_PYTHON" in message
+
+
+def test_a_full_disk_under_stdout_is_exit_code_5():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([program(), "man"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 5
+    assert "No space left" in done.stderr
