@@ -249,6 +249,13 @@ void JsonScanner::array(FunctionRef<void()> element) {
   expect(']');
 }
 
+bool JsonScanner::accept_word(std::string_view word) {
+  skip_blanks();
+  if (!text_.substr(position_).starts_with(word)) return false;
+  position_ += word.size();
+  return true;
+}
+
 void JsonScanner::skip_literal(std::string_view literal) {
   if (text_.substr(position_, literal.size()) != literal) fail_expected("a value");
   position_ += literal.size();

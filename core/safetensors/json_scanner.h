@@ -44,6 +44,8 @@ class JsonScanner {
   void object(FunctionRef<void(std::string_view key)> member);
   // Calls element() with the scanner at each element of an array.
   void array(FunctionRef<void()> element);
+  // Consumes `word` if it stands here. For words that are not JSON (NaN) and yet are written.
+  bool accept_word(std::string_view word);
   // Any one value, checked for syntax. At most `depth` containers inside one another.
   void skip_value(int depth);
 

@@ -14,31 +14,6 @@ namespace {
 
 constexpr std::string_view kSource = "new header";
 
-// The escapes of serde_json, for equal bytes: short forms where JSON has one, else \u00xx in lower
-// case; everything from 0x20 up stands for itself.
-void append_json_string(std::string& out, std::string_view text) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  out += '"';
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (byte >= 0x20) {
-      out += c;
-    } else if (const auto letter = std::string_view("\b\f\n\r\t").find(c);
-               letter != std::string_view::npos) {
-      out += '\\';
-      out += "bfnrt"[letter];
-    } else {
-      out += "\\u00";
-      out += kHex[byte >> 4];
-      out += kHex[byte & 15];
-    }
-  }
-  out += '"';
-}
-
 void append_metadata(std::string& out, const Metadata& metadata) {
   append_json_string(out, kMetadataKey);
   out += ":{";

@@ -72,4 +72,27 @@ std::string in_quotes(std::string_view text) {
   return out + "'";
 }
 
+void append_json_string(std::string& out, std::string_view text) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  out += '"';
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (byte >= 0x20) {
+      out += c;
+    } else if (const auto letter = std::string_view("\b\f\n\r\t").find(c);
+               letter != std::string_view::npos) {
+      out += '\\';
+      out += "bfnrt"[letter];
+    } else {
+      out += "\\u00";
+      out += kHex[byte >> 4];
+      out += kHex[byte & 15];
+    }
+  }
+  out += '"';
+}
+
 }  // namespace monograph::safetensors

@@ -20,6 +20,10 @@ std::size_t utf8_sequence_length(std::string_view text);
 // code <= 0x10ffff.
 void append_utf8(std::string& out, std::uint32_t code);
 
+// `text` as a JSON string, in quotes. The escapes of serde_json, for equal bytes: short forms where
+// JSON has one, else \u00xx in lower case; everything from 0x20 up stands for itself.
+void append_json_string(std::string& out, std::string_view text);
+
 // Text for an error message: in quotes, control characters and bytes that are not UTF-8 escaped (a
 // name may hold terminal escape sequences), cut after 120 bytes.
 std::string in_quotes(std::string_view text);
