@@ -13,7 +13,7 @@ int main(int argc, char** argv) {
   }
   using namespace monograph::safetensors;
   const std::filesystem::path root = argv[1];
-  for (const auto& cases : {hostile_headers(), hostile_indexes()}) {
+  for (const auto& cases : {hostile_headers(), hostile_indexes(), hostile_weights()}) {
     for (const HostileCase& hostile : cases) {
       std::filesystem::create_directories(root / hostile.name);
       make_case(hostile, root / hostile.name);
