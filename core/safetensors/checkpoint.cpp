@@ -6,33 +6,13 @@
 
 #include "base/error.h"
 #include "safetensors/index.h"
+#include "safetensors/inside_folder.h"
 #include "safetensors/utf8.h"
 
 namespace monograph::safetensors {
 namespace {
 
 namespace fs = std::filesystem;
-
-bool is_inside(const fs::path& path, const fs::path& folder) {
-  const auto [end, ignored] = std::mismatch(folder.begin(), folder.end(), path.begin(), path.end());
-  return end == folder.end();
-}
-
-// `folder` is canonical. Who may change the folder while it is read could replace a link after this
-// check; it guards against folders that were made hostile, then handed over.
-void check_inside(const fs::path& folder, const std::string& shard, const std::string& index) {
-  std::error_code error;
-  const fs::path resolved = fs::canonical(folder / shard, error);
-  if (error) {
-    throw Error(index + ": shard " + in_quotes(shard) + ": cannot be found: " + error.message());
-  }
-  if (is_inside(resolved, folder)) return;
-  const fs::path snapshots = folder.parent_path();
-  const bool cache = snapshots.filename() == "snapshots";
-  if (cache && is_inside(resolved, snapshots.parent_path() / "blobs")) return;
-  throw Error(index + ": shard " + in_quotes(shard) + ": a symbolic link leaves the folder, to " +
-              in_quotes(resolved.string()));
-}
 
 // Each tensor of the shard is one that the index places there, and their number is right: then the
 // two sets are equal.
@@ -93,7 +73,7 @@ void Checkpoint::open_index(const fs::path& path) {
   const fs::path folder = fs::canonical(parent.empty() ? fs::path(".") : parent);
   files_.reserve(index.shards.size());
   for (std::size_t i = 0; i < index.shards.size(); ++i) {
-    check_inside(folder, index.shards[i], source);
+    resolve_inside(folder, index.shards[i], source + ": shard " + in_quotes(index.shards[i]));
     const Reader& file = files_.emplace_back(parent / index.shards[i]);
     check_shard(index, static_cast<std::uint32_t>(i), file, expected[i], source);
   }

@@ -29,6 +29,11 @@ ssize_t FileOps::pwrite(int fd, const void* data, std::size_t size_bytes,
 int FileOps::fsync(int fd) { return ::fsync(fd); }
 int FileOps::rename(const char* from, const char* to) { return std::rename(from, to); }
 int FileOps::unlink(const char* path) { return ::unlink(path); }
+int FileOps::mkdir(const char* path, mode_t mode) { return ::mkdir(path, mode); }
+int FileOps::rmdir(const char* path) { return ::rmdir(path); }
+int FileOps::exchange(const char* one, const char* other) {
+  return ::renameat2(AT_FDCWD, one, AT_FDCWD, other, RENAME_EXCHANGE);
+}
 
 FileOps& system_file_ops() {
   static FileOps ops;

@@ -52,6 +52,10 @@ class FileOps {
   virtual int fsync(int fd);
   virtual int rename(const char* from, const char* to);
   virtual int unlink(const char* path);
+  virtual int mkdir(const char* path, mode_t mode);
+  virtual int rmdir(const char* path);
+  // renameat2(2) with RENAME_EXCHANGE: each of the two takes the other's name, in one step.
+  virtual int exchange(const char* one, const char* other);
 };
 
 FileOps& system_file_ops();

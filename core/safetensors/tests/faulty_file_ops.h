@@ -28,6 +28,9 @@ enum class Call {
   kFsync,
   kRename,
   kUnlink,
+  kMkdir,
+  kRmdir,
+  kExchange,
   kCount
 };
 
@@ -82,6 +85,13 @@ class FaultyFileOps : public FileOps {
   }
   int unlink(const char* path) override {
     return fails(Call::kUnlink) ? -1 : FileOps::unlink(path);
+  }
+  int mkdir(const char* path, mode_t mode) override {
+    return fails(Call::kMkdir) ? -1 : FileOps::mkdir(path, mode);
+  }
+  int rmdir(const char* path) override { return fails(Call::kRmdir) ? -1 : FileOps::rmdir(path); }
+  int exchange(const char* one, const char* other) override {
+    return fails(Call::kExchange) ? -1 : FileOps::exchange(one, other);
   }
 
  private:
@@ -146,6 +156,13 @@ class PowerFailureOps : public FileOps {
     return 0;
   }
   int unlink(const char* path) override { return power() ? FileOps::unlink(path) : -1; }
+  int mkdir(const char* path, mode_t mode) override {
+    return power() ? FileOps::mkdir(path, mode) : -1;
+  }
+  int rmdir(const char* path) override { return power() ? FileOps::rmdir(path) : -1; }
+  int exchange(const char* one, const char* other) override {
+    return power() ? FileOps::exchange(one, other) : -1;
+  }
 
  private:
   int off() {
