@@ -33,6 +33,7 @@ struct Command {
 };
 
 extern const Command kCompletion;
+extern const Command kInspect;
 extern const Command kMan;
 
 }  // namespace monograph::cli

@@ -8,6 +8,7 @@ namespace monograph::cli {
 namespace {
 
 constexpr std::array kCommands = {
+    &kInspect,
     &kCompletion,
     &kMan,
 };

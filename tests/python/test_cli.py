@@ -8,7 +8,7 @@ import pytest
 
 from native_tool import program, run
 
-COMMANDS = ["completion", "man"]
+COMMANDS = ["inspect", "completion", "man"]
 PYTHON_COMMANDS = ["preprocess", "train", "generate", "doctor"]
 
 

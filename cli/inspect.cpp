@@ -1,0 +1,237 @@
+// monograph inspect: what is inside a checkpoint.
+#include <cstdio>
+#include <map>
+#include <memory>
+
+#include "adapter_summary.h"
+#include "command.h"
+#include "model.h"
+#include "pattern.h"
+#include "table.h"
+
+namespace monograph::cli {
+namespace {
+
+struct Options {
+  std::string path;
+  std::vector<std::string> names, formats;
+  bool json = false, markdown = false, no_tensors = false;
+};
+
+struct Total {
+  std::uint64_t weights = 0, elements = 0, size_bytes = 0;
+
+  void add(const Weight& weight) {
+    ++weights;
+    elements += weight.elements;
+    size_bytes += weight.size_bytes;
+  }
+  double bits() const {
+    return elements == 0 ? 0
+                         : 8.0 * static_cast<double>(size_bytes) / static_cast<double>(elements);
+  }
+};
+
+struct Report {
+  std::string path;
+  std::size_t files = 0;
+  std::vector<const Weight*> weights;  // those that pass the filters
+  std::map<std::string, Total> by_format, by_layer;
+  std::vector<std::string> layer_order;
+  Total total;
+};
+
+// "model.layers.2" before "model.layers.10".
+bool layer_less(const std::string& a, const std::string& b) {
+  const auto split = [](const std::string& name) {
+    const auto dot = name.rfind('.');
+    return std::pair(name.substr(0, dot), name.size() - dot);
+  };
+  const auto [stem_a, digits_a] = split(a);
+  const auto [stem_b, digits_b] = split(b);
+  if (stem_a != stem_b) return stem_a < stem_b;
+  return digits_a != digits_b ? digits_a < digits_b : a < b;
+}
+
+std::string format_text(const Weight& weight) {
+  return std::string(weight.format) + (weight.double_quant ? "+dq" : "");
+}
+
+std::string block_text(const Weight& weight) {
+  return weight.block.empty() ? "-" : shape_text(weight.block);
+}
+
+Report make_report(const Model& model, const Options& options) {
+  Report report;
+  report.path = options.path;
+  report.files = model.checkpoint.files().size();
+  const std::vector<Pattern> names = patterns(options.names);
+  for (const Weight& weight : model.weights) {
+    const bool name_ok = names.empty() || any_matches(names, weight.name);
+    const bool format_ok =
+        options.formats.empty() || std::find(options.formats.begin(), options.formats.end(),
+                                             weight.format) != options.formats.end();
+    if (!name_ok || !format_ok) continue;
+    report.weights.push_back(&weight);
+    report.total.add(weight);
+    report.by_format[format_text(weight)].add(weight);
+    const std::string layer(layer_of(weight.name));
+    if (!report.by_layer.contains(layer)) report.layer_order.push_back(layer);
+    report.by_layer[layer].add(weight);
+  }
+  std::sort(report.layer_order.begin(), report.layer_order.end(), layer_less);
+  return report;
+}
+
+void print_table(const Table& table, bool markdown) {
+  std::fputs((markdown ? table.markdown() : table.text()).c_str(), stdout);
+  std::fputc('\n', stdout);
+}
+
+void print_text(const Report& report, const Options& options) {
+  std::printf("%s%s: %zu file%s, %s, %s weights in %zu tensors, %s bits per weight\n\n",
+              options.markdown ? "# " : "", printable(report.path).c_str(), report.files,
+              report.files == 1 ? "" : "s", bytes_text(report.total.size_bytes).c_str(),
+              count_text(report.total.elements).c_str(), report.weights.size(),
+              fixed_text(report.total.bits(), 2).c_str());
+  if (!options.no_tensors) {
+    Table table({"name", "format", "written by", ">shape", ">block", ">bits", ">size"});
+    for (const Weight* weight : report.weights) {
+      table.add({printable(weight->name), format_text(*weight),
+                 weight->is_packed() ? std::string(weight->spelling) : "-",
+                 shape_text(weight->shape), block_text(*weight),
+                 fixed_text(weight->bits_per_weight(), 2), bytes_text(weight->size_bytes)});
+    }
+    print_table(table, options.markdown);
+  }
+  const auto add_total = [](Table& table, const std::string& name, const Total& total) {
+    table.add({name, std::to_string(total.weights), count_text(total.elements),
+               fixed_text(total.bits(), 2), bytes_text(total.size_bytes)});
+  };
+  Table formats({"format", ">tensors", ">weights", ">bits", ">size"});
+  for (const auto& [name, total] : report.by_format) add_total(formats, name, total);
+  print_table(formats, options.markdown);
+  if (report.layer_order.size() < 2) return;
+  Table layers({"layer", ">tensors", ">weights", ">bits", ">size"});
+  for (const std::string& layer : report.layer_order) {
+    add_total(layers, layer.empty() ? "(outside)" : printable(layer), report.by_layer.at(layer));
+  }
+  print_table(layers, options.markdown);
+}
+
+json::Value count(std::uint64_t value) {
+  return json::Value::number(static_cast<std::int64_t>(value));
+}
+
+json::Value total_json(const Total& total) {
+  json::Value value;
+  value.set("tensors", count(total.weights));
+  value.set("weights", count(total.elements));
+  value.set("bytes", count(total.size_bytes));
+  value.set("bits_per_weight", json::Value::number(total.bits()));
+  return value;
+}
+
+json::Value weight_json(const Weight& weight) {
+  json::Value value;
+  value.set("name", json::Value::string(weight.name));
+  value.set("format", json::Value::string(weight.format));
+  value.set("written_by", json::Value::string(weight.spelling));
+  json::Value& shape = value.set("shape", json::Value::array());
+  for (const std::uint64_t dimension : weight.shape) shape.append(count(dimension));
+  json::Value& block = value.set("block", json::Value::array());
+  for (const std::uint64_t dimension : weight.block) block.append(count(dimension));
+  value.set("double_quant", json::Value::boolean(weight.double_quant));
+  value.set("dtype", json::Value::string(short_name(weight.dtype)));
+  value.set("bytes", count(weight.size_bytes));
+  value.set("bits_per_weight", json::Value::number(weight.bits_per_weight()));
+  value.set("readable", json::Value::boolean(weight.is_readable()));
+  json::Value& parts = value.set("parts", json::Value::array());
+  for (const Part& part : weight.parts) {
+    json::Value& item = parts.append(json::Value::object());
+    item.set("role", json::Value::string(part.role));
+    item.set("tensor", json::Value::string(part.tensor.entry->name));
+    item.set("dtype", json::Value::string(name_of(part.tensor.entry->dtype)));
+    item.set("file", json::Value::string(part.tensor.file->path().filename().string()));
+  }
+  return value;
+}
+
+json::Value report_json(const Report& report, const Options& options) {
+  json::Value value;
+  value.set("schema_version", count(1));
+  value.set("path", json::Value::string(report.path));
+  value.set("files", count(report.files));
+  value.set("total", total_json(report.total));
+  json::Value& formats = value.set("by_format", json::Value::object());
+  for (const auto& [name, total] : report.by_format) formats.set(name, total_json(total));
+  json::Value& layers = value.set("by_layer", json::Value::object());
+  for (const std::string& layer : report.layer_order) {
+    layers.set(layer, total_json(report.by_layer.at(layer)));
+  }
+  if (options.no_tensors) return value;
+  json::Value& weights = value.set("weights", json::Value::array());
+  for (const Weight* weight : report.weights) weights.append(weight_json(*weight));
+  return value;
+}
+
+int inspect(const Options& options) {
+  const bool adapter =
+      std::filesystem::exists(std::filesystem::path(options.path) / "adapter_config.json") &&
+      !std::filesystem::exists(std::filesystem::path(options.path) / "config.json");
+  const Model model = open_model(options.path, adapter ? "adapter_model" : "model");
+  const Report report = make_report(model, options);
+  if (options.json) {
+    json::Value value = report_json(report, options);
+    if (adapter) value.set("adapter", adapter_json(model));
+    std::fputs(json::dump(value).c_str(), stdout);
+    return kOk;
+  }
+  print_text(report, options);
+  if (adapter) std::fputs(adapter_text(model, options.markdown).c_str(), stdout);
+  return kOk;
+}
+
+Run declare(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  app.add_option("path", options->path,
+                 "A model folder, a PEFT adapter folder, a .safetensors file or an index")
+      ->required();
+  app.add_option("--name", options->names,
+                 "Only weights whose name matches this regex (repeatable)")
+      ->type_name("REGEX")
+      ->allow_extra_args(false);
+  app.add_option("--format", options->formats, "Only weights of this format (repeatable)")
+      ->type_name("FORMAT")
+      ->allow_extra_args(false);
+  app.add_flag("--no-tensors", options->no_tensors, "Totals only");
+  CLI::Option* markdown = app.add_flag("--markdown", options->markdown, "Print Markdown");
+  app.add_flag("--json", options->json, "Print JSON, with every part of every weight")
+      ->excludes(markdown);
+  return [options](Session&) { return inspect(*options); };
+}
+
+}  // namespace
+
+const Command kInspect = {
+    "inspect",
+    "what is inside a checkpoint: formats, shapes, sizes, totals",
+    "Print the weights of a checkpoint with the format they are stored in, and totals by format "
+    "and "
+    "by layer.\n\n"
+    "A packed weight is one line, however many tensors it consists of. Recognised: bf16, fp16, "
+    "fp32 "
+    "and other plain types; nf4 and fp4 of bitsandbytes ('+dq': its scales are quantised too) and "
+    "its "
+    "int8; fp8 with blocks, rows or one scale; mxfp4, mxfp8 and nvfp4 as DeepSeek, gpt-oss, "
+    "compressed-tensors and ModelOpt name them. Of a PEFT adapter also rank, targets and the norm "
+    "of "
+    "each module's change are printed.",
+    "monograph inspect my-llama\n"
+    "monograph inspect my-llama --no-tensors --markdown\n"
+    "monograph inspect my-llama --name 'layers\\.0\\.' --format nf4\n"
+    "monograph inspect my-adapter --json",
+    declare,
+};
+
+}  // namespace monograph::cli

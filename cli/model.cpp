@@ -1,0 +1,81 @@
+#include "model.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "base/error.h"
+#include "safetensors/utf8.h"
+#include "session.h"
+
+namespace monograph::cli {
+
+namespace fs = std::filesystem;
+
+json::Value read_json(const fs::path& path) {
+  const safetensors::MappedFile file(path, json::kMaxDocumentBytes);
+  json::Value value = json::parse(file.text(), path.string());
+  if (!value.is(json::Kind::kObject)) throw Error(path.string() + ": must be a JSON object");
+  return value;
+}
+
+Model open_model(const fs::path& path, std::string_view stem) {
+  Model model;
+  std::error_code ignored;
+  model.folder = fs::is_directory(path, ignored) ? path : path.parent_path();
+  model.checkpoint = safetensors::Checkpoint::open(path, stem);
+  const fs::path config = model.folder / "config.json";
+  if (fs::exists(config, ignored)) model.config = read_json(config);
+  model.weights = list_weights(model.checkpoint, model.config ? &*model.config : nullptr);
+  return model;
+}
+
+std::uint64_t Model::size_bytes() const {
+  std::uint64_t total = 0;
+  for (const Weight& weight : weights) total += weight.size_bytes;
+  return total;
+}
+
+std::string printable(std::string_view name) {
+  constexpr std::size_t kLongest = 120;
+  const bool plain =
+      std::all_of(name.begin(), name.end(), [](char c) { return c > 0x20 && c < 0x7f; });
+  if (plain && name.size() <= kLongest) return std::string(name);
+  return safetensors::in_quotes(name);
+}
+
+std::string shape_text(const std::vector<std::uint64_t>& shape) {
+  std::string text;
+  for (const std::uint64_t dimension : shape) {
+    text += (text.empty() ? "" : " x ") + std::to_string(dimension);
+  }
+  return text.empty() ? "-" : text;
+}
+
+std::string count_text(std::uint64_t count) {
+  std::string text = bytes_text(count);
+  // The same digits and letters, without the B of bytes and with an upper-case K.
+  text.pop_back();
+  if (text.ends_with(" ")) text.pop_back();
+  if (text.ends_with("k")) text.back() = 'K';
+  return text;
+}
+
+std::string fixed_text(double value, int digits) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
+  return text.data();
+}
+
+std::string_view layer_of(std::string_view name) {
+  for (std::size_t begin = 0, end; begin < name.size(); begin = end + 1) {
+    end = std::min(name.find('.', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
+    const bool digits = !part.empty() && std::all_of(part.begin(), part.end(),
+                                                     [](char c) { return c >= '0' && c <= '9'; });
+    if (digits && begin != 0 && end < name.size()) return name.substr(0, end);
+  }
+  return {};
+}
+
+}  // namespace monograph::cli

@@ -1,0 +1,43 @@
+#include "pattern.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "base/error.h"
+#include "safetensors/utf8.h"
+
+namespace monograph::cli {
+namespace {
+
+constexpr std::size_t kLongestName = 1000;
+
+std::regex compile(const std::string& text) {
+  try {
+    return std::regex(text, std::regex::ECMAScript | std::regex::optimize);
+  } catch (const std::regex_error&) {
+    throw CLI::ValidationError("'" + text + "' is not a regular expression");
+  }
+}
+
+}  // namespace
+
+Pattern::Pattern(const std::string& text) : regex_(compile(text)) {}
+
+bool Pattern::matches(std::string_view name) const {
+  if (name.size() > kLongestName) {
+    throw Error("name " + safetensors::in_quotes(name) + ": has " + std::to_string(name.size()) +
+                " characters; patterns match names of at most " + std::to_string(kLongestName));
+  }
+  return std::regex_search(name.begin(), name.end(), regex_);
+}
+
+std::vector<Pattern> patterns(const std::vector<std::string>& texts) {
+  return {texts.begin(), texts.end()};
+}
+
+bool any_matches(const std::vector<Pattern>& patterns, std::string_view name) {
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const Pattern& pattern) { return pattern.matches(name); });
+}
+
+}  // namespace monograph::cli
