@@ -1,0 +1,271 @@
+#include "convert/convert.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <memory>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/float_types.h"
+#include "convert/packed_parts.h"
+#include "safetensors/utf8.h"
+
+namespace monograph {
+namespace {
+
+using safetensors::LocatedTensor;
+using safetensors::ShardedWriter;
+using safetensors::StoredDType;
+using safetensors::TensorSpec;
+
+// A multiple of every block. 8 MiB of bf16: large against a system call, small against memory.
+constexpr std::uint64_t kPieceElements = 1 << 22;
+constexpr std::uint64_t kPieceBytes = 1 << 23;
+
+std::span<const std::uint8_t> as_bytes(const void* data, std::size_t size) {
+  return {static_cast<const std::uint8_t*>(data), size};
+}
+
+// One weight in work: shared by the threads that have its pieces.
+struct Job {
+  const Conversion* conversion = nullptr;
+  std::uint64_t pieces = 0;
+  std::atomic<std::uint64_t> left = 0;
+  std::mutex mutex;           // of making the scales
+  std::vector<float> scales;  // of kQuantize: from the first piece begun to the last one done
+};
+
+// A range of elements, or of bytes of one part for a copy.
+struct Piece {
+  Job* job = nullptr;
+  const LocatedTensor* part = nullptr;
+  std::uint64_t begin = 0, end = 0;
+};
+
+// Tells the kernel about a part of a mapping; a hint, so errors do not matter.
+void advise(std::span<const std::uint8_t> bytes, int advice) {
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
+  const std::uintptr_t first = begin / page * page, last = begin + bytes.size();
+  if (!bytes.empty()) ::madvise(reinterpret_cast<void*>(first), last - first, advice);
+}
+
+// The bytes that a piece reads, as far as they lie together.
+std::span<const std::uint8_t> source_of(const Piece& piece) {
+  if (piece.part != nullptr) {
+    return piece.part->bytes().subspan(piece.begin, piece.end - piece.begin);
+  }
+  const Weight& weight = *piece.job->conversion->weight;
+  const auto values = weight.parts.front().tensor.bytes();
+  if (weight.elements == 0) return {};
+  const auto at = [&](std::uint64_t element) {
+    return static_cast<std::size_t>(
+        static_cast<double>(values.size()) *
+        (static_cast<double>(element) / static_cast<double>(weight.elements)));
+  };
+  const std::size_t begin = at(piece.begin), end = std::min(at(piece.end), values.size());
+  return values.subspan(begin, end - begin);
+}
+
+// What a thread keeps from piece to piece.
+struct Scratch {
+  std::vector<float> decoded;  // floats of any width: allocated as the widest
+  std::vector<std::uint8_t> out;
+};
+
+class Converter {
+ public:
+  Converter(std::span<const Conversion> conversions, ShardedWriter& writer,
+            const ConvertOptions& options)
+      : writer_(writer), options_(options) {
+    for (const Conversion& conversion : conversions) add(conversion);
+  }
+
+  void run() {
+    ThreadPool pool(std::max(options_.threads, 1));
+    pool.parallel_for(static_cast<std::size_t>(pool.threads()), 1,
+                      [this](std::size_t, std::size_t) { work(); });
+  }
+
+ private:
+  void add(const Conversion& conversion) {
+    Job& job = *jobs_.emplace_back(std::make_unique<Job>());
+    job.conversion = &conversion;
+    const std::size_t first = pieces_.size();
+    if (conversion.action == Action::kCopy) {
+      for (const Part& part : conversion.weight->parts) {
+        cut(job, &part.tensor, part.tensor.entry->size_bytes, kPieceBytes);
+      }
+    } else {
+      cut(job, nullptr, conversion.weight->elements, kPieceElements);
+      // Its other parts are written even if it is empty.
+      if (conversion.weight->elements == 0) pieces_.push_back({&job, nullptr, 0, 0});
+    }
+    job.pieces = pieces_.size() - first;
+    job.left = job.pieces;
+  }
+
+  void cut(Job& job, const LocatedTensor* part, std::uint64_t count, std::uint64_t step) {
+    for (std::uint64_t begin = 0; begin < count; begin += step) {
+      pieces_.push_back({&job, part, begin, std::min(begin + step, count)});
+    }
+  }
+
+  void work() {
+    Scratch scratch;
+    const std::size_t ahead = 2 * static_cast<std::size_t>(std::max(options_.threads, 1));
+    try {
+      for (;;) {
+        const std::size_t index = next_++;
+        if (index >= pieces_.size() || stop_) return;
+        if (index + ahead < pieces_.size())
+          advise(source_of(pieces_[index + ahead]), MADV_WILLNEED);
+        do_piece(pieces_[index], scratch);
+      }
+    } catch (...) {
+      stop_ = true;
+      throw;
+    }
+  }
+
+  void do_piece(const Piece& piece, Scratch& scratch) {
+    const auto source = source_of(piece);
+    switch (piece.job->conversion->action) {
+      case Action::kCopy:
+        writer_.write(piece.part->entry->name, piece.begin, source);
+        break;
+      case Action::kQuantize:
+        quantize_piece(piece, scratch);
+        break;
+      case Action::kCast:
+        cast_piece(piece, scratch);
+        break;
+    }
+    // The pages stay in the page cache; the mapping of this process gets small again.
+    advise(source, MADV_DONTNEED);
+    options_.advance(source.size());
+  }
+
+  // The elements of a piece in a float type: in place if they lie there aligned, else decoded.
+  const void* input_of(const Piece& piece, DType dtype, Scratch& scratch) {
+    const Weight& weight = *piece.job->conversion->weight;
+    if (!weight.is_packed() && weight.dtype == stored(dtype)) {
+      const std::uint8_t* at =
+          weight.parts.front().tensor.bytes().data() + piece.begin * size_bytes(dtype);
+      if (reinterpret_cast<std::uintptr_t>(at) % size_bytes(dtype) == 0) return at;
+    }
+    scratch.decoded.resize(kPieceElements);
+    read_elements(weight, piece.begin, piece.end, dtype, scratch.decoded.data());
+    return scratch.decoded.data();
+  }
+
+  void quantize_piece(const Piece& piece, Scratch& scratch) {
+    Job& job = *piece.job;
+    const Conversion& conversion = *job.conversion;
+    const Weight& weight = *conversion.weight;
+    float* scales = nullptr;
+    {
+      const std::lock_guard lock(job.mutex);
+      job.scales.resize(ceil_div(weight.elements, conversion.block));
+      scales = job.scales.data();
+    }
+    const std::uint64_t count = piece.end - piece.begin;
+    scratch.out.resize(ceil_div(count, 2));
+    const DType dtype = source_dtype(weight);
+    const QuantizeJob work = {conversion.format,
+                              dtype,
+                              input_of(piece, dtype, scratch),
+                              count,
+                              conversion.block,
+                              conversion.nonfinite,
+                              scratch.out.data(),
+                              scales + piece.begin / conversion.block};
+    if (const auto bad = quantize(work, serial_for)) fail_nonfinite(weight, piece.begin + *bad);
+    writer_.write(weight.name, piece.begin / 2, scratch.out);
+    if (--job.left == 0) {
+      write_packed_parts(conversion, job.scales, writer_);
+      job.scales = {};
+    }
+  }
+
+  void cast_piece(const Piece& piece, Scratch& scratch) {
+    const Conversion& conversion = *piece.job->conversion;
+    const Weight& weight = *conversion.weight;
+    const std::uint64_t count = piece.end - piece.begin;
+    const void* data = input_of(piece, conversion.dtype, scratch);
+    if (conversion.dtype == DType::kFloat16) check_overflow(weight, piece, data);
+    writer_.write(weight.name, piece.begin * size_bytes(conversion.dtype),
+                  as_bytes(data, count * size_bytes(conversion.dtype)));
+  }
+
+  // An infinity where the source has a number.
+  static void check_overflow(const Weight& weight, const Piece& piece, const void* data) {
+    const auto* halves = static_cast<const std::uint8_t*>(data);
+    for (std::uint64_t i = 0; i < piece.end - piece.begin; ++i) {
+      if ((halves[2 * i + 1] & 0x7f) != 0x7c || halves[2 * i] != 0) continue;
+      float value = 0;
+      read_elements(weight, piece.begin + i, piece.begin + i + 1, DType::kFloat32, &value);
+      if (!std::isfinite(value)) continue;
+      throw Error(weight.parts.front().tensor.file->path().string() + ": weight " +
+                  safetensors::in_quotes(weight.name) + ": element " +
+                  std::to_string(piece.begin + i) + " is " + std::to_string(value) +
+                  ", fp16 ends at 65504");
+    }
+  }
+
+  [[noreturn]] static void fail_nonfinite(const Weight& weight, std::uint64_t index) {
+    float value = 0;
+    read_elements(weight, index, index + 1, DType::kFloat32, &value);
+    throw Error(weight.parts.front().tensor.file->path().string() + ": weight " +
+                safetensors::in_quotes(weight.name) + ": element " + std::to_string(index) +
+                " is " + std::to_string(value) + ", wanted finite numbers");
+  }
+
+  ShardedWriter& writer_;
+  const ConvertOptions& options_;
+  std::vector<std::unique_ptr<Job>> jobs_;
+  std::vector<Piece> pieces_;
+  std::atomic<std::size_t> next_ = 0;
+  std::atomic<bool> stop_ = false;
+};
+
+}  // namespace
+
+std::vector<TensorSpec> specs_of(const Conversion& conversion) {
+  const Weight& weight = *conversion.weight;
+  if (conversion.action == Action::kQuantize) return packed_specs(conversion);
+  if (conversion.action == Action::kCast) {
+    return {{weight.name, stored(conversion.dtype), weight.shape}};
+  }
+  std::vector<TensorSpec> specs;
+  for (const Part& part : weight.parts) {
+    specs.push_back({part.tensor.entry->name, part.tensor.entry->dtype, part.tensor.entry->shape});
+  }
+  return specs;
+}
+
+std::uint64_t source_bytes(const Conversion& conversion) {
+  const Weight& weight = *conversion.weight;
+  if (conversion.action == Action::kCopy) return weight.size_bytes;
+  return weight.parts.front().tensor.entry->size_bytes;
+}
+
+void sort_by_source(std::vector<Conversion>& conversions) {
+  const auto place = [](const Conversion& conversion) {
+    const LocatedTensor& values = conversion.weight->parts.front().tensor;
+    return std::pair(values.file, values.entry->offset_bytes);
+  };
+  std::sort(conversions.begin(), conversions.end(),
+            [&](const Conversion& a, const Conversion& b) { return place(a) < place(b); });
+}
+
+void convert(std::span<const Conversion> conversions, ShardedWriter& writer,
+             const ConvertOptions& options) {
+  Converter(conversions, writer, options).run();
+}
+
+}  // namespace monograph
