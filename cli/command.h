@@ -33,7 +33,9 @@ struct Command {
 };
 
 extern const Command kCompletion;
+extern const Command kDequantize;
 extern const Command kInspect;
 extern const Command kMan;
+extern const Command kQuantize;
 
 }  // namespace monograph::cli

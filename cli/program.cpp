@@ -8,9 +8,7 @@ namespace monograph::cli {
 namespace {
 
 constexpr std::array kCommands = {
-    &kInspect,
-    &kCompletion,
-    &kMan,
+    &kInspect, &kQuantize, &kDequantize, &kCompletion, &kMan,
 };
 
 constexpr std::array kHandedOver = {
@@ -35,9 +33,44 @@ constexpr std::array kCodes = {
     CodeText{kInterrupted, "interrupted"},
 };
 
+// Breaks lines at blanks so that they have at most `width` columns; keeps line feeds.
+std::string wrapped(const std::string& text, int width) {
+  std::string out, word;
+  int column = 0;
+  const auto flush = [&] {
+    const int length = static_cast<int>(word.size());
+    if (column > 0 && column + 1 + length > width) {
+      out += '\n';
+      column = 0;
+    } else if (column > 0 && length > 0) {
+      out += ' ';
+      ++column;
+    }
+    out += word;
+    column += length;
+    word.clear();
+  };
+  for (const char c : text) {
+    if (c != ' ' && c != '\n') {
+      word += c;
+      continue;
+    }
+    flush();
+    if (c == '\n') {
+      out += '\n';
+      column = 0;
+    }
+  }
+  flush();
+  return out;
+}
+
 // The list of commands shows summaries; a description is for the page of its command.
 class HelpFormatter : public CLI::Formatter {
  public:
+  std::string make_option_desc(const CLI::Option* option) const override {
+    return wrapped(option->get_description(), 100 - static_cast<int>(get_column_width()));
+  }
   std::string make_subcommand(const CLI::App* sub) const override {
     std::stringstream out;
     const std::string summary(summary_of(sub->get_name()));
@@ -92,7 +125,7 @@ Program::Program()
   app_.footer("monograph COMMAND --help tells more, with examples.\n\n" + exit_code_text());
   for (const Command* command : kCommands) {
     CLI::App* sub = app_.add_subcommand(command->name, command->summary);
-    sub->description(command->description);
+    sub->description(wrapped(command->description, 100) + "\n");
     sub->footer("Examples:\n" + indented(command->examples));
     Run run = command->declare(*sub);
     sub->add_flag("-q,--quiet", session_.quiet, "Print results and errors only");

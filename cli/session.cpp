@@ -117,7 +117,7 @@ std::string progress_line(const std::string& label, std::uint64_t done_bytes,
   std::snprintf(percent.data(), percent.size(), "%3d %%", static_cast<int>(share * 100));
   std::string right = std::string(" ") + percent.data() + "  " + bytes_text(done_bytes) + " of " +
                       bytes_text(total_bytes);
-  if (seconds > 0.5 && done_bytes > 0) {
+  if (seconds > 0.02 && done_bytes > 0) {
     const double rate = static_cast<double>(done_bytes) / seconds;
     const double left = static_cast<double>(total_bytes - std::min(done_bytes, total_bytes)) / rate;
     right += "  " + bytes_text(static_cast<std::uint64_t>(rate)) + "/s  " +

@@ -208,6 +208,13 @@ std::optional<DType> float_type(StoredDType dtype) {
   return std::nullopt;
 }
 
+std::optional<DType> find_dtype(std::string_view name) {
+  for (const DType type : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    if (short_name(stored(type)) == name) return type;
+  }
+  return std::nullopt;
+}
+
 std::string_view short_name(StoredDType dtype) {
   return kShortNames[static_cast<std::size_t>(dtype)];
 }

@@ -65,6 +65,8 @@ void read_elements(const Weight& weight, std::uint64_t begin, std::uint64_t end,
 safetensors::StoredDType stored(DType dtype);
 std::optional<DType> float_type(safetensors::StoredDType dtype);
 
+// The float type of this short name: "bf16", "fp16" or "fp32".
+std::optional<DType> find_dtype(std::string_view short_name);
 // "bf16", "fp16", "fp32": as in formats and on the command line; other types in lower case.
 std::string_view short_name(safetensors::StoredDType dtype);
 

@@ -1,0 +1,37 @@
+// What quantize and dequantize share: a new folder from a list of conversions, and the report.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "command.h"
+#include "convert/convert.h"
+#include "json/document.h"
+#include "model.h"
+
+namespace monograph::cli {
+
+struct FolderOptions {
+  std::string from, to;
+  std::uint64_t max_shard_bytes = 5'000'000'000;
+  int jobs = 0;  // 0: one a processor
+  bool force = false, dry_run = false, json = false;
+};
+
+// The options that both commands have.
+void declare_folder_options(CLI::App& app, FolderOptions& options);
+
+// A size in decimal units: 512MB, 5GB.
+CLI::AsSizeValue size_value();
+int threads_of(int jobs);
+
+// Writes the folder options.to, or says what it would write under --dry-run; prints the report.
+// `config` is the config.json of the output, if there is one.
+int convert_folder(const char* label, const Model& model, std::vector<Conversion> conversions,
+                   const std::optional<json::Value>& config, const FolderOptions& options,
+                   const Session& session);
+
+}  // namespace monograph::cli

@@ -1,0 +1,79 @@
+// monograph dequantize: a packed model folder back to bf16, fp16 or fp32.
+#include <memory>
+
+#include "base/error.h"
+#include "convert_folder.h"
+
+namespace monograph::cli {
+namespace {
+
+struct Options {
+  FolderOptions folder;
+  std::string to;
+  bool cast_plain = false;
+};
+
+int dequantize_folder(const Options& options, const Session& session) {
+  const Model model = open_model(options.folder.from);
+  const std::optional<DType> wanted = find_dtype(options.to);
+  std::vector<Conversion> conversions;
+  bool any = false;
+  for (const Weight& weight : model.weights) {
+    Conversion conversion;
+    conversion.weight = &weight;
+    const bool cast = options.cast_plain && weight.is_readable() && weight.format != options.to;
+    if (weight.is_packed() || cast) {
+      if (!weight.is_readable()) {
+        throw Error(weight.parts.front().tensor.file->path().string() + ": weight " +
+                    printable(weight.name) + ": cannot decode " + std::string(weight.format) +
+                    " (" + std::string(weight.spelling) + ")");
+      }
+      conversion.action = Action::kCast;
+      conversion.dtype = wanted ? *wanted : float_type(weight.dtype).value_or(DType::kBFloat16);
+      any |= weight.is_packed();
+    }
+    conversions.push_back(conversion);
+  }
+  if (!any && !options.cast_plain) {
+    throw Error(options.folder.from + ": holds no packed weight; --cast-plain casts plain ones");
+  }
+  std::optional<json::Value> config = model.config;
+  if (config) {
+    config->erase("quantization_config");
+    if (wanted) {
+      const bool old_key = config->find("torch_dtype") && !config->find("dtype");
+      config->set(old_key ? "torch_dtype" : "dtype", json::Value::string(name_of(*wanted)));
+    }
+  }
+  return convert_folder("dequantize", model, std::move(conversions), config, options.folder,
+                        session);
+}
+
+Run declare(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  declare_folder_options(app, options->folder);
+  CLI::Option* to =
+      app.add_option("--to", options->to,
+                     "bf16, fp16 or fp32; default: the type each weight was quantised from")
+          ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
+          ->type_name("DTYPE");
+  app.add_flag("--cast-plain", options->cast_plain, "Cast weights that are not packed too")
+      ->needs(to);
+  return [options](Session& session) { return dequantize_folder(*options, session); };
+}
+
+}  // namespace
+
+const Command kDequantize = {
+    "dequantize",
+    "a packed model folder back to bf16, fp16 or fp32",
+    "Decode every packed weight of a model folder and remove quantization_config from config.json. "
+    "The values are those of the format's reference, rounded once to the new type; a value that "
+    "fp16 "
+    "cannot hold is an error. Weights that are not packed stay as they are.",
+    "monograph dequantize my-llama-nf4 my-llama-bf16\n"
+    "monograph dequantize my-llama-nf4 my-llama-fp32 --to fp32 --cast-plain",
+    declare,
+};
+
+}  // namespace monograph::cli

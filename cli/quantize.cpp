@@ -1,0 +1,243 @@
+// monograph quantize: a model folder to NF4 or FP4, as bitsandbytes would write it.
+#include <memory>
+
+#include "base/error.h"
+#include "convert/why_kept.h"
+#include "convert_folder.h"
+#include "pattern.h"
+
+namespace monograph::cli {
+namespace {
+
+struct Options {
+  FolderOptions folder;
+  std::string to = "nf4", nonfinite = "error", compute_dtype;
+  std::size_t block = 64;
+  bool double_quant = false, requantize = false;
+  std::vector<std::string> include, exclude, tensor_types;
+};
+
+// --tensor-type REGEX=TYPE
+struct TypeRule {
+  Pattern pattern;
+  std::string type;
+};
+
+std::vector<TypeRule> type_rules(const std::vector<std::string>& texts) {
+  std::vector<TypeRule> rules;
+  for (const std::string& text : texts) {
+    const auto equals = text.rfind('=');
+    const std::string type = equals == std::string::npos ? "" : text.substr(equals + 1);
+    if (type != "keep" && find_format(type) == nullptr && !find_dtype(type)) {
+      throw CLI::ValidationError("--tensor-type '" + text +
+                                 "': wanted REGEX=nf4|fp4|bf16|fp16|fp32|keep");
+    }
+    rules.push_back({Pattern(text.substr(0, equals)), type});
+  }
+  return rules;
+}
+
+class Chooser {
+ public:
+  explicit Chooser(const Options& options)
+      : options_(options),
+        include_(patterns(options.include)),
+        exclude_(patterns(options.exclude)),
+        rules_(type_rules(options.tensor_types)) {}
+
+  Conversion choose(const Weight& weight) {
+    Conversion conversion;
+    conversion.weight = &weight;
+    conversion.block = options_.block;
+    conversion.double_quant = options_.double_quant;
+    conversion.nonfinite =
+        options_.nonfinite == "saturate" ? NonFinite::kSaturate : NonFinite::kError;
+    const std::string type = type_of(weight);
+    if (const FormatInfo* info = find_format(type)) {
+      conversion.action = Action::kQuantize;
+      conversion.format = info->format;
+    } else if (const auto dtype = find_dtype(type)) {
+      conversion.action = weight.format == type ? Action::kCopy : Action::kCast;
+      conversion.dtype = *dtype;
+    }
+    if (conversion.action != Action::kCopy) check_source(weight, type);
+    return conversion;
+  }
+  std::uint64_t experts() const { return experts_; }
+
+ private:
+  // "nf4", "bf16" ...; "keep" to leave it as it is.
+  std::string type_of(const Weight& weight) {
+    for (const TypeRule& rule : rules_) {
+      if (rule.pattern.matches(weight.name)) return rule.type;
+    }
+    if (any_matches(exclude_, weight.name)) return "keep";
+    const std::string_view why = why_kept(weight);
+    if (why.empty()) return options_.to;
+    const bool matrix = weight.shape.size() >= 2 && why != "not a float";
+    if (matrix && any_matches(include_, weight.name)) return options_.to;
+    if (why == "expert" || (weight.shape.size() == 3 && matrix)) ++experts_;
+    return "keep";
+  }
+
+  void check_source(const Weight& weight, const std::string& type) const {
+    const std::string where =
+        weight.parts.front().tensor.file->path().string() + ": weight " + printable(weight.name);
+    if (!weight.is_readable()) {
+      throw Error(where + ": cannot make " + type + " of " + std::string(weight.format));
+    }
+    if (weight.is_packed() && !options_.requantize) {
+      throw Error(where + ": is already " + std::string(weight.format) +
+                  "; --requantize decodes it and quantises it again, with a second loss");
+    }
+  }
+
+  const Options& options_;
+  std::vector<Pattern> include_, exclude_;
+  std::vector<TypeRule> rules_;
+  std::uint64_t experts_ = 0;
+};
+
+// Modules that transformers must not make 4-bit layers of: every matrix that stayed as it was.
+// Given a list, transformers does not look for the head itself.
+json::Value skipped_modules(const std::vector<Conversion>& conversions) {
+  json::Value list = json::Value::array();
+  list.append(json::Value::string("lm_head"));
+  for (const Conversion& conversion : conversions) {
+    const Weight& weight = *conversion.weight;
+    const std::string_view why = why_kept(weight);
+    if (conversion.action == Action::kQuantize || weight.is_packed()) continue;
+    if (why == "not a matrix" || why == "not a float" || why == "embedding") continue;
+    if (weight.name != "lm_head.weight") list.append(json::Value::string(module_of(weight.name)));
+  }
+  return list;
+}
+
+std::string compute_dtype(const Options& options, const json::Value& config,
+                          const std::vector<Conversion>& conversions) {
+  if (!options.compute_dtype.empty()) return name_of(*find_dtype(options.compute_dtype));
+  for (const std::string_view key : {"dtype", "torch_dtype"}) {
+    const json::Value* value = config.find(key);
+    if (value != nullptr && value->as_string()) return std::string(*value->as_string());
+  }
+  for (const Conversion& conversion : conversions) {
+    const auto dtype = float_type(conversion.weight->dtype);
+    if (conversion.action == Action::kQuantize && dtype) return name_of(*dtype);
+  }
+  return name_of(DType::kBFloat16);
+}
+
+// The keys and the order of BitsAndBytesConfig.to_dict() in transformers.
+json::Value quantization_config(const Options& options, const json::Value& config,
+                                const std::vector<Conversion>& conversions) {
+  using json::Value;
+  Value value = Value::object();
+  value.set("quant_method", Value::string("bitsandbytes"));
+  value.set("_load_in_8bit", Value::boolean(false));
+  value.set("_load_in_4bit", Value::boolean(true));
+  value.set("llm_int8_threshold", Value::number(6.0));
+  value.set("llm_int8_skip_modules", skipped_modules(conversions));
+  value.set("llm_int8_enable_fp32_cpu_offload", Value::boolean(false));
+  value.set("llm_int8_has_fp16_weight", Value::boolean(false));
+  value.set("bnb_4bit_quant_type", Value::string(options.to));
+  value.set("bnb_4bit_use_double_quant", Value::boolean(options.double_quant));
+  value.set("bnb_4bit_compute_dtype", Value::string(compute_dtype(options, config, conversions)));
+  value.set("bnb_4bit_quant_storage", Value::string("uint8"));
+  value.set("load_in_4bit", Value::boolean(true));
+  value.set("load_in_8bit", Value::boolean(false));
+  return value;
+}
+
+int quantize_folder(const Options& options, const Session& session) {
+  const FormatInfo& format = *find_format(options.to);
+  if (!block_fits(format, options.block)) {
+    throw CLI::ValidationError(
+        "--block-size " + std::to_string(options.block) + ": wanted a power of two from " +
+        std::to_string(format.smallest_block) + " to " + std::to_string(format.largest_block));
+  }
+  const Model model = open_model(options.folder.from);
+  if (model.config) check_orientation(*model.config);
+  Chooser chooser(options);
+  std::vector<Conversion> conversions;
+  bool any = false;
+  for (const Weight& weight : model.weights) {
+    conversions.push_back(chooser.choose(weight));
+    const bool kept = conversions.back().action == Action::kCopy;
+    any |= conversions.back().action == Action::kQuantize;
+    if (kept && weight.is_packed() && weight.spelling != "bitsandbytes") {
+      throw Error(options.folder.from + ": weight " + printable(weight.name) + " would stay " +
+                  std::string(weight.format) + " beside " + options.to +
+                  "; no loader knows such a mixture");
+    }
+  }
+  if (!any) throw Error(options.folder.from + ": no weight was chosen to be quantised");
+  if (chooser.experts() != 0) {
+    session.note("note: " + std::to_string(chooser.experts()) +
+                 " expert weights stay as they are; transformers with bitsandbytes cannot load "
+                 "them packed, Monograph can: --include experts");
+  }
+  std::optional<json::Value> config = model.config;
+  if (config) {
+    config->set("quantization_config", quantization_config(options, *config, conversions));
+  }
+  return convert_folder("quantize", model, std::move(conversions), config, options.folder, session);
+}
+
+Run declare(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  declare_folder_options(app, options->folder);
+  app.add_option("--to", options->to, "Format: nf4 or fp4")
+      ->check(CLI::IsMember({"nf4", "fp4"}))
+      ->type_name("FORMAT")
+      ->capture_default_str();
+  app.add_option("--block-size", options->block, "Weights that share a scale")
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_flag("--double-quant", options->double_quant, "Quantise the scales too");
+  app.add_option("--include", options->include,
+                 "Also quantise matrices whose name matches (repeatable)")
+      ->type_name("REGEX")
+      ->allow_extra_args(false);
+  app.add_option("--exclude", options->exclude, "Leave weights whose name matches (repeatable)")
+      ->type_name("REGEX")
+      ->allow_extra_args(false);
+  app.add_option(
+         "--tensor-type", options->tensor_types,
+         "Type of weights whose name matches: nf4, fp4, bf16, fp16, fp32 or keep; the first "
+         "match counts and goes before --include and --exclude (repeatable)")
+      ->type_name("REGEX=TYPE")
+      ->allow_extra_args(false);
+  app.add_option("--compute-dtype", options->compute_dtype,
+                 "bnb_4bit_compute_dtype in config.json; default: the dtype of the model")
+      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
+      ->type_name("DTYPE");
+  app.add_option("--nonfinite", options->nonfinite,
+                 "A NaN or an infinity: 'error' names it, 'saturate' stores the nearest code")
+      ->check(CLI::IsMember({"error", "saturate"}))
+      ->type_name("RULE")
+      ->capture_default_str();
+  app.add_flag("--requantize", options->requantize, "Accept weights that are quantised already");
+  return [options](Session& session) { return quantize_folder(*options, session); };
+}
+
+}  // namespace
+
+const Command kQuantize = {
+    "quantize",
+    "a model folder to NF4 or FP4, for transformers with bitsandbytes and for Monograph",
+    "Quantise the linear layers of a model folder to 4 bits, as bitsandbytes stores them, and "
+    "write "
+    "config.json so that transformers loads the result. Tokenizer and other files are carried "
+    "over.\n\n"
+    "Embeddings, the output head, routers, norms and biases stay as they are; experts do too, "
+    "unless "
+    "included. The source is streamed, so memory does not grow with the model. The new folder "
+    "appears "
+    "complete or not at all.",
+    "monograph quantize my-llama my-llama-nf4 --double-quant\n"
+    "monograph quantize my-llama my-llama-fp4 --to fp4 --exclude 'layers\\.(0|1)\\.' --dry-run\n"
+    "monograph quantize my-moe my-moe-nf4 --include 'experts' --tensor-type 'down_proj=keep'",
+    declare,
+};
+
+}  // namespace monograph::cli
