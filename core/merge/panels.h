@@ -1,0 +1,54 @@
+// The merged values of one weight, a panel of rows at a time, in fp64.
+//
+//   LoRA      W + sum over adapters of factor * B * A
+//   DoRA      m / |V| * V with V = W + factor * B * A, |V| the norm of each output's weights: of a
+//             row, or of a column where the weight is [inputs, outputs]
+//   tokens    rows replaced       bias   b + factor * lora_B.bias
+// W is the base, dequantised to the type it was quantised from, or what replaces it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cpu/parallel.h"
+#include "merge/plan.h"
+
+namespace monograph {
+
+class MergedPanels {
+ public:
+  // Unpacks the right factors: rank x cols fp64 values for each LoRA. For DoRA by columns it reads
+  // the whole weight once.
+  MergedPanels(const MergedWeight& weight, ParallelFor parallel_for);
+
+  std::size_t rows() const { return rows_; }
+  std::size_t cols() const { return cols_; }
+  std::size_t panel_rows() const { return panel_rows_; }
+  std::size_t panels() const { return rows_ == 0 ? 0 : (rows_ + panel_rows_ - 1) / panel_rows_; }
+
+  // Rows [first, last), at most panel_rows(): the base as it is, and the merged values.
+  void read_base(std::size_t first, std::size_t last, std::vector<float>& base) const;
+  void merge(std::size_t first, std::size_t last, const std::vector<float>& base,
+             std::vector<double>& merged) const;
+
+ private:
+  struct Term {
+    const LowRankChange* change;
+    std::vector<double> right;  // in the layout of LowRankJob
+  };
+
+  void start(std::size_t first, std::size_t last, const std::vector<float>& base,
+             std::vector<double>& merged) const;
+  void add_terms(std::size_t first, std::size_t last, std::vector<double>& merged) const;
+  void scale_rows(std::size_t first, std::size_t last, std::vector<double>& merged) const;
+  void find_column_factors(ParallelFor parallel_for);
+
+  const MergedWeight& weight_;
+  std::size_t rows_ = 0, cols_ = 0, panel_rows_ = 0;
+  std::vector<Term> terms_;
+  std::vector<double> magnitude_, column_factors_;
+};
+
+}  // namespace monograph

@@ -1,0 +1,82 @@
+// What a merge will do, decided before a byte is written: each weight of the output, where its
+// value comes from and what changes it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "adapter/adapter.h"
+#include "base/dtype.h"
+#include "json/document.h"
+#include "safetensors/plan.h"
+#include "weights/weight.h"
+
+namespace monograph {
+
+struct WeightedAdapter {
+  const Adapter* adapter = nullptr;
+  double weight = 1;
+};
+
+// One LoRA on one weight: factor * B * A, where factor is its scale times the adapter's weight.
+struct LowRankChange {
+  const LowRank* lora = nullptr;
+  double factor = 0;
+  bool transposed = false;  // the weight is [inputs, outputs]: embeddings and fan_in_fan_out
+};
+
+struct BiasChange {
+  const LowRank* lora = nullptr;
+  double factor = 0;
+};
+
+struct MergedWeight {
+  std::string name;
+  std::vector<std::uint64_t> shape;
+  const Weight* base = nullptr;  // what changes are measured from
+  // Takes the place of the base: modules_to_save and the like.
+  const safetensors::LocatedTensor* replacement = nullptr;
+  std::vector<LowRankChange> low_rank;  // a DoRA stands alone
+  const TokenRows* tokens = nullptr;
+  std::vector<BiasChange> biases;
+  std::optional<DType> dtype;  // of the output; none: the bytes of the base as they are
+
+  bool is_changed() const {
+    return replacement != nullptr || !low_rank.empty() || tokens != nullptr || !biases.empty();
+  }
+  // "lora", "dora", "replaced", "tokens", "bias", or "" if nothing changes.
+  std::string_view change() const;
+  std::uint64_t elements() const { return base->elements; }
+};
+
+struct MergeSettings {
+  std::optional<DType> dtype;  // of every float weight; none: each keeps that of the base
+};
+
+struct MergePlan {
+  std::vector<MergedWeight> weights;  // sorted by name
+  bool unties_head = false;           // input embedding and head were one tensor and no longer are
+  std::vector<std::string> notes;
+
+  std::vector<safetensors::TensorSpec> specs() const;
+};
+
+// `weights` are those of the base; `config` is its config.json, or null. All must outlive the plan.
+// Throws Error if a tensor of an adapter fits nothing in the base, a shape differs, or two adapters
+// cannot act together (only LoRA adds up: DoRA, replaced modules and trained tokens stand alone,
+// with weight 1).
+//
+// A model whose head is its input embedding keeps one tensor only if the change was trained for
+// both (trained tokens, ensure_weight_tying). Else the two are written apart, as the adapter was
+// trained: the side it does not name keeps the values of the base.
+MergePlan plan_merge(const std::vector<Weight>& weights, const json::Value& config,
+                     std::span<const WeightedAdapter> adapters, const MergeSettings& settings);
+
+// config.json of the output: without quantization_config, with dtype and tie_word_embeddings set
+// where they changed.
+json::Value merged_config(json::Value config, const MergePlan& plan, const MergeSettings& settings);
+
+}  // namespace monograph
