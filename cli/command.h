@@ -36,6 +36,7 @@ extern const Command kCompletion;
 extern const Command kDequantize;
 extern const Command kInspect;
 extern const Command kMan;
+extern const Command kMerge;
 extern const Command kQuantize;
 
 }  // namespace monograph::cli

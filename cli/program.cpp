@@ -8,7 +8,7 @@ namespace monograph::cli {
 namespace {
 
 constexpr std::array kCommands = {
-    &kInspect, &kQuantize, &kDequantize, &kCompletion, &kMan,
+    &kInspect, &kQuantize, &kDequantize, &kMerge, &kCompletion, &kMan,
 };
 
 constexpr std::array kHandedOver = {

@@ -1,0 +1,321 @@
+// monograph merge: a base and adapters become one model.
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <thread>
+
+#include "adapter/adapter.h"
+#include "command.h"
+#include "folder/carry_over.h"
+#include "folder/staged_folder.h"
+#include "hash/checkpoint_hash.h"
+#include "merge/model_card.h"
+#include "merge_report.h"
+#include "model.h"
+#include "safetensors/utf8.h"
+
+namespace monograph::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using safetensors::in_quotes;
+
+struct Options {
+  std::string base, out, base_weights, to = "same";
+  std::vector<std::string> adapters;
+  bool force = false, json = false, all = false, dry_run = false;
+  double warn_below = 0.9, fail_below = -2;
+  int jobs = 0;
+  std::uint64_t max_shard_bytes = 5'000'000'000;
+};
+
+constexpr std::size_t kShownRows = 10;
+
+struct GivenAdapter {
+  std::string path;
+  double weight = 1;
+};
+
+// DIR or DIR:WEIGHT. A folder whose name ends in a colon and a number is taken as it is.
+GivenAdapter parse_adapter(const std::string& text) {
+  const std::size_t colon = text.rfind(':');
+  std::error_code ignored;
+  if (colon == std::string::npos || fs::is_directory(text, ignored)) return {text};
+  GivenAdapter given{text.substr(0, colon)};
+  const char *begin = text.data() + colon + 1, *end = text.data() + text.size();
+  const auto [last, error] = std::from_chars(begin, end, given.weight);
+  if (error != std::errc() || last != end || !std::isfinite(given.weight)) {
+    throw CLI::ValidationError("--adapter", in_quotes(text) + ": after ':' a number is wanted");
+  }
+  return given;
+}
+
+class Threads {
+ public:
+  explicit Threads(int jobs)
+      : pool_(jobs > 0 ? jobs
+                       : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))) {}
+  void operator()(std::size_t count, std::size_t grain, ParallelBody body) {
+    pool_.parallel_for(count, grain, body);
+  }
+
+ private:
+  ThreadPool pool_;
+};
+
+std::string hash_of(const safetensors::Checkpoint& checkpoint, const char* label,
+                    const Session& session, Threads& threads) {
+  std::uint64_t total = 0;
+  for (const auto& tensor : checkpoint.tensors()) total += tensor.entry->size_bytes;
+  const auto progress = session.progress(label, total);
+  return checkpoint_sha256(checkpoint, threads, progress);
+}
+
+const Weight* first_packed(const Model& model) {
+  for (const Weight& weight : model.weights) {
+    if (weight.is_packed()) return &weight;
+  }
+  return nullptr;
+}
+
+// --base must say which weights the adapter was trained on, and BASE must have them.
+void check_base_choice(const Options& options, const Model& model) {
+  const Weight* packed = first_packed(model);
+  if (options.base_weights == "original" && packed != nullptr) {
+    throw Error(options.base + ": is quantised (" + std::string(packed->format) +
+                "), so it does not have the original weights: give the model it was made from, or "
+                "--base dequantized to merge onto the values it stores");
+  }
+  if (options.base_weights == "dequantized" && packed == nullptr) {
+    throw Error(options.base +
+                ": is not quantised. An adapter trained on quantised weights belongs on them: give "
+                "that checkpoint (monograph quantize makes it), or --base original");
+  }
+}
+
+// What the adapter says of its base against what was given.
+void check_recorded_base(const Adapter& adapter, const std::string& sha256, const Options& options,
+                         const Session& session) {
+  const RecordedBase& recorded = adapter.recorded_base();
+  const auto differs = [&](const std::string& what) {
+    const std::string text = adapter.folder().string() + ": " + what;
+    if (!options.force) throw Error(text + "; --force merges anyway");
+    session.warn(text);
+  };
+  if (!recorded.sha256.empty() && recorded.sha256 != sha256) {
+    differs("was trained on the base with hash " + recorded.sha256 + ", this one has " + sha256);
+  }
+  if (!recorded.weights.empty() && recorded.weights != options.base_weights) {
+    differs("was trained on " + recorded.weights + " weights, --base says " + options.base_weights);
+  }
+}
+
+std::string base_name(const Model& model, const std::vector<Adapter>& adapters,
+                      const std::string& path) {
+  for (const Adapter& adapter : adapters) {
+    if (!adapter.config().base_model_name_or_path.empty()) {
+      return adapter.config().base_model_name_or_path;
+    }
+  }
+  const json::Value* name = model.config ? model.config->find("_name_or_path") : nullptr;
+  if (name != nullptr && name->as_string() && !name->text().empty()) return name->text();
+  return fs::weakly_canonical(path).filename().string();
+}
+
+class Merge {
+ public:
+  Merge(const Options& options, const Session& session)
+      : options_(options), session_(session), threads_(options.jobs) {}
+
+  int run() {
+    open();
+    const MergePlan plan = plan_merge(model_.weights, config_, weighted_, settings_);
+    report_.notes = plan.notes;
+    if (options_.dry_run) return dry_run(plan);
+    std::vector<fs::path> inputs = {model_.folder};
+    for (const Adapter& adapter : adapters_) inputs.push_back(adapter.folder());
+    StagedFolder folder(options_.out, options_.force ? Existing::kReplace : Existing::kRefuse,
+                        inputs);
+    hash();
+    write(plan, folder);
+    const bool failed = report_.below(options_.fail_below) > 0;
+    if (!failed) folder.commit();
+    print(failed);
+    return failed ? kFinding : kOk;
+  }
+
+ private:
+  void open() {
+    model_ = open_model(options_.base);
+    if (!fs::is_directory(options_.base)) throw Error(options_.base + ": must be a model folder");
+    check_base_choice(options_, model_);
+    if (model_.config) config_ = *model_.config;
+    std::vector<GivenAdapter> given;
+    for (const std::string& text : options_.adapters) given.push_back(parse_adapter(text));
+    for (const GivenAdapter& one : given) adapters_.push_back(Adapter::open(one.path));
+    for (std::size_t i = 0; i < given.size(); ++i) {
+      weighted_.push_back({&adapters_[i], given[i].weight});
+      report_.adapters.push_back({given[i].path, "", given[i].weight});
+    }
+    if (options_.to == "bf16") settings_.dtype = DType::kBFloat16;
+    if (options_.to == "fp16") settings_.dtype = DType::kFloat16;
+    if (options_.to == "fp32") settings_.dtype = DType::kFloat32;
+    report_.base = options_.base;
+    report_.base_weights = options_.base_weights;
+    report_.out = options_.out;
+    report_.threshold = options_.warn_below;
+  }
+
+  void hash() {
+    report_.base_sha256 = hash_of(model_.checkpoint, "hashing the base", session_, threads_);
+    for (std::size_t i = 0; i < adapters_.size(); ++i) {
+      report_.adapters[i].sha256 =
+          hash_of(adapters_[i].checkpoint(), "hashing an adapter", session_, threads_);
+      check_recorded_base(adapters_[i], report_.base_sha256, options_, session_);
+    }
+  }
+
+  void write(const MergePlan& plan, const StagedFolder& folder) {
+    safetensors::Metadata metadata = {{"format", "pt"},
+                                      {"monograph.base_sha256", report_.base_sha256},
+                                      {"monograph.base_weights", report_.base_weights}};
+    for (const auto& adapter : report_.adapters) {
+      std::string& all = metadata["monograph.adapters_sha256"];
+      all += (all.empty() ? "" : " ") + adapter.sha256;
+    }
+    const std::vector<safetensors::TensorSpec> specs = plan.specs();
+    std::uint64_t total = 0;
+    for (const safetensors::TensorSpec& spec : specs) total += size_bytes(spec);
+    {
+      safetensors::WriteOptions write_options;
+      write_options.inputs = model_.checkpoint.ids();
+      safetensors::ShardedWriter writer(
+          folder.path(), plan_shards(specs, metadata, options_.max_shard_bytes), write_options);
+      const auto progress = session_.progress("merging", total);
+      report_.rows = run_merge(plan, writer, threads_, progress);
+      writer.finish();
+    }
+    report_.format =
+        options_.to == "same" && !report_.rows.empty() ? report_.rows.front().format : options_.to;
+    carry_over(model_.folder, folder.path());
+    if (model_.config) {
+      safetensors::write_file(folder.path() / "config.json",
+                              json::dump(merged_config(config_, plan, settings_)));
+    }
+    safetensors::write_file(folder.path() / "README.md", card(plan, folder));
+  }
+
+  std::string card(const MergePlan& plan, const StagedFolder& folder) const {
+    Card card;
+    card.title = folder.target().filename().string();
+    card.base_model = base_name(model_, adapters_, options_.base);
+    card.base_sha256 = report_.base_sha256;
+    card.base_weights = report_.base_weights;
+    card.format = report_.format;
+    for (const auto& [path, sha256, weight] : report_.adapters) {
+      card.adapters.push_back({fs::weakly_canonical(path).filename().string(), sha256, weight});
+    }
+    card.notes = plan.notes;
+    return model_card(card, report_.rows);
+  }
+
+  int dry_run(const MergePlan& plan) const {
+    std::uint64_t total = 0;
+    std::size_t changed = 0;
+    for (const safetensors::TensorSpec& spec : plan.specs()) total += size_bytes(spec);
+    for (const MergedWeight& weight : plan.weights) changed += weight.is_changed() ? 1 : 0;
+    std::printf("%zu of %zu weights change; %s would be written to %s\n", changed,
+                plan.weights.size(), bytes_text(total).c_str(), printable(options_.out).c_str());
+    return kOk;
+  }
+
+  void print(bool failed) const {
+    if (options_.json) {
+      std::fputs(json::dump(report_json(report_)).c_str(), stdout);
+    } else if (!session_.quiet) {
+      const std::size_t shown = options_.all ? report_.rows.size() : kShownRows;
+      std::fputs(report_text(report_, shown).c_str(), stdout);
+    }
+    for (const std::string& note : report_.notes) session_.note(note);
+    if (const std::size_t below = report_.below(options_.warn_below); below > 0) {
+      session_.warn(std::to_string(below) + " of " + std::to_string(report_.rows.size()) +
+                    " changed weights keep less than cosine " + fixed_text(options_.warn_below, 2) +
+                    " of the adapter's change in " + report_.format +
+                    ": a wider output type keeps more");
+    }
+    if (failed) {
+      session_.warn(std::to_string(report_.below(options_.fail_below)) +
+                    " weights are below --fail-below; " + options_.out + " was not written");
+    }
+  }
+
+  const Options& options_;
+  const Session& session_;
+  Threads threads_;
+  Model model_;
+  json::Value config_;
+  std::vector<Adapter> adapters_;
+  std::vector<WeightedAdapter> weighted_;
+  MergeSettings settings_;
+  MergeReport report_;
+};
+
+Run declare(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  app.add_option("base", options->base, "The folder of the base model")->required();
+  app.add_option("--adapter", options->adapters,
+                 "A PEFT adapter folder, with a weight if it is not 1 (repeatable)")
+      ->type_name("DIR[:WEIGHT]")
+      ->required()
+      ->allow_extra_args(false);
+  app.add_option("--base", options->base_weights,
+                 "Which weights the adapter was trained on: 'original' (16 or 32 bits), or "
+                 "'dequantized', the values of a quantised checkpoint")
+      ->check(CLI::IsMember({"original", "dequantized"}))
+      ->required();
+  app.add_option("--out", options->out, "The folder to write")->required();
+  app.add_option("--to", options->to, "Type of the output; 'same': that of the base")
+      ->check(CLI::IsMember({"same", "bf16", "fp16", "fp32"}))
+      ->capture_default_str();
+  app.add_option("--warn-below", options->warn_below,
+                 "Warn about weights whose stored change has a smaller cosine to the trained one")
+      ->capture_default_str();
+  app.add_option("--fail-below", options->fail_below,
+                 "Write nothing and exit with 1 if a weight has a smaller cosine");
+  app.add_flag("--force", options->force,
+               "Merge onto another base than the adapter records, and replace --out if it exists");
+  app.add_option("--max-shard-size", options->max_shard_bytes, "Start a new file above this size")
+      ->transform(CLI::AsSizeValue(true))
+      ->default_str("5GB");
+  app.add_option("--jobs", options->jobs, "Threads; 0: one for each processor")
+      ->capture_default_str();
+  app.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");
+  app.add_flag("--all", options->all, "Report every changed weight, not the 10 worst");
+  app.add_flag("--json", options->json, "Print the report as JSON");
+  return [options](Session& session) { return Merge(*options, session).run(); };
+}
+
+}  // namespace
+
+const Command kMerge = {
+    "merge",
+    "merge PEFT adapters into a base model",
+    "Write the model that a base and one or more PEFT adapters make together.\n\n"
+    "Every merged value is computed in 64 bits and rounded once to the type it is stored in. LoRA, "
+    "rsLoRA, DoRA, rank and alpha patterns, replaced modules, trained tokens and lora_bias are "
+    "understood; an adapter with any other setting is refused, never half applied.\n\n"
+    "--base is required because the answer changes the result: an adapter trained on a 4-bit model "
+    "has learned to correct its rounding errors too and belongs on the dequantised weights. An "
+    "adapter may record the hash of its base; then another base needs --force.\n\n"
+    "The report says for each weight how long the trained change is (|meant|), how long the stored "
+    "one (|stored|), the cosine of the two and the share that is kept. Short formats lose small "
+    "changes.",
+    "monograph merge llama --adapter my-lora --base original --out merged\n"
+    "monograph merge llama-nf4 --adapter my-qlora --base dequantized --to bf16 --out merged\n"
+    "monograph merge llama --adapter math:0.7 --adapter code:0.3 --base original --out mixed\n"
+    "monograph merge llama --adapter my-lora --base original --out merged --fail-below 0.95 --json",
+    declare,
+};
+
+}  // namespace monograph::cli

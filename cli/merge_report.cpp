@@ -1,0 +1,105 @@
+#include "merge_report.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "model.h"
+#include "table.h"
+
+namespace monograph::cli {
+namespace {
+
+std::string short_number(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.3g", value);
+  return text.data();
+}
+
+std::vector<std::string> cells(const std::string& name, const std::string& change,
+                               const Survival& survival) {
+  return {name,
+          change,
+          short_number(survival.base_norm()),
+          short_number(survival.intended_norm()),
+          short_number(survival.realised_norm()),
+          fixed_text(survival.cosine(), 4),
+          fixed_text(100 * survival.kept(), 1) + " %"};
+}
+
+void set_survival(json::Value& value, const Survival& survival) {
+  value.set("base_norm", json::Value::number(survival.base_norm()));
+  value.set("intended_norm", json::Value::number(survival.intended_norm()));
+  value.set("realised_norm", json::Value::number(survival.realised_norm()));
+  value.set("cosine", json::Value::number(survival.cosine()));
+  value.set("kept", json::Value::number(survival.kept()));
+}
+
+}  // namespace
+
+Survival MergeReport::whole() const {
+  Survival sum;
+  for (const MergeRow& row : rows) sum += row.survival;
+  return sum;
+}
+
+std::size_t MergeReport::below(double cosine) const {
+  return static_cast<std::size_t>(std::count_if(rows.begin(), rows.end(), [&](const MergeRow& row) {
+    return row.survival.cosine() < cosine;
+  }));
+}
+
+std::string report_text(const MergeReport& report, std::size_t shown) {
+  std::vector<const MergeRow*> rows;
+  for (const MergeRow& row : report.rows) rows.push_back(&row);
+  std::stable_sort(rows.begin(), rows.end(), [](const MergeRow* a, const MergeRow* b) {
+    return a->survival.cosine() < b->survival.cosine();
+  });
+  Table table({"weight", "change", ">|base|", ">|meant|", ">|stored|", ">cosine", ">kept"});
+  for (std::size_t i = 0; i < std::min(shown, rows.size()); ++i) {
+    table.add(cells(printable(rows[i]->name), std::string(rows[i]->change), rows[i]->survival));
+  }
+  table.add(cells("all " + std::to_string(rows.size()), "", report.whole()));
+  std::string text = table.text();
+  if (shown < rows.size()) {
+    text += "(the " + std::to_string(shown) + " worst of " + std::to_string(rows.size()) +
+            "; --all shows every one)\n";
+  }
+  return text + "base sha256 " + report.base_sha256 + "\n";
+}
+
+json::Value report_json(const MergeReport& report) {
+  json::Value value;
+  value.set("schema_version", json::Value::number(std::int64_t{1}));
+  json::Value& base = value.set("base", json::Value::object());
+  base.set("path", json::Value::string(report.base));
+  base.set("sha256", json::Value::string(report.base_sha256));
+  base.set("weights", json::Value::string(report.base_weights));
+  json::Value& adapters = value.set("adapters", json::Value::array());
+  for (const auto& [path, sha256, weight] : report.adapters) {
+    json::Value& item = adapters.append(json::Value::object());
+    item.set("path", json::Value::string(path));
+    item.set("sha256", json::Value::string(sha256));
+    item.set("weight", json::Value::number(weight));
+  }
+  value.set("out", json::Value::string(report.out));
+  value.set("format", json::Value::string(report.format));
+  value.set("threshold", json::Value::number(report.threshold));
+  value.set("below_threshold",
+            json::Value::number(static_cast<std::int64_t>(report.below(report.threshold))));
+  set_survival(value.set("whole", json::Value::object()), report.whole());
+  json::Value& rows = value.set("weights", json::Value::array());
+  for (const MergeRow& row : report.rows) {
+    json::Value item;
+    item.set("name", json::Value::string(row.name));
+    item.set("change", json::Value::string(row.change));
+    item.set("format", json::Value::string(row.format));
+    set_survival(item, row.survival);
+    rows.append(std::move(item));
+  }
+  json::Value& notes = value.set("notes", json::Value::array());
+  for (const std::string& note : report.notes) notes.append(json::Value::string(note));
+  return value;
+}
+
+}  // namespace monograph::cli
