@@ -7,6 +7,7 @@
 
 #include "adapter/adapter.h"
 #include "command.h"
+#include "convert/why_kept.h"
 #include "folder/carry_over.h"
 #include "folder/staged_folder.h"
 #include "hash/checkpoint_hash.h"
@@ -22,9 +23,11 @@ namespace fs = std::filesystem;
 using safetensors::in_quotes;
 
 struct Options {
-  std::string base, out, base_weights, to = "same";
+  std::string base, out, base_weights, as, to = "same";
   std::vector<std::string> adapters;
   bool force = false, json = false, all = false, dry_run = false;
+  bool double_quant = false, as_double_quant = false;
+  std::size_t block = 64, as_block = 64;
   double warn_below = 0.9, fail_below = -2;
   int jobs = 0;
   std::uint64_t max_shard_bytes = 5'000'000'000;
@@ -87,10 +90,15 @@ void check_base_choice(const Options& options, const Model& model) {
                 "), so it does not have the original weights: give the model it was made from, or "
                 "--base dequantized to merge onto the values it stores");
   }
-  if (options.base_weights == "dequantized" && packed == nullptr) {
+  if (options.base_weights == "dequantized" && packed == nullptr && options.as.empty()) {
     throw Error(options.base +
                 ": is not quantised. An adapter trained on quantised weights belongs on them: give "
-                "that checkpoint (monograph quantize makes it), or --base original");
+                "that checkpoint, or say how this one was loaded in training (--as nf4), or use "
+                "--base original");
+  }
+  if (!options.as.empty() && (packed != nullptr || options.base_weights == "original")) {
+    throw Error(options.base +
+                ": --as is for --base dequantized with a base that is not quantised");
   }
 }
 
@@ -158,13 +166,35 @@ class Merge {
       weighted_.push_back({&adapters_[i], given[i].weight});
       report_.adapters.push_back({given[i].path, "", given[i].weight});
     }
-    if (options_.to == "bf16") settings_.dtype = DType::kBFloat16;
-    if (options_.to == "fp16") settings_.dtype = DType::kFloat16;
-    if (options_.to == "fp32") settings_.dtype = DType::kFloat32;
+    set_types();
     report_.base = options_.base;
     report_.base_weights = options_.base_weights;
     report_.out = options_.out;
     report_.threshold = options_.warn_below;
+  }
+
+  void set_types() {
+    const auto format = [](const std::string& name, std::size_t block) {
+      const FormatInfo* info = find_format(name);
+      if (info == nullptr) return std::optional<Format>();
+      if (!block_fits(*info, block)) {
+        throw CLI::ValidationError("--block-size",
+                                   std::to_string(block) + ": wanted a power of two from " +
+                                       std::to_string(info->smallest_block) + " to " +
+                                       std::to_string(info->largest_block));
+      }
+      return std::optional(info->format);
+    };
+    if (options_.to == "bf16") settings_.dtype = DType::kBFloat16;
+    if (options_.to == "fp16") settings_.dtype = DType::kFloat16;
+    if (options_.to == "fp32") settings_.dtype = DType::kFloat32;
+    settings_.format = format(options_.to, options_.block);
+    settings_.block = options_.block;
+    settings_.double_quant = options_.double_quant;
+    settings_.base_as = format(options_.as, options_.as_block);
+    settings_.base_block = options_.as_block;
+    settings_.base_double_quant = options_.as_double_quant;
+    if (model_.config && (settings_.format || settings_.base_as)) check_orientation(*model_.config);
   }
 
   void hash() {
@@ -275,9 +305,20 @@ Run declare(CLI::App& app) {
       ->check(CLI::IsMember({"original", "dequantized"}))
       ->required();
   app.add_option("--out", options->out, "The folder to write")->required();
-  app.add_option("--to", options->to, "Type of the output; 'same': that of the base")
-      ->check(CLI::IsMember({"same", "bf16", "fp16", "fp32"}))
+  app.add_option("--as", options->as,
+                 "With --base dequantized and a base that is not quantised: the format it was "
+                 "loaded in for training")
+      ->check(CLI::IsMember({"nf4", "fp4"}));
+  app.add_option("--as-block-size", options->as_block, "Block size of --as")->capture_default_str();
+  app.add_flag("--as-double-quant", options->as_double_quant, "--as with quantised scales");
+  app.add_option("--to", options->to,
+                 "Type of the output. 'same': that of the base, or of the weights it was quantised "
+                 "from; nf4 and fp4: of linear layers only")
+      ->check(CLI::IsMember({"same", "bf16", "fp16", "fp32", "nf4", "fp4"}))
       ->capture_default_str();
+  app.add_option("--block-size", options->block, "Block size of --to nf4 and fp4")
+      ->capture_default_str();
+  app.add_flag("--double-quant", options->double_quant, "--to nf4 or fp4 with quantised scales");
   app.add_option("--warn-below", options->warn_below,
                  "Warn about weights whose stored change has a smaller cosine to the trained one")
       ->capture_default_str();
@@ -313,6 +354,8 @@ const Command kMerge = {
     "changes.",
     "monograph merge llama --adapter my-lora --base original --out merged\n"
     "monograph merge llama-nf4 --adapter my-qlora --base dequantized --to bf16 --out merged\n"
+    "monograph merge llama --adapter my-qlora --base dequantized --as nf4 --as-double-quant --out "
+    "merged\n"
     "monograph merge llama --adapter math:0.7 --adapter code:0.3 --base original --out mixed\n"
     "monograph merge llama --adapter my-lora --base original --out merged --fail-below 0.95 --json",
     declare,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "merge/packed.h"
 #include "merge/panels.h"
 #include "merge/round.h"
 
@@ -76,13 +77,15 @@ std::vector<MergeRow> run_merge(const MergePlan& plan, safetensors::ShardedWrite
   Runner runner(writer, parallel_for, done);
   std::vector<MergeRow> rows;
   for (const MergedWeight& weight : plan.weights) {
-    if (!weight.dtype) {
+    if (!weight.dtype && !weight.packed) {
       runner.copy(weight);
       continue;
     }
-    const Survival survival = runner.merge(weight);
+    const Survival survival =
+        weight.packed ? merge_packed(weight, writer, parallel_for, done) : runner.merge(weight);
     if (!weight.is_changed()) continue;
-    const std::string format(short_name(stored(*weight.dtype)));
+    const std::string format(weight.packed ? find_format(weight.packed->format)->name
+                                           : short_name(stored(*weight.dtype)));
     rows.push_back({weight.name, weight.change(), format, survival});
   }
   return rows;

@@ -18,7 +18,7 @@ namespace monograph {
 struct MergeRow {
   std::string name;
   std::string_view change;  // as MergedWeight::change
-  std::string format;       // of the output: "bf16"
+  std::string format;       // of the output: "bf16", "nf4"
   Survival survival;
 };
 

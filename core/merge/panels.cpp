@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/float_types.h"
+#include "convert/packed_parts.h"
 #include "kernels/low_rank/low_rank.h"
 #include "safetensors/utf8.h"
 
@@ -62,12 +64,18 @@ double sum_of_squares(const double* values, std::size_t count) {
 
 }  // namespace
 
-MergedPanels::MergedPanels(const MergedWeight& weight, ParallelFor parallel_for) : weight_(weight) {
+MergedPanels::MergedPanels(const MergedWeight& weight, ParallelFor parallel_for,
+                           std::size_t multiple)
+    : weight_(weight) {
   const std::vector<std::uint64_t>& shape = weight.shape;
   cols_ = shape.empty() ? 1 : shape.back();
   rows_ = cols_ == 0 ? 0 : weight.elements() / cols_;
+  // Groups of four rows suit the kernel; what `multiple` needs comes first.
+  const std::size_t step = multiple / std::gcd(std::max<std::size_t>(cols_, 1), multiple);
   const std::size_t fitting = kPanelElements / std::max<std::size_t>(cols_, 1);
-  panel_rows_ = std::max<std::size_t>(fitting / 4 * 4, 1);
+  const std::size_t four = std::lcm(step, std::size_t{4});
+  panel_rows_ = fitting >= four ? fitting / four * four : step;
+  if (weight.base_as) quantize_base(parallel_for);
   for (const LowRankChange& change : weight.low_rank) {
     terms_.push_back({&change, unpack_right(change, cols_)});
   }
@@ -80,12 +88,36 @@ MergedPanels::MergedPanels(const MergedWeight& weight, ParallelFor parallel_for)
   if (weight.low_rank.front().transposed) find_column_factors(parallel_for);
 }
 
+void MergedPanels::quantize_base(ParallelFor parallel_for) {
+  auto copy = std::make_unique<PackedCopy>(*weight_.base_as, rows_, cols_);
+  const DType type = source_dtype(*weight_.base);
+  const std::size_t piece =
+      ceil_div(kPanelElements, weight_.base_as->block) * weight_.base_as->block;
+  const std::size_t count = rows_ * cols_;
+  parallel_for(ceil_div(count, piece), 1, [&](std::size_t at, std::size_t end) {
+    std::vector<std::uint8_t> values(piece * size_bytes(type));
+    for (at *= piece, end *= piece; at < std::min(end, count); at += piece) {
+      const std::size_t last = std::min(count, at + piece);
+      read_elements(*weight_.base, at, last, type, values.data());
+      copy->quantize(at, type, values.data(), last - at);
+    }
+  });
+  copy->finish(parallel_for);
+  packed_base_ = std::move(copy);
+}
+
 void MergedPanels::read_base(std::size_t first, std::size_t last, std::vector<float>& base) const {
   const std::size_t count = (last - first) * cols_;
   base.resize(count);
   const Weight& from = *weight_.base;
   const std::uint64_t begin = std::uint64_t{first} * cols_;
-  const DType type = float_type(from.dtype).value_or(DType::kFloat32);
+  const DType type = source_dtype(from);
+  if (packed_base_) {
+    for (std::size_t i = first; i < last; ++i) {
+      packed_base_->read_row(i, type, base.data() + (i - first) * cols_);
+    }
+    return;
+  }
   if (!from.is_packed() || type == DType::kFloat32) {
     read_elements(from, begin, begin + count, DType::kFloat32, base.data());
     return;

@@ -4,7 +4,8 @@
 //   DoRA      m / |V| * V with V = W + factor * B * A, |V| the norm of each output's weights: of a
 //             row, or of a column where the weight is [inputs, outputs]
 //   tokens    rows replaced       bias   b + factor * lora_B.bias
-// W is the base, dequantised to the type it was quantised from, or what replaces it.
+// W is the base, or what replaces it; if it is packed, or base_as is set, dequantised to the type
+// it was quantised from.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +14,17 @@
 #include <vector>
 
 #include "cpu/parallel.h"
+#include "merge/packed_copy.h"
 #include "merge/plan.h"
 
 namespace monograph {
 
 class MergedPanels {
  public:
-  // Unpacks the right factors: rank x cols fp64 values for each LoRA. For DoRA by columns it reads
-  // the whole weight once.
-  MergedPanels(const MergedWeight& weight, ParallelFor parallel_for);
+  // Unpacks the right factors: rank x cols fp64 values for each LoRA. For base_as and for DoRA by
+  // columns it reads the whole weight once. Each panel but the last has a multiple of `multiple`
+  // elements.
+  MergedPanels(const MergedWeight& weight, ParallelFor parallel_for, std::size_t multiple = 1);
 
   std::size_t rows() const { return rows_; }
   std::size_t cols() const { return cols_; }
@@ -44,9 +47,11 @@ class MergedPanels {
   void add_terms(std::size_t first, std::size_t last, std::vector<double>& merged) const;
   void scale_rows(std::size_t first, std::size_t last, std::vector<double>& merged) const;
   void find_column_factors(ParallelFor parallel_for);
+  void quantize_base(ParallelFor parallel_for);
 
   const MergedWeight& weight_;
   std::size_t rows_ = 0, cols_ = 0, panel_rows_ = 0;
+  std::unique_ptr<PackedCopy> packed_base_;  // of weight.base_as
   std::vector<Term> terms_;
   std::vector<double> magnitude_, column_factors_;
 };

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "convert/bitsandbytes_config.h"
+#include "convert/why_kept.h"
 #include "safetensors/utf8.h"
 
 namespace monograph {
@@ -223,9 +225,25 @@ class Planner {
     const std::optional<DType> of_base = float_type(weight.base->dtype);
     const bool is_float = weight.base->is_packed() || of_base.has_value();
     if (!is_float) return;
+    const bool linear = weight.base->is_packed() || why_kept(*weight.base).empty();
+    if (settings_.base_as && linear && weight.name == weight.base->name) {
+      weight.base_as = Conversion{.weight = weight.base,
+                                  .action = Action::kQuantize,
+                                  .format = *settings_.base_as,
+                                  .block = settings_.base_block,
+                                  .double_quant = settings_.base_double_quant};
+    }
+    if (settings_.format && linear && weight.name == weight.base->name) {
+      weight.packed = Conversion{.weight = weight.base,
+                                 .action = Action::kQuantize,
+                                 .format = *settings_.format,
+                                 .block = settings_.block,
+                                 .double_quant = settings_.double_quant};
+      return;
+    }
     weight.dtype = settings_.dtype ? settings_.dtype : of_base;
     const bool same = !weight.base->is_packed() && weight.dtype == of_base;
-    if (same && !weight.is_changed()) weight.dtype.reset();
+    if (same && !weight.is_changed() && !weight.base_as) weight.dtype.reset();
   }
 
   const json::Value& config_;
@@ -251,6 +269,10 @@ std::string_view MergedWeight::change() const {
 std::vector<safetensors::TensorSpec> MergePlan::specs() const {
   std::vector<safetensors::TensorSpec> specs;
   for (const MergedWeight& weight : weights) {
+    if (weight.packed) {
+      for (auto& spec : specs_of(*weight.packed)) specs.push_back(std::move(spec));
+      continue;
+    }
     const auto dtype = weight.dtype ? stored(*weight.dtype) : weight.base->dtype;
     specs.push_back({weight.name, dtype, weight.shape});
   }
@@ -281,6 +303,13 @@ json::Value merged_config(json::Value config, const MergePlan& plan,
     if (plan.unties_head) part.set("tie_word_embeddings", json::Value::boolean(false));
   };
   change(config);
+  if (settings.format) {
+    std::vector<Conversion> conversions;
+    for (const MergedWeight& weight : plan.weights) {
+      conversions.push_back(weight.packed ? *weight.packed : Conversion{.weight = weight.base});
+    }
+    config.set("quantization_config", bitsandbytes_config(config, conversions));
+  }
   if (const json::Value* text = config.find("text_config")) {
     json::Value inner = *text;
     change(inner);

@@ -10,6 +10,7 @@
 
 #include "adapter/adapter.h"
 #include "base/dtype.h"
+#include "convert/convert.h"
 #include "json/document.h"
 #include "safetensors/plan.h"
 #include "weights/weight.h"
@@ -37,12 +38,16 @@ struct MergedWeight {
   std::string name;
   std::vector<std::uint64_t> shape;
   const Weight* base = nullptr;  // what changes are measured from
+  // Set: the base is quantised so and read back, as a model that was loaded in 4 bits sees it.
+  std::optional<Conversion> base_as;
   // Takes the place of the base: modules_to_save and the like.
   const safetensors::LocatedTensor* replacement = nullptr;
   std::vector<LowRankChange> low_rank;  // a DoRA stands alone
   const TokenRows* tokens = nullptr;
   std::vector<BiasChange> biases;
-  std::optional<DType> dtype;  // of the output; none: the bytes of the base as they are
+  // What is stored: packed, a float type, or, if neither is set, the bytes of the base.
+  std::optional<Conversion> packed;
+  std::optional<DType> dtype;
 
   bool is_changed() const {
     return replacement != nullptr || !low_rank.empty() || tokens != nullptr || !biases.empty();
@@ -54,6 +59,15 @@ struct MergedWeight {
 
 struct MergeSettings {
   std::optional<DType> dtype;  // of every float weight; none: each keeps that of the base
+  // Of the weights of linear layers (see why_kept) and of those that are packed in the base.
+  std::optional<Format> format;
+  std::size_t block = 64;
+  bool double_quant = false;
+  // The format the base was loaded in for training, if it is not stored so: of the weights of
+  // linear layers.
+  std::optional<Format> base_as;
+  std::size_t base_block = 64;
+  bool base_double_quant = false;
 };
 
 struct MergePlan {
@@ -75,8 +89,8 @@ struct MergePlan {
 MergePlan plan_merge(const std::vector<Weight>& weights, const json::Value& config,
                      std::span<const WeightedAdapter> adapters, const MergeSettings& settings);
 
-// config.json of the output: without quantization_config, with dtype and tie_word_embeddings set
-// where they changed.
+// config.json of the output: quantization_config that of the output or none, dtype and
+// tie_word_embeddings set where they changed.
 json::Value merged_config(json::Value config, const MergePlan& plan, const MergeSettings& settings);
 
 }  // namespace monograph

@@ -1,0 +1,131 @@
+"""`monograph merge` with quantised bases and outputs: onto what the adapter was trained on, and the loss."""
+
+import json
+
+import bitsandbytes.functional as bnb
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from native_tool import run, run_json
+from test_merge import adapter_on, check_against_float64, stored
+from tiny_models import bnb_config, load, logits, save_llama
+
+# Rows of whole blocks: dequantising others on a CPU is wrong in bitsandbytes itself.
+SIZES = {"hidden_size": 128, "intermediate_size": 192}
+
+
+def dequantised(model) -> dict[str, torch.Tensor]:
+    """Each 4-bit weight as bitsandbytes computes with it."""
+    return {
+        f"{name}.weight": bnb.dequantize_4bit(module.weight.data, module.weight.quant_state)
+        for name, module in model.named_modules()
+        if type(module).__name__ == "Linear4bit"
+    }
+
+
+def expected(base, adapter, alpha_over_r):
+    """float64 values of the merged linear layers."""
+    wanted = {}
+    for name, weight in base.items():
+        prefix = "base_model.model." + name.removesuffix("weight")
+        a, b = adapter.get(prefix + "lora_A.weight"), adapter.get(prefix + "lora_B.weight")
+        delta = 0 if a is None else alpha_over_r * (b.double() @ a.double())
+        wanted[name] = (weight.double() + delta).numpy()
+    return wanted
+
+
+def check(folder, wanted):
+    found = load_file(folder / "model.safetensors")
+    for name, value in wanted.items():
+        rounded, near = stored(value, found[name].dtype)
+        assert not ((found[name].double().numpy() != rounded) & ~near).any(), name
+
+
+@pytest.mark.parametrize("double_quant", [False, True], ids=["plain", "nested"])
+def test_onto_the_dequantised_weights_stored_or_not(tmp_path, double_quant):
+    base = save_llama(tmp_path / "base", **SIZES)
+    quantised = load(base, quantization_config=bnb_config(double_quant=double_quant))
+    quantised.save_pretrained(tmp_path / "nf4")
+    adapter_on(quantised, tmp_path / "adapter", torch.float32, target_modules=["q_proj", "down_proj"])
+    trained_on = dequantised(load(tmp_path / "nf4"))
+    adapter = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    wanted = expected(trained_on, adapter, 2.0)
+    assert len(wanted) == 14
+    arguments = ["--adapter", tmp_path / "adapter", "--base", "dequantized", "--warn-below", "0", "--out"]
+    run("merge", tmp_path / "nf4", *arguments, tmp_path / "out")
+    check(tmp_path / "out", wanted)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "quantization_config" not in config
+    assert torch.isfinite(logits(load(tmp_path / "out"))).all()
+    # The same from the base that was loaded in 4 bits. Nested scales of bitsandbytes on a CPU are not always
+    # the nearest code, so only plain ones are equal bit for bit.
+    flags = ["--as", "nf4"] + ["--as-double-quant"] * double_quant
+    run("merge", base, *arguments, tmp_path / "out2", *flags)
+    if not double_quant:
+        first, second = (load_file(tmp_path / n / "model.safetensors") for n in ("out", "out2"))
+        assert all(torch.equal(first[name], second[name]) for name in first)
+    # Which one it is must be said, and must fit.
+    refused = run("merge", tmp_path / "nf4", *arguments, tmp_path / "x", "--base", "original", code=2)
+    assert "--base" in refused.stderr
+    arguments[3] = "original"
+    assert "is quantised (nf4)" in run("merge", tmp_path / "nf4", *arguments, tmp_path / "x", code=3).stderr
+    arguments[3] = "dequantized"
+    assert "--as nf4" in run("merge", base, *arguments, tmp_path / "x", code=3).stderr
+
+
+def test_four_bits_lose_the_adapter_and_the_report_says_so(tmp_path):
+    base = save_llama(tmp_path / "base", **SIZES)
+    quantised = load(base, quantization_config=bnb_config(double_quant=False))
+    quantised.save_pretrained(tmp_path / "nf4")
+    adapter_on(quantised, tmp_path / "adapter", torch.float32, target_modules="all-linear", lora_alpha=1)
+    arguments = [
+        "merge",
+        tmp_path / "nf4",
+        "--adapter",
+        tmp_path / "adapter",
+        "--base",
+        "dequantized",
+        "--out",
+    ]
+    wide = run_json(*arguments, tmp_path / "fp32", "--to", "fp32")
+    short = run_json(*arguments, tmp_path / "four", "--to", "nf4", "--double-quant")
+    assert wide["whole"]["cosine"] > 0.9999
+    assert short["whole"]["cosine"] < 0.8
+    assert short["below_threshold"] == 14
+    failed = run(*arguments, tmp_path / "x", "--to", "nf4", "--fail-below", "0.9", code=1)
+    assert "14 of 14 changed weights keep less than cosine 0.90" in failed.stderr
+    # The report's figure is that of what bitsandbytes loads.
+    trained_on = dequantised(load(tmp_path / "nf4"))
+    adapter = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    wanted = expected(trained_on, adapter, 1 / 8)
+    loaded = dequantised(load(tmp_path / "four"))
+    for row in short["weights"]:
+        start = trained_on[row["name"]].double().numpy()
+        meant = wanted[row["name"]] - start
+        found = loaded[row["name"]].double().numpy() - start
+        cosine = (meant * found).sum() / np.sqrt((meant**2).sum() * (found**2).sum())
+        assert abs(cosine - row["cosine"]) < 1e-6, row["name"]
+    assert torch.isfinite(logits(load(tmp_path / "four"))).all()
+
+
+def test_dora_on_a_quantised_base_uses_its_norms(tmp_path):
+    base = save_llama(tmp_path / "base", **SIZES)
+    quantised = load(base, quantization_config=bnb_config(double_quant=False))
+    quantised.save_pretrained(tmp_path / "nf4")
+    adapter_on(quantised, tmp_path / "adapter", torch.float32, use_dora=True)
+    run(
+        "merge", tmp_path / "nf4", "--adapter", tmp_path / "adapter", "--base", "dequantized",
+        "--out", tmp_path / "out", "--warn-below", "0",
+    )  # fmt: skip
+    from peft import PeftModel
+    from transformers import LlamaForCausalLM
+
+    plain = load(base)
+    with torch.no_grad():
+        for name, weight in dequantised(load(tmp_path / "nf4")).items():
+            plain.get_parameter(name).copy_(weight)
+    assert isinstance(plain, LlamaForCausalLM)
+    exact = PeftModel.from_pretrained(plain, tmp_path / "adapter").double().merge_and_unload()
+    assert check_against_float64(tmp_path / "out", exact) <= 2
