@@ -1,0 +1,82 @@
+"""`torch_compile_options`: ten options of Inductor, checked when read, applied for one run only."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# What each does on a CPU, read in torch 2.13; docs/recipe.md quotes it. None: it has an effect.
+OPTIONS: dict[str, str | None] = {
+    "assume_aligned_inputs": "it changes Triton kernels only",
+    "comprehensive_padding": "Inductor turns it off for graphs without a GPU",
+    "coordinate_descent_check_all_directions": "it changes Triton kernels only",
+    "coordinate_descent_tuning": "it changes Triton kernels only",
+    "decompose_mem_bound_mm": "it changes products with one row only",
+    "epilogue_fusion": None,
+    "fx_graph_cache": None,
+    "max_autotune_gemm": None,
+    "shape_padding": "it pads products on GPUs only",
+    "triton.cudagraphs": "CUDA graphs need a GPU",
+}
+
+
+def check_compile_options(
+    options: Mapping[str, Any] | None, *, torch_compile: bool | str | None, packing: bool, device: str = "cpu"
+) -> tuple[list[str], list[str]]:
+    """Errors and notices about the options; both empty without options."""
+    if not options:
+        return [], []
+    errors, notices = [], []
+    if not torch_compile:
+        written = "missing" if torch_compile is None else "false"
+        errors.append(
+            f"torch_compile_options: torch_compile is {written}, so they would do nothing; "
+            "write torch_compile: true (or auto) beside them"
+        )
+    for name, value in options.items():
+        if name not in OPTIONS:
+            near = difflib.get_close_matches(str(name), OPTIONS, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}? " if near else ""
+            errors.append(
+                f"torch_compile_options: {name!r} is not allowed; {hint}allowed are {', '.join(OPTIONS)}"
+            )
+        elif not isinstance(value, bool):
+            errors.append(f"torch_compile_options: {name} is {value!r}, wanted true or false")
+        elif device == "cpu" and OPTIONS[name] is not None and value:
+            notices.append(
+                f"torch_compile_options: {name} has no effect on this device (cpu): {OPTIONS[name]}"
+            )
+        if name == "triton.cudagraphs" and value is True and packing:
+            notices.append(
+                "torch_compile_options: triton.cudagraphs with sample_packing: a CUDA graph replays fixed "
+                "addresses, and each packing makes new boundaries; expect re-recording, or leave one out"
+            )
+    return errors, notices
+
+
+def _owner(name: str) -> tuple[Any, str]:
+    """The module that holds a dotted option, and its last name there."""
+    import torch._inductor.config as owner
+
+    *path, last = name.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    getattr(owner, last)  # AttributeError if torch has renamed it
+    return owner, last
+
+
+@contextlib.contextmanager
+def compile_options(options: Mapping[str, bool] | None) -> Iterator[None]:
+    """Sets the options in Inductor's configuration; whatever happens, puts back what was there."""
+    before = []
+    try:
+        for name, value in (options or {}).items():
+            owner, last = _owner(name)
+            before.append((owner, last, getattr(owner, last)))
+            setattr(owner, last, value)
+        yield
+    finally:
+        for owner, last, value in reversed(before):
+            setattr(owner, last, value)

@@ -1,0 +1,199 @@
+"""Rules about keys together, and about values that mean another thing here."""
+
+from __future__ import annotations
+
+import difflib
+import os
+
+from monograph.recipe.keys import DatasetKeys, Recipe
+
+# Every AdamW is the same AdamW here: moments of an adapter are small, so they are kept in 32 bits.
+ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "paged_adamw_32bit")
+SMALLER_ADAMW = (
+    "adamw_8bit",
+    "adamw_bnb_8bit",
+    "adamw_torch_4bit",
+    "adamw_torch_8bit",
+    "paged_adamw_8bit",
+    "adamw_apex_fused",
+    "adamw_anyprecision",
+)
+OWN_ATTENTION = (
+    "flash_attention_2",
+    "flash_attention_3",
+    "flash_attention_4",
+    "flex_attention",
+    "xformers",
+    "sage",
+    "sdpa_varlen",
+    "kernels-community/flash-attn2",
+)
+DATASET_TYPES = ("completion", "alpaca", "instruction", "chat_template", "input_output")
+PROMPT_KEYS = (
+    "system_prompt",
+    "field_instruction",
+    "field_input",
+    "field_output",
+    "format",
+    "no_input_format",
+)
+CHAT_TEMPLATES = ("tokenizer_default", "chatml", "jinja", "tokenizer_default_fallback_chatml")
+QUANT_KWARGS = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
+SPECIAL_TOKENS = ("pad_token", "eos_token", "bos_token", "unk_token")
+
+
+def check_together(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """Errors and notices about a recipe whose keys are each of the right type."""
+    errors: list[str] = []
+    notices: list[str] = []
+    _check_model(recipe, errors, notices)
+    _check_data(recipe, errors, notices)
+    _check_training(recipe, errors, notices)
+    _check_serving(recipe, notices)
+    return errors, notices
+
+
+def _check_model(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
+    if not recipe.base_model:
+        errors.append("base_model: missing; write the folder of the model")
+    elif _looks_local(recipe.base_model) and not os.path.isfile(f"{recipe.base_model}/config.json"):
+        errors.append(f"base_model: {recipe.base_model} has no config.json; wanted the folder of a model")
+    if recipe.adapter is None:
+        errors.append(
+            "adapter: missing; only adapters are trained, the base stays frozen: write adapter: qlora"
+        )
+    if recipe.adapter == "qlora" and recipe.load_in_4bit is False:
+        errors.append("adapter is qlora and load_in_4bit false; write adapter: lora for a 16-bit base")
+    if recipe.adapter == "lora" and recipe.load_in_4bit:
+        errors.append("adapter is lora and load_in_4bit true; write adapter: qlora")
+    if not (recipe.lora_target_linear or recipe.lora_target_modules or recipe.lora_model_dir):
+        errors.append("lora_target_modules: missing; write lora_target_linear: true for all linear layers")
+    for name, value in recipe.bnb_config_kwargs.items():
+        if name not in QUANT_KWARGS:
+            errors.append(f"bnb_config_kwargs.{name}: not supported; allowed are {', '.join(QUANT_KWARGS)}")
+        elif name == "bnb_4bit_quant_type" and value not in ("nf4", "fp4"):
+            errors.append(f"bnb_config_kwargs.{name} is {value!r}, wanted nf4 or fp4")
+        elif name == "bnb_4bit_use_double_quant" and not isinstance(value, bool):
+            errors.append(f"bnb_config_kwargs.{name} is {value!r}, wanted true or false")
+    if recipe.attn_implementation in OWN_ATTENTION:
+        notices.append(
+            f"attn_implementation: {recipe.attn_implementation} is done by Monograph's own attention"
+        )
+    elif recipe.attn_implementation not in ("monograph", "sdpa", "eager"):
+        errors.append(f"attn_implementation is {recipe.attn_implementation}, wanted monograph, sdpa or eager")
+    elif recipe.attention != recipe.attn_implementation:
+        notices.append(
+            f"attn_implementation: {recipe.attn_implementation} would build a dense mask for packed rows; "
+            "Monograph's own attention is taken"
+        )
+
+
+def _looks_local(path: str) -> bool:
+    return path.startswith((".", "/", "~")) or path.count("/") != 1 or os.path.exists(path)
+
+
+def _check_data(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
+    if not recipe.datasets:
+        errors.append("datasets: missing; write `- path: train.jsonl` and `type: alpaca` below it")
+    for where in ("datasets", "test_datasets"):
+        for number, dataset in enumerate(getattr(recipe, where)):
+            _check_dataset(dataset, f"{where}.{number}", errors)
+    if recipe.test_datasets and recipe.val_set_size:
+        errors.append("test_datasets and val_set_size both say what to evaluate on; leave one out")
+    for name in recipe.special_tokens:
+        if name not in SPECIAL_TOKENS:
+            errors.append(f"special_tokens.{name}: unknown; wanted one of {', '.join(SPECIAL_TOKENS)}")
+    if recipe.pad_to_sequence_len is False and recipe.sample_packing:
+        notices.append(
+            "pad_to_sequence_len: ignored; packed rows have one length, or each packing would be compiled"
+        )
+    if recipe.chat_template not in (None, *CHAT_TEMPLATES):
+        notices.append(
+            f"chat_template: {recipe.chat_template} is taken from the tokenizer; none is shipped by name"
+        )
+    if recipe.chat_template == "jinja" and not recipe.chat_template_jinja:
+        errors.append(
+            "chat_template is jinja and chat_template_jinja is missing; write the template or its file"
+        )
+
+
+def _check_dataset(dataset: DatasetKeys, where: str, errors: list[str]) -> None:
+    if not dataset.path:
+        errors.append(f"{where}.path: missing; write a .jsonl or .parquet file")
+    kind = dataset.type
+    if isinstance(kind, dict):
+        known = PROMPT_KEYS
+        for name in kind:
+            if name not in known:
+                errors.append(f"{where}.type.{name}: unknown key; allowed are {', '.join(known)}")
+        return
+    base = kind.split(":")[0].split(".")[0]
+    if kind not in (*DATASET_TYPES, "chat_template.default"):
+        near = difflib.get_close_matches(base, DATASET_TYPES, n=1, cutoff=0.5)
+        hint = {"sharegpt": "chat_template", "chatml": "chat_template"}.get(base, near[0] if near else None)
+        suffix = f"; did you mean {hint}?" if hint else ""
+        errors.append(f"{where}.type is {kind!r}, wanted one of {', '.join(DATASET_TYPES)}{suffix}")
+
+
+def _check_training(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
+    if recipe.optimizer in SMALLER_ADAMW:
+        notices.append(
+            f"optimizer: {recipe.optimizer} is AdamW with 32-bit moments here; an adapter's are small"
+        )
+    elif recipe.optimizer not in ADAMW:
+        errors.append(f"optimizer is {recipe.optimizer}, only AdamW is in the graph; write adamw_torch")
+    for name in (
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "sequence_len",
+        "lora_r",
+        "logging_steps",
+    ):
+        if getattr(recipe, name) < 1:
+            errors.append(f"{name} is {getattr(recipe, name)}, wanted 1 or more")
+    for name in ("learning_rate", "num_epochs", "lora_alpha"):
+        if getattr(recipe, name) <= 0:
+            errors.append(f"{name} is {getattr(recipe, name)}, wanted more than 0")
+    for name in ("lora_dropout", "warmup_ratio", "cosine_min_lr_ratio", "adam_beta1", "adam_beta2"):
+        value = getattr(recipe, name)
+        if value is not None and not 0 <= value < 1:
+            errors.append(f"{name} is {value}, wanted 0 or more and less than 1")
+    if recipe.val_set_size < 0:
+        errors.append(
+            f"val_set_size is {recipe.val_set_size}, wanted a share below 1 or a number of documents"
+        )
+    for one, other in (
+        ("warmup_ratio", "warmup_steps"),
+        ("evals_per_epoch", "eval_steps"),
+        ("saves_per_epoch", "save_steps"),
+    ):
+        if getattr(recipe, one) and getattr(recipe, other):
+            errors.append(f"{one} and {other} say the same thing in two ways; leave one out")
+    evaluates = bool(recipe.val_set_size or recipe.test_datasets)
+    for name in ("load_best_model_at_end", "early_stopping_patience"):
+        if getattr(recipe, name) and not evaluates:
+            errors.append(f"{name}: nothing is evaluated; write val_set_size: 0.05 and evals_per_epoch: 1")
+    if (recipe.evals_per_epoch or recipe.eval_steps) and not evaluates:
+        notices.append("evals_per_epoch: ignored; val_set_size is 0, so there is nothing to evaluate")
+    if isinstance(recipe.gradient_checkpointing, str):
+        notices.append(
+            f"gradient_checkpointing: {recipe.gradient_checkpointing} is plain recomputation here; "
+            "nothing is offloaded"
+        )
+
+
+def _check_serving(recipe: Recipe, notices: list[str]) -> None:
+    """What the server named by serve_with cannot load; read in vLLM's and llama.cpp's LoRA loaders."""
+    if recipe.serve_with is None:
+        return
+    doubts = {
+        "DoRA (peft_use_dora)": recipe.peft_use_dora,
+        "whole layers (lora_modules_to_save)": bool(recipe.lora_modules_to_save),
+        "ranks by layer (lora_rank_pattern)": bool(recipe.lora_rank_pattern),
+        "alphas by layer (lora_alpha_pattern)": bool(recipe.lora_alpha_pattern),
+    }
+    if recipe.serve_with == "llama.cpp":
+        doubts["rsLoRA scaling (peft_use_rslora)"] = recipe.peft_use_rslora
+    for feature, used in doubts.items():
+        if used:
+            notices.append(f"serve_with: {recipe.serve_with} cannot load {feature} from an adapter; merge it")

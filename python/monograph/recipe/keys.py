@@ -1,0 +1,168 @@
+"""The keys of a recipe: names, types, defaults and meaning. axolotl's names, so that its files can be used.
+
+A field is a key; its annotation is the type that is checked, `about` the line in docs/recipe.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+
+def key(default: Any, about: str) -> Any:
+    """A key with its default (a list or dict stands for a fresh copy of it) and what it does."""
+    metadata = {"about": about}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class DatasetKeys:
+    """One entry of `datasets` or `test_datasets`."""
+
+    path: str = key("", "a .jsonl, .json or .parquet file, a folder of them, or a name on the Hub")
+    type: str | dict[str, str] = key("", "completion, alpaca, instruction, chat_template, input_output")
+    data_files: str | list[str] | None = key(None, "files inside `path`")
+    ds_type: str | None = key(None, "json or parquet, where the file's ending does not say it")
+    name: str | None = key(None, "configuration of a dataset on the Hub")
+    split: str | None = key(None, "split to take; train by default")
+    revision: str | None = key(None, "commit or tag of a dataset on the Hub")
+    field: str | None = key(None, "completion: the column with the text; `text` by default")
+    field_messages: str | None = key(None, "chat_template: the column with the messages; `messages`")
+    message_field_role: str | None = key(None, "chat_template: the name of the role; `role`")
+    message_field_content: str | None = key(None, "chat_template: the name of the content; `content`")
+    message_property_mappings: dict[str, str] = key({}, "chat_template: {role: ..., content: ...}")
+    message_field_training: str | None = key(None, "chat_template: a boolean per message: is it a target?")
+    roles: dict[str, list[str]] | None = key(None, "chat_template: other names of the roles")
+    roles_to_train: list[str] | None = key(None, "chat_template: whose messages are targets; [assistant]")
+    train_on_eos: Literal["all", "turn", "last", "none"] | None = key(
+        None, "chat_template: whether the end of a turn is a target; `turn`: of the turns trained on"
+    )
+    drop_system_message: bool = key(False, "chat_template: leaves a first system message out")
+    chat_template: str | None = key(None, "as the key of the recipe, for this dataset")
+    shards: int | None = key(None, "cuts the dataset into so many parts")
+    shards_idx: int | None = key(None, "and takes this one, 0 by default")
+
+
+@dataclass
+class Recipe:
+    """All keys that are honoured, with the values of one run."""
+
+    # The model
+    base_model: str = key("", "folder of the model, or its name on the Hub")
+    revision_of_model: str | None = key(None, "commit or tag on the Hub")
+    tokenizer_config: str | None = key(None, "folder of the tokenizer; that of the model by default")
+    load_in_4bit: bool | None = key(None, "quantises the base to 4 bits; true with `adapter: qlora`")
+    bnb_config_kwargs: dict[str, Any] = key({}, "bnb_4bit_quant_type, bnb_4bit_use_double_quant")
+    bf16: bool | Literal["auto", "full"] = key(
+        "auto", "bfloat16 activations and adapter inputs; false: float32"
+    )
+    attn_implementation: str = key("monograph", "flash, flex and xformers names mean monograph; sdpa, eager")
+    # LoRA
+    adapter: Literal["qlora", "lora"] | None = key(None, "qlora or lora")
+    lora_model_dir: str | None = key(None, "an adapter to start from, or to generate with")
+    lora_r: int = key(16, "rank")
+    lora_alpha: int | float = key(32, "scale: alpha / r")
+    lora_dropout: float = key(0.0, "dropout in front of A")
+    lora_target_linear: bool = key(False, "all linear layers but the head")
+    lora_target_modules: str | list[str] | None = key(None, "names of layers, or one regular expression")
+    lora_modules_to_save: list[str] | None = key(None, "layers trained whole and saved with the adapter")
+    lora_rank_pattern: dict[str, int] = key({}, "rank by name of the layer")
+    lora_alpha_pattern: dict[str, int | float] = key({}, "alpha by name of the layer")
+    peft_use_rslora: bool = key(False, "scale alpha / sqrt(r)")
+    peft_use_dora: bool = key(False, "DoRA: magnitudes are trained too")
+    peft_layers_to_transform: list[int] | None = key(None, "only these decoder layers")
+    peft_layers_pattern: str | list[str] | None = key(None, "the name of the list of layers")
+    peft_init_lora_weights: bool | str = key(True, "as in PEFT's LoraConfig")
+    # Data
+    datasets: list[DatasetKeys] = key([], "what to train on")
+    test_datasets: list[DatasetKeys] = key([], "what to evaluate on, instead of val_set_size")
+    val_set_size: int | float = key(0, "documents, or a share below 1, held back for evaluation")
+    dataset_prepared_path: str | None = key(None, "where tokens are kept; last_run_prepared by default")
+    dataset_processes: int | None = key(None, "processes that tokenise; dataset_num_proc is the same")
+    shuffle_merged_datasets: bool = key(True, "false keeps the order of the files within a row")
+    sequence_len: int = key(2048, "tokens of a row; longer documents: excess_length_strategy")
+    excess_length_strategy: Literal["drop", "truncate", "raise"] = key("drop", "for documents too long")
+    min_sample_len: int | None = key(None, "shorter documents are left out")
+    sample_packing: bool = key(False, "several documents in a row")
+    eval_sample_packing: bool | None = key(None, "the same in evaluation; as sample_packing by default")
+    pad_to_sequence_len: bool | None = key(None, "every batch has sequence_len tokens; true when packing")
+    train_on_inputs: bool = key(False, "prompts are targets too")
+    chat_template: str | None = key(None, "tokenizer_default, chatml, or jinja with chat_template_jinja")
+    chat_template_jinja: str | None = key(None, "the template itself, or a file")
+    chat_template_kwargs: dict[str, Any] = key({}, "handed to the template")
+    default_system_message: str | None = key(None, "put in front of chats that have none")
+    eot_tokens: list[str] | None = key(None, "tokens that end a turn, beside eos")
+    special_tokens: dict[str, Any] = key({}, "pad_token, eos_token, bos_token, unk_token: tokens that exist")
+    # Training
+    output_dir: str = key("outputs/out", "adapter, checkpoints, metrics and plot")
+    seed: int = key(42, "order of the data, dropout, start of the adapter")
+    micro_batch_size: int = key(1, "rows of a forward pass")
+    gradient_accumulation_steps: int = key(1, "forward passes of a step")
+    eval_batch_size: int | None = key(None, "rows of a forward pass in evaluation; micro_batch_size")
+    num_epochs: int | float = key(1, "times through the data; 0.5 is half")
+    max_steps: int | None = key(None, "ends earlier")
+    optimizer: str = key("adamw_torch", "AdamW with 32-bit moments, inside the graph")
+    learning_rate: float = key(2e-4, "at its peak")
+    lr_scheduler: Literal["cosine", "linear", "constant", "constant_with_warmup"] = key("cosine", "decay")
+    cosine_min_lr_ratio: float | None = key(None, "cosine ends at this share of the peak")
+    warmup_ratio: float | None = key(None, "share of the steps with a rising rate")
+    warmup_steps: int | None = key(None, "the same in steps")
+    weight_decay: float = key(0.0, "AdamW's")
+    adam_beta1: float = key(0.9, "AdamW's")
+    adam_beta2: float = key(0.999, "AdamW's")
+    adam_epsilon: float = key(1e-8, "AdamW's")
+    max_grad_norm: float = key(1.0, "gradients are clipped to this norm")
+    gradient_checkpointing: bool | Literal["offload", "unsloth"] = key(
+        False, "recomputes each block in the backward pass"
+    )
+    torch_compile: bool | Literal["auto"] | None = key(
+        None, "auto, the default: compiled if a C++ compiler is there"
+    )
+    torch_compile_options: dict[str, Any] | None = key(None, "ten Inductor options; see below")
+    step_mode: Literal["graph", "whole_step", "per_layer"] = key("graph", "what is compiled; ours")
+    # Output
+    logging_steps: int = key(1, "every so many steps a line in metrics.jsonl")
+    evals_per_epoch: int | None = key(None, "evaluations")
+    eval_steps: int | float | None = key(None, "evaluates every so many steps, or share of all")
+    saves_per_epoch: int | None = key(None, "checkpoints")
+    save_steps: int | float | None = key(None, "saves every so many steps, or share of all")
+    save_total_limit: int | None = key(4, "older checkpoints are deleted; the best one stays")
+    save_first_step: bool = key(False, "saves after step 1: does saving work?")
+    load_best_model_at_end: bool = key(False, "the adapter written at last is the best one")
+    early_stopping_patience: int | None = key(None, "ends after so many evaluations without a new best")
+    loss_watchdog_threshold: float | None = key(None, "ends if the loss stays above")
+    loss_watchdog_patience: int = key(3, "for so many steps")
+    resume_from_checkpoint: str | bool | None = key(None, "a checkpoint, or auto: the last in output_dir")
+    auto_resume_from_checkpoints: bool = key(False, "as resume_from_checkpoint: auto, if there is one")
+    report_to: str | list[str] | None = key(None, "trackers of accelerate: wandb, tensorboard, trackio ...")
+    wandb_project: str | None = key(None, "project, and report_to: wandb")
+    wandb_name: str | None = key(None, "name of the run")
+    wandb_entity: str | None = key(None, "who owns it")
+    use_wandb: bool = key(False, "report_to: wandb")
+    use_tensorboard: bool = key(False, "report_to: tensorboard")
+    serve_with: Literal["vllm", "llama.cpp"] | None = key(
+        None, "warns of adapter features this server cannot load; ours"
+    )
+
+    def trackers(self) -> list[str]:
+        """The trackers asked for by any of the keys, each once."""
+        named = [self.report_to] if isinstance(self.report_to, str) else self.report_to or []
+        named = [name for name in named if name not in ("none", "")]
+        named += ["wandb"] * bool(self.wandb_project or self.use_wandb)
+        return list(dict.fromkeys(named + ["tensorboard"] * self.use_tensorboard))
+
+    @property
+    def attention(self) -> str:
+        """The attention that runs: other names than these two, and packed rows, mean Monograph's."""
+        plain = self.attn_implementation in ("sdpa", "eager")
+        return self.attn_implementation if plain and not self.sample_packing else "monograph"
+
+    @property
+    def packs_evaluation(self) -> bool:
+        return self.sample_packing if self.eval_sample_packing is None else self.eval_sample_packing
+
+
+KEYS = {entry.name: entry for entry in fields(Recipe)}
+DATASET_KEYS = {entry.name: entry for entry in fields(DatasetKeys)}

@@ -1,0 +1,183 @@
+"""A recipe from YAML: every key is honoured, ignored with a reason, or refused with an alternative."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
+
+import yaml
+
+from monograph.recipe.check_value import checked
+from monograph.recipe.compile_options import check_compile_options
+from monograph.recipe.cross_checks import check_together
+from monograph.recipe.foreign_keys import (
+    DATASET_REFUSED,
+    IGNORED,
+    KERNEL_PLUGINS,
+    OTHER_NAMES,
+    REFUSED,
+    SYNONYMS,
+)
+from monograph.recipe.keys import DATASET_KEYS, KEYS, DatasetKeys, Recipe
+from monograph.recipe.overrides import apply_overrides, parse_overrides
+
+
+class ConfigError(ValueError):
+    """All that is wrong with a recipe, one line each."""
+
+    def __init__(self, source: str, errors: Sequence[str]) -> None:
+        self.errors = list(errors)
+        super().__init__("\n".join(f"{source}: {error}" for error in self.errors))
+
+
+@dataclass
+class ReadRecipe:
+    """A recipe that is right, and notices about keys that do nothing or mean another thing."""
+
+    recipe: Recipe
+    notices: list[str] = field(default_factory=list)
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML that refuses a key written twice; the ordinary loader takes the last and says nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            name = self.construct_object(key_node, deep=True)
+            if name in seen:
+                raise ValueError(f"line {key_node.start_mark.line + 1}: {name} is written twice")
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
+def read_config(path: str, arguments: Sequence[str] = ()) -> ReadRecipe:
+    """The recipe of a file with `--key value` arguments over it. ConfigError lists all mistakes at once."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            keys = yaml.load(file, _Loader)
+    except FileNotFoundError:
+        raise ConfigError(path, ["there is no such file"]) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(path, [f"this is not YAML: {' '.join(str(error).split())}"]) from error
+    except ValueError as error:
+        raise ConfigError(path, [str(error)]) from error
+    if not isinstance(keys, dict):
+        raise ConfigError(path, [f"found {type(keys).__name__}, wanted `key: value` lines"])
+    try:
+        apply_overrides(keys, parse_overrides(arguments))
+    except ValueError as error:
+        raise ConfigError("command line", [str(error)]) from error
+    return check_keys(keys, path)
+
+
+def check_keys(keys: Mapping[str, Any], source: str = "recipe") -> ReadRecipe:
+    """A mapping as read from YAML to a recipe."""
+    errors: list[str] = []
+    notices: list[str] = []
+    values: dict[str, Any] = {}
+    hints = get_type_hints(Recipe)
+    for written, value in keys.items():
+        name = SYNONYMS.get(str(written), str(written))
+        if name in ("datasets", "test_datasets"):
+            values[name] = _datasets(value, name, errors)
+        elif name in KEYS:
+            if value is not None:  # `key:` alone is as if left out
+                _take(values, name, value, hints[name], name, errors)
+        elif name in REFUSED:
+            if value:
+                errors.append(f"{name}: not supported; {REFUSED[name]}")
+        elif name in IGNORED:
+            if name == "plugins":
+                errors += _other_plugins(value)
+            if value:
+                notices.append(f"{name}: ignored; {IGNORED[name]}")
+        else:
+            errors.append(_unknown(name, (*KEYS, *IGNORED, *REFUSED), OTHER_NAMES))
+    recipe = Recipe(**values)
+    if not errors:
+        more_errors, more_notices = check_together(recipe)
+        errors += more_errors
+        notices += more_notices
+    more_errors, more_notices = check_compile_options(
+        recipe.torch_compile_options, torch_compile=recipe.torch_compile, packing=recipe.sample_packing
+    )
+    errors += more_errors + _surroundings(recipe)
+    if errors:
+        raise ConfigError(source, errors)
+    return ReadRecipe(recipe, notices + more_notices)
+
+
+def _take(values: dict[str, Any], name: str, value: Any, hint: Any, where: str, errors: list[str]) -> None:
+    try:
+        values[name] = checked(value, hint, where)
+    except ValueError as error:
+        errors.append(str(error))
+
+
+def _datasets(value: Any, where: str, errors: list[str]) -> list[DatasetKeys]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        errors.append(
+            f"{where} is {value!r}, wanted a list: `- path: train.jsonl` and `type: alpaca` below it"
+        )
+        return []
+    hints = get_type_hints(DatasetKeys)
+    entries = []
+    for number, entry in enumerate(value):
+        place = f"{where}.{number}"
+        if not isinstance(entry, dict):
+            errors.append(f"{place} is {entry!r}, wanted `path` and `type`")
+            continue
+        values: dict[str, Any] = {}
+        for name, given in entry.items():
+            if name in DATASET_REFUSED:
+                if given:
+                    errors.append(f"{place}.{name}: not supported; {DATASET_REFUSED[name]}")
+            elif name not in DATASET_KEYS:
+                errors.append(_unknown(str(name), tuple(DATASET_KEYS), {}, f"{place}."))
+            elif given is not None:
+                _take(values, name, given, hints[name], f"{place}.{name}", errors)
+        entries.append(DatasetKeys(**values))
+    return entries
+
+
+def _unknown(name: str, known: Sequence[str], other_names: Mapping[str, str], where: str = "") -> str:
+    if name in other_names:
+        return f"{where}{name}: unknown key; here it is called {other_names[name]}"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else "no key has a similar name; docs/recipe.md lists all"
+    return f"{where}{name}: unknown key; {hint}"
+
+
+def _other_plugins(value: Any) -> list[str]:
+    names = [value] if isinstance(value, str) else value or []
+    return [
+        f"plugins: {name} is not supported; leave it out"
+        for name in names
+        if not any(part in str(name) for part in KERNEL_PLUGINS)
+    ]
+
+
+def _surroundings(recipe: Recipe) -> list[str]:
+    """What is wrong with the place the recipe is to run in."""
+    errors = []
+    world = os.environ.get("WORLD_SIZE", "1")
+    if world not in ("", "1"):
+        errors.append(
+            f"WORLD_SIZE is {world}: one process trains for now; start `python -m monograph train` without "
+            "torchrun or accelerate launch"
+        )
+    if recipe.torch_compile is True and not has_compiler():
+        errors.append("torch_compile: no C++ compiler is found; install g++, or write torch_compile: auto")
+    return errors
+
+
+def has_compiler() -> bool:
+    """Whether Inductor finds a C++ compiler."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "g++", "clang++"))

@@ -1,0 +1,354 @@
+"""The recipe's keys: honoured, ignored with a reason, or refused with what to write instead."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from monograph.recipe import ConfigError, check_keys, read_config
+from monograph.recipe.compile_options import OPTIONS, compile_options
+from monograph.recipe.foreign_keys import IGNORED, OTHER_NAMES, REFUSED, SYNONYMS
+from monograph.recipe.keys import KEYS
+
+# The keys that occur in axolotl 0.19's files named *qlora*, as plain facts. One of them is misspelt there.
+_axolotl_qlora_keys = """
+activation_offloading adam_beta2 adam_epsilon adapter attn_implementation auto_resume_from_checkpoints
+base_model batch_size bf16 bnb_config_kwargs chat_template chat_template_kwargs context_parallel_size
+cut_cross_entropy dataset_prepared_path datasets ddp_find_unused_parameters deepspeed
+early_stopping_patience eot_tokens eval_batch_size eval_sample_packing eval_steps evals_per_epoch
+experts_implementation flash_attention flex_attn_compile_kwargs fp16 fsdp fsdp_config fsdp_version
+fused_attn_kernel gemma4_hybrid_attn_impl gptq gptq_groupsize gptq_model_v1 gradient_accumulation_steps
+gradient_checkpointing gradient_checkpointing_kwargs kto_desirable_weight learning_rate
+liger_fused_linear_cross_entropy liger_glu_activation liger_layer_norm liger_rms_norm liger_rms_norm_gated
+liger_rope llama4_linearized_experts load_in_4bit load_in_8bit logging_steps lora_alpha lora_dropout
+lora_mlp_kernel lora_model_dir lora_modules_to_save lora_o_kernel lora_qkv_kernel lora_r lora_target_linear
+lora_target_modules lora_target_parameters loss_watchdog_patience loss_watchdog_threshold low_cpu_mem_usage
+lr_scheduler max_grad_norm max_packed_sequence_len max_steps micro_batch_size model_config model_type
+num_epochs optim_args optimizer orpo_alpha otel_metrics_host otel_metrics_port output_dir
+pad_to_sequence_len peft_use_rslora ple_cpu_offload plugins processor_type push_dataset_to_hub
+quantize_moe_experts remove_unused_columns resize_token_embeddings_to_32x resume_from_checkpoint
+revision_of_model rl rl_beta sample_packing save_safetensors save_steps save_total_limit saves_per_epoch
+seed sequence_len skip_prepare_dataset special_tokens strict tf32 tokenizer_type
+tokenizer_use_mistral_common torch_compile torchdistx_path train_on_inputs trl trust_remote_code
+unfrozen_parameters use_kernels use_otel_metrics use_scattermoe use_tensorboard use_wandb val_set_size
+wandb_entity wandb_log_model wandb_name wandb_project wandb_run_id wandb_watch warmup_ratio warmup_steps
+weight_decay
+"""
+AXOLOTL_QLORA_KEYS = _axolotl_qlora_keys.split()
+
+# What issue 6 wants honoured, whatever else.
+_must_be_honoured = """
+optimizer bf16 warmup_ratio saves_per_epoch evals_per_epoch attn_implementation special_tokens
+lora_modules_to_save train_on_inputs chat_template val_set_size sample_packing eval_sample_packing
+gradient_checkpointing resume_from_checkpoint save_total_limit torch_compile torch_compile_options
+"""
+MUST_BE_HONOURED = _must_be_honoured.split()
+
+
+@pytest.fixture
+def good(tmp_path):
+    """The least recipe that is right."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    data = [{"path": str(tmp_path / "train.jsonl"), "type": "alpaca"}]
+    return {
+        "base_model": str(tmp_path / "model"),
+        "adapter": "qlora",
+        "datasets": data,
+        "lora_target_linear": True,
+    }
+
+
+def errors_of(keys):
+    with pytest.raises(ConfigError) as caught:
+        check_keys(keys)
+    return caught.value.errors
+
+
+def test_every_key_of_the_qlora_examples_has_a_place():
+    assert len(AXOLOTL_QLORA_KEYS) == 126
+    places = [set(KEYS), set(IGNORED), set(REFUSED)]
+    for name in AXOLOTL_QLORA_KEYS:
+        assert sum(name in place for place in places) == 1, name
+    assert set(MUST_BE_HONOURED) <= set(KEYS)
+    assert set(OTHER_NAMES.values()) | set(SYNONYMS.values()) <= set(KEYS)
+    assert not (set(OTHER_NAMES) | set(SYNONYMS)) & set().union(*places)
+
+
+def test_the_keys_of_the_llama_3_example_are_read(good):
+    """Those of axolotl's examples/llama-3/qlora.yml, pointed at local files."""
+    keys = good | {
+        "model_type": "AutoModelForCausalLM",
+        "tokenizer_type": "AutoTokenizer",
+        "load_in_8bit": False,
+        "load_in_4bit": True,
+        "dataset_prepared_path": None,
+        "val_set_size": 0,
+        "output_dir": "./outputs/qlora-out",
+        "lora_model_dir": None,
+        "sequence_len": 4096,
+        "sample_packing": True,
+        "lora_r": 32,
+        "lora_alpha": 16,
+        "lora_dropout": 0.05,
+        "wandb_project": None,
+        "wandb_entity": None,
+        "wandb_watch": None,
+        "wandb_name": None,
+        "wandb_log_model": None,
+        "gradient_accumulation_steps": 4,
+        "micro_batch_size": 2,
+        "num_epochs": 4,
+        "optimizer": "paged_adamw_32bit",
+        "lr_scheduler": "cosine",
+        "learning_rate": 0.0002,
+        "bf16": "auto",
+        "tf32": False,
+        "gradient_checkpointing": True,
+        "resume_from_checkpoint": None,
+        "logging_steps": 1,
+        "attn_implementation": "flash_attention_2",
+        "warmup_ratio": 0.1,
+        "evals_per_epoch": 4,
+        "saves_per_epoch": 1,
+        "weight_decay": 0.0,
+        "special_tokens": {"pad_token": "<|end_of_text|>"},
+    }
+    read = check_keys(keys)
+    assert read.recipe.lora_r == 32
+    assert read.recipe.lora_alpha == 16
+    assert read.recipe.attention == "monograph"
+    assert read.recipe.special_tokens == {"pad_token": "<|end_of_text|>"}
+    told = {notice.split(":")[0] for notice in read.notices}
+    assert told == {"model_type", "tokenizer_type", "attn_implementation", "evals_per_epoch"}
+
+
+# Ten bad recipes and what is said about them; docs/recipe.md shows the same.
+BAD = {
+    "misspelt": ({"learning_rat": 1e-4}, "learning_rat: unknown key; did you mean learning_rate?"),
+    "name of another trainer": (
+        {"per_device_train_batch_size": 2},
+        "per_device_train_batch_size: unknown key; here it is called micro_batch_size",
+    ),
+    "wrong type": (
+        {"micro_batch_size": "two"},
+        "micro_batch_size is 'two' (str), wanted a whole number",
+    ),
+    "8 bits": ({"load_in_8bit": True}, "load_in_8bit: not supported; write load_in_4bit: true"),
+    "no adapter": (
+        {"adapter": None},
+        "adapter: missing; only adapters are trained, the base stays frozen: write adapter: qlora",
+    ),
+    "optimiser": (
+        {"optimizer": "lion_8bit"},
+        "optimizer is lion_8bit, only AdamW is in the graph; write adamw_torch",
+    ),
+    "several processes": (
+        {"fsdp": ["full_shard"]},
+        "fsdp: not supported; one process trains for now; leave it out",
+    ),
+    "data format": (
+        {"datasets": [{"path": "chats.jsonl", "type": "sharegpt"}]},
+        "datasets.0.type is 'sharegpt', wanted one of completion, alpaca, instruction, chat_template, "
+        "input_output; did you mean chat_template?",
+    ),
+    "options without compile": (
+        {"torch_compile_options": {"fx_graph_cache": False}},
+        "torch_compile_options: torch_compile is missing, so they would do nothing; write torch_compile: "
+        "true (or auto) beside them",
+    ),
+    "unknown option": (
+        {"torch_compile": "auto", "torch_compile_options": {"epilog_fusion": True}},
+        "torch_compile_options: 'epilog_fusion' is not allowed; did you mean epilogue_fusion? allowed are "
+        "assume_aligned_inputs, comprehensive_padding, coordinate_descent_check_all_directions, "
+        "coordinate_descent_tuning, decompose_mem_bound_mm, epilogue_fusion, fx_graph_cache, "
+        "max_autotune_gemm, shape_padding, triton.cudagraphs",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_ten_bad_recipes_say_what_to_write(name, good):
+    change, message = BAD[name]
+    assert errors_of(good | change) == [message]
+
+
+def test_all_mistakes_are_named_at_once(good):
+    found = errors_of(good | {"lora_rank": 8, "sequence_lenn": 5, "rl": "dpo", "bf16": "maybe"})
+    assert len(found) == 4
+    assert found[0] == "lora_rank: unknown key; here it is called lora_r"
+    assert found[3] == "bf16 is 'maybe' (str), wanted true or false or auto, full"
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_refused_key_names_an_alternative_and_an_empty_one_is_passed_over(name, good):
+    (message,) = errors_of(good | {name: True})
+    assert message == f"{name}: not supported; {REFUSED[name]}"
+    for empty in (None, False, 0, [], {}):
+        assert check_keys(good | {name: empty}).notices == []
+
+
+@pytest.mark.parametrize("name", sorted(set(IGNORED) - {"plugins"}))
+def test_an_ignored_key_says_why(name, good):
+    assert check_keys(good | {name: True}).notices == [f"{name}: ignored; {IGNORED[name]}"]
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"adapter": "lora", "load_in_4bit": True}, "write adapter: qlora"),
+        ({"adapter": "qlora", "load_in_4bit": False}, "write adapter: lora"),
+        ({"lora_target_linear": False}, "write lora_target_linear: true"),
+        ({"base_model": "./nowhere"}, "./nowhere has no config.json"),
+        ({"datasets": []}, "datasets: missing"),
+        ({"datasets": "train.jsonl"}, "wanted a list"),
+        ({"datasets": [{"path": "a", "type": "alpaca", "fild": "b"}]}, "datasets.0.fild: unknown key"),
+        ({"datasets": [{"path": "a", "type": "alpaca", "field_chosen": "b"}]}, "use TRL's trainer"),
+        ({"bnb_config_kwargs": {"bnb_4bit_quant_type": "int4"}}, "wanted nf4 or fp4"),
+        ({"attn_implementation": "flash"}, "wanted monograph, sdpa or eager"),
+        ({"special_tokens": {"pad": "x"}}, "special_tokens.pad: unknown"),
+        ({"warmup_ratio": 0.1, "warmup_steps": 5}, "leave one out"),
+        ({"load_best_model_at_end": True}, "nothing is evaluated"),
+        ({"lora_dropout": 1.5}, "lora_dropout is 1.5, wanted 0 or more and less than 1"),
+        ({"learning_rate": 0}, "learning_rate is 0.0, wanted more than 0"),
+        ({"chat_template": "jinja"}, "chat_template_jinja is missing"),
+        ({"plugins": ["axolotl.integrations.spectrum.SpectrumPlugin"]}, "SpectrumPlugin is not supported"),
+        ({"lr_scheduler": "rex"}, "wanted cosine, linear, constant, constant_with_warmup"),
+        ({"torch_compile": True, "torch_compile_options": {"fx_graph_cache": 1}}, "wanted true or false"),
+    ],
+)
+def test_rules_about_keys_together(change, part, good):
+    (message,) = errors_of(good | change)
+    assert part in message
+
+
+def test_a_launcher_of_several_processes_is_refused(good, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    (message,) = errors_of(good)
+    assert message.startswith("WORLD_SIZE is 2: one process trains for now")
+
+
+def test_servers_are_warned_about(good):
+    features = {
+        "peft_use_dora": True,
+        "lora_modules_to_save": ["lm_head"],
+        "lora_rank_pattern": {"q_proj": 4},
+        "lora_alpha_pattern": {"q_proj": 4},
+    }
+    for server in ("vllm", "llama.cpp"):
+        notices = check_keys(good | features | {"serve_with": server}).notices
+        assert len(notices) == 4
+        assert all(notice.startswith(f"serve_with: {server} cannot load ") for notice in notices)
+    assert check_keys(good | {"serve_with": "vllm"}).notices == []
+
+
+def test_overrides_on_the_command_line(good, tmp_path):
+    path = tmp_path / "recipe.yml"
+    path.write_text(json.dumps(good))
+    arguments = ["--lora-r", "4", "--learning_rate=1e-5", "--sample-packing"]
+    arguments += ["--datasets.0.type", "completion"]
+    arguments += ["--special-tokens.pad-token", "<pad>", "--no-train-on-inputs", "--max-steps", "7"]
+    recipe = read_config(str(path), arguments).recipe
+    assert (recipe.lora_r, recipe.learning_rate, recipe.sample_packing) == (4, 1e-5, True)
+    assert recipe.datasets[0].type == "completion"
+    assert recipe.special_tokens == {"pad_token": "<pad>"}
+    assert (recipe.train_on_inputs, recipe.max_steps) == (False, 7)
+    for wrong, part in (
+        (["--lora-rr", "4"], "lora_rr: unknown key; did you mean lora_r?"),
+        (["lora_r", "4"], "'lora_r' is not an option"),
+        (["--datasets.3.path", "x"], "datasets has 1 entries"),
+        (["--adapter.x", "4"], "adapter is 'qlora', not a mapping or list"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(part)):
+            read_config(str(path), wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("lora_r: 8\nlora_r: 16\n", "line 2: lora_r is written twice"),
+        ("a: [1\n", "this is not YAML"),
+        ("- a\n", "found list, wanted `key: value` lines"),
+    ],
+)
+def test_broken_files(text, part, tmp_path):
+    path = tmp_path / "recipe.yml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=part):
+        read_config(str(path))
+    with pytest.raises(ConfigError, match="there is no such file"):
+        read_config(str(tmp_path / "none.yml"))
+
+
+def test_numbers_that_yaml_reads_as_text(good, tmp_path):
+    path = tmp_path / "recipe.yml"
+    path.write_text(json.dumps(good)[:-1] + ', "learning_rate": 1e-4}')
+    assert read_config(str(path)).recipe.learning_rate == 1e-4
+
+
+def test_the_example_of_the_tree_is_right(good):
+    example = os.path.join(os.path.dirname(__file__), "../../examples/qlora.yml")
+    arguments = ["--base-model", good["base_model"]]
+    assert read_config(example, arguments).notices == []
+
+
+# The ten options, as the requirement lists them; C1.
+_ten = """
+assume_aligned_inputs comprehensive_padding coordinate_descent_check_all_directions
+coordinate_descent_tuning decompose_mem_bound_mm epilogue_fusion fx_graph_cache max_autotune_gemm
+shape_padding triton.cudagraphs
+"""
+TEN = _ten.split()
+
+
+def test_ten_options_and_none_by_default_c1(good):
+    assert sorted(OPTIONS) == TEN
+    assert check_keys(good).recipe.torch_compile_options is None
+
+
+def test_options_are_checked_when_the_file_is_read_c2(good):
+    both = good | {"torch_compile": "auto", "sample_packing": True}
+    read = check_keys(both | {"torch_compile_options": {"triton.cudagraphs": True}})
+    assert [("no effect" in n, "sample_packing" in n) for n in read.notices] == [(True, False), (False, True)]
+    assert check_keys(both | {"torch_compile_options": {"fx_graph_cache": True}}).notices == []
+    off = good | {"torch_compile": False, "torch_compile_options": {"fx_graph_cache": True}}
+    assert "torch_compile is false" in errors_of(off)[0]
+
+
+def test_options_are_applied_and_put_back_c3():
+    import torch._inductor.config as inductor
+
+    def now():
+        return inductor.epilogue_fusion, inductor.triton.cudagraphs
+
+    before = now()
+    with compile_options({"epilogue_fusion": not before[0], "triton.cudagraphs": not before[1]}):
+        assert now() == (not before[0], not before[1])
+    assert now() == before
+    with pytest.raises(RuntimeError), compile_options({"triton.cudagraphs": not before[1]}):
+        raise RuntimeError
+    assert now() == before
+    with pytest.raises(AttributeError), compile_options({"epilogue_fusion": False, "triton.renamed": True}):
+        pass
+    assert now() == before
+
+
+@pytest.mark.parametrize("name", TEN)
+def test_torch_still_has_the_option_c4(name):
+    """Walks dotted names; a rename in torch fails here before it fails a user."""
+    import torch._inductor.config as place
+
+    for part in name.split("."):
+        assert hasattr(place, part), f"torch {torch.__version__} has no inductor option {name}"
+        place = getattr(place, part)
+    assert isinstance(place, bool)
+
+
+def test_reading_a_recipe_does_not_load_transformers():
+    """A mistake is reported before the seconds that transformers takes to load."""
+    code = "import monograph.recipe, sys; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
