@@ -83,7 +83,9 @@ class Recipe:
     dataset_processes: int | None = key(None, "processes that tokenise; dataset_num_proc is the same")
     shuffle_merged_datasets: bool = key(True, "false keeps the order of the files within a row")
     sequence_len: int = key(2048, "tokens of a row; longer documents: excess_length_strategy")
-    excess_length_strategy: Literal["drop", "truncate", "raise"] = key("drop", "for documents too long")
+    excess_length_strategy: Literal["drop", "truncate", "split", "raise"] = key(
+        "drop", "for documents too long; split, into pieces, is ours"
+    )
     min_sample_len: int | None = key(None, "shorter documents are left out")
     sample_packing: bool = key(False, "several documents in a row")
     eval_sample_packing: bool | None = key(None, "the same in evaluation; as sample_packing by default")

@@ -1,0 +1,233 @@
+"""Files of documents to tokens and labels on disk, under a name that says what they came from."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from monograph.packing.collator import IGNORED
+from monograph.recipe.documents import document_reader
+from monograph.recipe.encode import Encoded, encode, fit
+from monograph.recipe.keys import DatasetKeys, Recipe
+
+_VERSION = 1  # of the prepared files; a change of their meaning raises it
+
+# The keys that change what tokens are prepared; others leave prepared data as it is.
+_DATA_KEYS = (
+    "datasets test_datasets val_set_size sequence_len excess_length_strategy min_sample_len "
+    "train_on_inputs chat_template chat_template_jinja chat_template_kwargs "
+    "default_system_message eot_tokens special_tokens seed"
+)
+
+
+@dataclass
+class Prepared:
+    """Documents as tokens and labels: datasets with columns `input_ids` and `labels`."""
+
+    train: Any
+    eval: Any | None
+    counts: dict[str, int]
+    folder: str
+
+
+def _files(dataset: DatasetKeys) -> list[str] | None:
+    """The local files of a dataset; None for a name on the Hub."""
+    path = os.path.expanduser(dataset.path)
+    inside = [dataset.data_files] if isinstance(dataset.data_files, str) else dataset.data_files
+    if os.path.isfile(path):
+        return [path]
+    if os.path.isdir(path):
+        wanted = inside or ["*.jsonl", "*.json", "*.parquet"]
+        found = sorted({name for part in wanted for name in glob.glob(os.path.join(path, part))})
+        if not found:
+            raise ValueError(f"datasets: {path} has no file that is {' or '.join(wanted)}")
+        return found
+    if path.startswith((".", "/", "~")) or path.endswith((".jsonl", ".json", ".parquet")):
+        raise ValueError(f"datasets: there is no file {path}")
+    return None
+
+
+def _load(dataset: DatasetKeys) -> Any:
+    """The rows of a dataset, by the `datasets` library."""
+    from datasets import load_dataset
+
+    files = _files(dataset)
+    split = dataset.split or "train"
+    if files is None:
+        rows = load_dataset(dataset.path, dataset.name, split=split, revision=dataset.revision)
+    else:
+        kinds = {dataset.ds_type or ("parquet" if name.endswith(".parquet") else "json") for name in files}
+        if len(kinds) != 1:
+            raise ValueError(f"datasets: {dataset.path} holds both JSON and Parquet; write data_files")
+        rows = load_dataset(kinds.pop(), data_files={"train": files}, split="train")
+    if dataset.shards:
+        rows = rows.shard(dataset.shards, dataset.shards_idx or 0)
+    return rows
+
+
+def data_hash(recipe: Recipe, tokenizer: Any) -> str:
+    """A name for the prepared data: all they depend on, the bytes of files and tokenizer included."""
+    digest = hashlib.sha256()
+    keys = {name: value for name, value in asdict(recipe).items() if name in _DATA_KEYS.split()}
+    template = tokenizer.chat_template
+    parts = [
+        _VERSION,
+        keys,
+        tokenizer.backend_tokenizer.to_str(),
+        template,
+        str(tokenizer.special_tokens_map),
+    ]
+    digest.update(json.dumps(parts, sort_keys=True, default=str).encode())
+    for dataset in (*recipe.datasets, *recipe.test_datasets):
+        for name in _files(dataset) or []:
+            with open(name, "rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+    return digest.hexdigest()[:16]
+
+
+# What became of a piece of a row; a column while preparing.
+_KEPT, _TOO_LONG, _TOO_SHORT, _NO_TARGET = range(4)
+_STATUS = ("kept", "too long", "too short", "without a target")
+
+
+class _Encoder:
+    """Rows of one dataset to columns, a batch at a time; may be sent to other processes."""
+
+    def __init__(self, recipe: Recipe, entry: DatasetKeys, where: str, tokenizer: Any) -> None:
+        self._where = f"{where} {entry.path}"
+        self._read = document_reader(recipe, entry, tokenizer)
+        self._tokenizer, self._recipe = tokenizer, recipe
+
+    def _status(self, piece: Encoded) -> int:
+        if len(piece.input_ids) < (self._recipe.min_sample_len or 1):
+            return _TOO_SHORT
+        # The first token of a document is predicted by nothing.
+        return _NO_TARGET if all(label == IGNORED for label in piece.labels[1:]) else _KEPT
+
+    def __call__(self, batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
+        columns: dict[str, list[Any]] = {"input_ids": [], "labels": [], "status": []}
+        length, strategy = self._recipe.sequence_len, self._recipe.excess_length_strategy
+        for index, number in enumerate(numbers):
+            row = {name: values[index] for name, values in batch.items()}
+            place = f"{self._where} row {number}"
+            try:
+                pieces = fit(encode(self._read(row, place), self._tokenizer), length, strategy)
+            except ValueError as error:
+                raise ValueError(f"{place}: {str(error).removeprefix(place + ': ')}") from error
+            found = [(piece, self._status(piece)) for piece in pieces] or [(Encoded([], []), _TOO_LONG)]
+            for piece, status in found:
+                columns["input_ids"].append(piece.input_ids if status == _KEPT else [])
+                columns["labels"].append(piece.labels if status == _KEPT else [])
+                columns["status"].append(status)
+        return columns
+
+
+def _dataset(recipe: Recipe, where: str, tokenizer: Any, counts: Counter[str], scratch: str) -> Any:
+    """All documents of `datasets` or `test_datasets`, encoded; `scratch` holds files until they are saved."""
+    from datasets import Features, Sequence, Value, concatenate_datasets
+
+    tokens = Sequence(Value("int32"))
+    features = Features({"input_ids": tokens, "labels": tokens, "status": Value("int8")})
+    parts, found = [], Counter[str]()
+    for number, entry in enumerate(getattr(recipe, where)):
+        rows = _load(entry)
+        counts["rows"] += len(rows)
+        encoded = rows.map(
+            _Encoder(recipe, entry, f"{where}.{number}", tokenizer),
+            batched=True,
+            with_indices=True,
+            remove_columns=rows.column_names,
+            features=features,
+            num_proc=recipe.dataset_processes,
+            load_from_cache_file=False,
+            cache_file_name=os.path.join(scratch, f"{where}.{number}.arrow"),
+            new_fingerprint=hashlib.sha256(f"{scratch} {where} {number}".encode()).hexdigest()[:16],
+            desc=f"tokenising {entry.path}",
+        )
+        status = encoded["status"][:]
+        found.update(_STATUS[value] for value in status)
+        kept = [place for place, value in enumerate(status) if value == _KEPT]
+        parts.append(encoded.select(kept).remove_columns("status"))
+    counts.update(found)
+    if not found["kept"]:
+        raise ValueError(f"{where}: no document is left: {_why_empty(found)}")
+    return concatenate_datasets(parts)
+
+
+def _why_empty(found: Counter[str]) -> str:
+    if found.keys() == {"without a target"}:
+        return (
+            f"all labels are {IGNORED} in all {found.total()} documents, so there is nothing to learn; look "
+            "with `preprocess --debug`: is the type of the dataset right?"
+        )
+    return ", ".join(f"{count} {name}" for name, count in found.items()) or "the files are empty"
+
+
+def _split(recipe: Recipe, documents: Any) -> tuple[Any, Any]:
+    """Training and evaluation documents; which is which is a function of seed and number."""
+    size = recipe.val_set_size
+    count = int(size) if size >= 1 else max(1, round(len(documents) * size))
+    if count >= len(documents):
+        raise ValueError(
+            f"val_set_size is {size}: {count} of {len(documents)} documents would be held back; leave some"
+        )
+    order = sorted(
+        range(len(documents)), key=lambda number: hashlib.sha256(f"{recipe.seed}:{number}".encode()).digest()
+    )
+    return documents.select(sorted(order[count:])), documents.select(sorted(order[:count]))
+
+
+def prepare(recipe: Recipe, tokenizer: Any) -> Prepared:
+    """The prepared data of a recipe, from disk if they are there."""
+    from datasets import load_from_disk
+
+    root = os.path.expanduser(recipe.dataset_prepared_path or "last_run_prepared")
+    folder = os.path.join(root, data_hash(recipe, tokenizer))
+    counts_file = os.path.join(folder, "counts.json")
+    if not os.path.isfile(counts_file):
+        _write(recipe, tokenizer, folder)
+    with open(counts_file, encoding="utf-8") as file:
+        counts = json.load(file)
+    held = os.path.join(folder, "eval")
+    return Prepared(
+        load_from_disk(os.path.join(folder, "train")),
+        load_from_disk(held) if os.path.isdir(held) else None,
+        counts,
+        folder,
+    )
+
+
+def _write(recipe: Recipe, tokenizer: Any, folder: str) -> None:
+    unfinished = f"{folder}.{os.getpid()}"
+    scratch = os.path.join(unfinished, "scratch")
+    os.makedirs(scratch)
+    try:
+        counts: Counter[str] = Counter()
+        train, held = _dataset(recipe, "datasets", tokenizer, counts, scratch), None
+        if recipe.test_datasets:
+            held = _dataset(recipe, "test_datasets", tokenizer, counts, scratch)
+        elif recipe.val_set_size:
+            train, held = _split(recipe, train)
+        for name, part in (("train", train), ("eval", held)):
+            if part is not None:
+                part.save_to_disk(os.path.join(unfinished, name))
+                counts[f"{name} documents"] = len(part)
+                for batch in part.iter(1000):
+                    counts[f"{name} tokens"] += sum(map(len, batch["input_ids"]))
+                    counts[f"{name} targets"] += sum(
+                        label != IGNORED for labels in batch["labels"] for label in labels[1:]
+                    )
+        shutil.rmtree(scratch)
+        with open(os.path.join(unfinished, "counts.json"), "w", encoding="utf-8") as file:
+            json.dump(counts, file, indent=1)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(unfinished, folder)  # whoever looks sees all of it or nothing
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

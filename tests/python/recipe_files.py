@@ -1,0 +1,62 @@
+"""What recipe tests run on: a tokenizer trained on the spot, data files, and small Llama folders."""
+
+from __future__ import annotations
+
+import json
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+WORDS = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. "
+    "Write a response that appropriately completes the request. ### Instruction: Input: Response: "
+    "the quick brown fox jumps over the lazy dog and answers questions about numbers "
+    "system user assistant What is your name? My name is Ada. 0 1 2 3 4 5 6 7 8 9\n"
+)
+SPECIAL = ["<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>"]
+
+
+def make_tokenizer(folder, texts=(), vocab_size=400, chat_template=None):
+    """A byte-level BPE tokenizer of 400 tokens with bos in front, saved as transformers does."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([WORDS, *texts], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    fast.chat_template = chat_template
+    fast.save_pretrained(folder)
+    return fast
+
+
+def make_model(folder, vocab_size=400, seed=0, **config):
+    """A Llama of two layers with random weights, saved with its tokenizer's special tokens."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "max_position_embeddings": 512, "vocab_size": vocab_size}
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            **(sizes | config), bos_token_id=0, eos_token_id=1, pad_token_id=2, tie_word_embeddings=False
+        )
+    )
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return model
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
