@@ -53,8 +53,7 @@ class Report:
     recompiles: list[Cause] = field(default_factory=list)
     saved_bytes: dict[str, int] = field(default_factory=dict)
     weight_copies: list[str] = field(default_factory=list)
-    first_step_seconds: float = 0.0
-    second_step_seconds: float = 0.0
+    step_seconds: list[float] = field(default_factory=list)
     cache_hits: int = 0
     cache_misses: int = 0
 
@@ -76,12 +75,19 @@ class Report:
             *(f"  {kind:<28}{size / 2**20:10.2f} MiB" for kind, size in self.saved_bytes.items()),
             f"copies of a weight  {len(self.weight_copies)}  (wanted 0)",
             *(f"  {name}" for name in self.weight_copies),
-            f"first step {self.first_step_seconds:.1f} s with compilation, "
-            f"second {self.second_step_seconds:.2f} s; "
-            f"compile cache: {self.cache_hits} hits, {self.cache_misses} misses",
+            *self._times(),
             "The step is one graph." if self.holds else "The promise does not hold; see above.",
         ]
         return "\n".join(lines)
+
+    def _times(self) -> list[str]:
+        if not self.step_seconds:
+            return []
+        first, *_, last = self.step_seconds
+        return [
+            f"first step      {first:.1f} s with compilation, last {last:.2f} s; "
+            f"compile cache: {self.cache_hits} hits, {self.cache_misses} misses"
+        ]
 
 
 def _causes(found: Sequence[Cause]) -> list[str]:
@@ -93,51 +99,57 @@ def doctor(
     batches: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     *,
     loss: Loss | None = None,
-    backend: str | None = None,
+    inductor: bool = False,
 ) -> Report:
     """Forward and backward over the batches, compiled, without changing the model.
 
     batches: one batch, or several; with different lengths they also tell whether a new length compiles anew.
     loss: gives the loss of (model, batch); default: `forward_loss`, what `TrainStep` uses.
-    backend: None counts and runs the graph without generating code; "inductor" also tells the compile time.
+    inductor: also generate code, and tell how long that takes and what the compile cache had.
     """
     rows = [batches] if isinstance(batches, Mapping) else list(batches)
     if len(rows) == 1:
         rows = rows * 2
-    report = Report()
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ValueError("doctor: the model has no trainable parameter, wanted an adapter")
-    compute = loss or (lambda module, batch: forward_loss(module, batch))
+    compute = loss or forward_loss
 
     def run(batch: Any) -> torch.Tensor:
         return compute(model, batch)
 
+    report = Report()
     was_training = model.training
     model.train()
-    torch._dynamo.reset()
-    counters.clear()
     try:
         with _recompiles(report):
-            compiled = torch.compile(run, backend=backend or _counting(model, report))
-            for number, row in enumerate(rows):
-                began = time.perf_counter()
-                torch.autograd.grad(compiled(_marked(row)), parameters, allow_unused=True)
-                seconds = time.perf_counter() - began
-                if number == 0:
-                    report.first_step_seconds = seconds
-                    # A frame that was given up leaves no graph of its own: the tracer's count is the truth.
-                    report.graphs = counters["stats"]["unique_graphs"]
-                    broken = sum(counters["graph_break"].values())
-                report.second_step_seconds = seconds
-        report.cache_hits = counters["inductor"]["fxgraph_cache_hit"]
-        report.cache_misses = counters["inductor"]["fxgraph_cache_miss"]
-        if broken or report.graphs != 1:
+            _steps(run, rows, parameters, _counting(model, report))
+        report.graphs = counters["stats"]["unique_graphs"] - len(report.recompiles)
+        if counters["graph_break"] or report.graphs != 1:
             report.breaks = _breaks(run, _marked(rows[0]))
+        if inductor:
+            report.step_seconds = _steps(run, rows, parameters, "inductor")
+            report.cache_hits = counters["inductor"]["fxgraph_cache_hit"]
+            report.cache_misses = counters["inductor"]["fxgraph_cache_miss"]
     finally:
         torch._dynamo.reset()
         model.train(was_training)
     return report
+
+
+def _steps(
+    run: Callable[[Any], torch.Tensor], rows: Sequence[Any], parameters: Sequence[torch.Tensor], backend: Any
+) -> list[float]:
+    """The seconds of each forward and backward; the tracer's counters are this run's afterwards."""
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(run, backend=backend)
+    seconds = []
+    for row in rows:
+        began = time.perf_counter()
+        torch.autograd.grad(compiled(_marked(row)), parameters, allow_unused=True)
+        seconds.append(time.perf_counter() - began)
+    return seconds
 
 
 def _marked(batch: Mapping[str, Any]) -> dict[str, Any]:
