@@ -1,6 +1,7 @@
 """Monograph on the command line.
 
     python -m monograph preprocess CONFIG.yml [--debug] [--key value ...]
+    python -m monograph train CONFIG.yml [--key value ...]
 
 Exit codes: 0 done, 1 failed, 2 wrong recipe or command line, 3 wrong data, 130 interrupted.
 `python -m monograph COMMAND --help` says more.
@@ -12,7 +13,7 @@ import importlib
 import sys
 
 # One command, one file: `run(arguments)` gives the exit code.
-COMMANDS = ("preprocess",)
+COMMANDS = ("preprocess", "train")
 
 
 def main(arguments: list[str]) -> int:

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from recipe_files import make_tokenizer, write_jsonl
 
 from monograph.__main__ import main
+from recipe_files import make_tokenizer, write_jsonl
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,19 @@
+"""`python -m monograph train CONFIG.yml`: an adapter from a model and a file of documents."""
+
+from __future__ import annotations
+
+import argparse
+
+from monograph.commands.recipe_arguments import run_recipe
+from monograph.recipe import Recipe
+
+
+def run(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m monograph train", description=__doc__)
+    return run_recipe(parser, arguments, _train)
+
+
+def _train(recipe: Recipe, options: argparse.Namespace) -> int:
+    from monograph.recipe.train import train
+
+    return 130 if train(recipe).interrupted else 0

@@ -1,0 +1,70 @@
+"""The model of a recipe: folder, packed base, adapter."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import torch
+
+from monograph.recipe.keys import Recipe
+
+
+def load_base(recipe: Recipe, folder: str) -> Any:
+    """The frozen base: quantised while it loads, or as it is if the folder is quantised."""
+    from monograph.loading import from_pretrained
+    from monograph.transformers_quantizer import MonographConfig
+
+    with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+        quantised = json.load(file).get("quantization_config") is not None
+    wanted = None
+    if recipe.adapter == "qlora" and not quantised:
+        options = recipe.bnb_config_kwargs
+        wanted = MonographConfig(
+            options.get("bnb_4bit_quant_type", "nf4"),
+            double_quant=options.get("bnb_4bit_use_double_quant", True),
+        )
+    dtype = torch.bfloat16 if recipe.bf16 else torch.float32
+    model = from_pretrained(folder, wanted, dtype=dtype, attn_implementation=recipe.attention)
+    model.config.use_cache = False
+    return model
+
+
+def lora_config(recipe: Recipe) -> Any:
+    """PEFT's configuration of the adapter."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=recipe.lora_r,
+        lora_alpha=recipe.lora_alpha,  # type: ignore[arg-type]  # PEFT takes fractions too
+        lora_dropout=recipe.lora_dropout,
+        target_modules="all-linear" if recipe.lora_target_linear else recipe.lora_target_modules,
+        modules_to_save=recipe.lora_modules_to_save,
+        rank_pattern=recipe.lora_rank_pattern,
+        alpha_pattern=recipe.lora_alpha_pattern,
+        use_rslora=recipe.peft_use_rslora,
+        use_dora=recipe.peft_use_dora,
+        layers_to_transform=recipe.peft_layers_to_transform,
+        layers_pattern=recipe.peft_layers_pattern,
+        init_lora_weights=recipe.peft_init_lora_weights,  # type: ignore[arg-type]
+        task_type="CAUSAL_LM",
+    )
+
+
+def load_model(recipe: Recipe, folder: str) -> Any:
+    """The base with a new adapter, or with that of lora_model_dir, ready to train."""
+    from peft import PeftModel, get_peft_model
+
+    from monograph.under_peft import optimize
+
+    base = load_base(recipe, folder)
+    if recipe.gradient_checkpointing:
+        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    torch.manual_seed(recipe.seed)  # the start of the adapter
+    if recipe.lora_model_dir:
+        model = PeftModel.from_pretrained(base, recipe.lora_model_dir, is_trainable=True)
+    else:
+        model = get_peft_model(base, lora_config(recipe))
+    optimize(model, attention=recipe.attention == "monograph")
+    return model

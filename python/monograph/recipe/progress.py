@@ -1,0 +1,80 @@
+"""What a person sees of a run: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import deque
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+_EVERY = 10.0  # seconds between lines where there is no terminal
+
+
+def peak_memory_gib() -> float:
+    """The most memory this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+class Reporter:
+    """Counts steps, tokens and time; shows them."""
+
+    def __init__(self, total: int, first: int, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._total, self._done = total, first
+        self._recent: deque[tuple[float, int]] = deque([(time.perf_counter(), 0)], maxlen=20)
+        self._tokens = 0
+        self._told = 0.0
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed}/{task.total} {task.fields[figures]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("training", total=total, completed=first, figures="compiling ...")
+
+    def __enter__(self) -> Reporter:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.file.flush()
+
+    def step(self, loss: float, tokens: int, efficiency: float) -> float:
+        """After a step; gives tokens per second over the last steps."""
+        self._done += 1
+        self._tokens += tokens
+        now = time.perf_counter()
+        self._recent.append((now, self._tokens))
+        (then, before), steps = self._recent[0], len(self._recent) - 1
+        speed = (self._tokens - before) / max(now - then, 1e-9)
+        left = (self._total - self._done) * (now - then) / max(steps, 1)
+        figures = (
+            f"loss {loss:.4f} · {speed:,.0f} tokens/s · {peak_memory_gib():.1f} GiB · "
+            f"{efficiency:.0%} filled · {_clock(left)} left"
+        )
+        self._bar.update(self._task, completed=self._done, figures=figures)
+        if not self._console.is_terminal and (now - self._told > _EVERY or self._done == self._total):
+            self._told = now
+            self.say(f"step {self._done}/{self._total} {figures}")
+        if (
+            steps == 1 and len(self._recent) == 2
+        ):  # the first step compiles: its time says nothing of the next
+            self._recent.clear()
+            self._recent.append((now, self._tokens))
+        return speed

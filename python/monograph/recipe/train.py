@@ -1,0 +1,267 @@
+"""Steps over prepared data, evaluations, checkpoints; a resumed run gives the bits of an unbroken one."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from dataclasses import asdict, dataclass, field
+from types import FrameType
+from typing import Any
+
+from monograph.recipe.base_record import write_base_record
+from monograph.recipe.batches import Batches, token_counts
+from monograph.recipe.checkpoint import (
+    checkpoint_to_resume,
+    keep_last,
+    load_checkpoint,
+    save_checkpoint,
+    write_folder,
+)
+from monograph.recipe.compile_options import compile_options
+from monograph.recipe.encode import load_tokenizer
+from monograph.recipe.keys import Recipe
+from monograph.recipe.load_model import load_model
+from monograph.recipe.metrics import Metrics
+from monograph.recipe.model_folder import model_folder
+from monograph.recipe.prepare import prepare
+from monograph.recipe.progress import Reporter, peak_memory_gib
+from monograph.recipe.read_config import has_compiler
+from monograph.recipe.schedule import event_steps, learning_rate
+from monograph.training import TrainStep
+
+
+@dataclass
+class Progress:
+    """What a checkpoint keeps beside adapter and moments."""
+
+    step: int = 0
+    best_loss: float | None = None
+    best_step: int | None = None
+    evaluations_without_best: int = 0
+    losses_too_high: int = 0
+    order: dict[str, Any] = field(default_factory=dict)
+    base_sha256: str = ""
+
+
+@dataclass
+class Outcome:
+    """How a run ended."""
+
+    step: int
+    total: int
+    interrupted: bool
+    best_step: int | None
+    output_dir: str
+
+
+class _Interrupt:
+    """Ctrl-C asks for an end after the step; a second one ends at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: Any = None
+
+    def __enter__(self) -> _Interrupt:
+        self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+def train(recipe: Recipe) -> Outcome:
+    """Runs a recipe to its end, or to the next Ctrl-C."""
+    os.makedirs(recipe.output_dir, exist_ok=True)
+    folder = model_folder(recipe)
+    tokenizer = load_tokenizer(recipe, folder)
+    prepared = prepare(recipe, tokenizer)
+    with compile_options(recipe.torch_compile_options):
+        run = Run(recipe, tokenizer, prepared, folder)
+        return run.train()
+
+
+class Run:
+    """One run: model, step, data and place."""
+
+    def __init__(self, recipe: Recipe, tokenizer: Any, prepared: Any, folder: str) -> None:
+        self.recipe, self.tokenizer = recipe, tokenizer
+        self.batches = Batches(recipe, prepared.train, tokenizer.pad_token_id, training=True)
+        self.held = (
+            Batches(recipe, prepared.eval, tokenizer.pad_token_id, training=False) if prepared.eval else None
+        )
+        self.epochs = self.batches.epochs(recipe)
+        self.model = load_model(recipe, folder)
+        compiled = recipe.torch_compile is not False and has_compiler()
+        self.step = TrainStep(
+            self.model,
+            mode=recipe.step_mode if compiled else "eager",
+            dynamic=not self.batches.fixed_shape,
+            betas=(recipe.adam_beta1, recipe.adam_beta2),
+            eps=recipe.adam_epsilon,
+            weight_decay=recipe.weight_decay,
+            max_grad_norm=recipe.max_grad_norm,
+            seed=recipe.seed,
+        )
+        self.progress = Progress(
+            order=self.batches.sampler.state_dict(0, 0),
+            base_sha256=write_base_record(folder, recipe.output_dir),
+        )
+        self.resumed = checkpoint_to_resume(
+            recipe.output_dir, recipe.resume_from_checkpoint, recipe.auto_resume_from_checkpoints
+        )
+        if self.resumed:
+            self._resume(self.resumed)
+
+    def _resume(self, folder: str) -> None:
+        optimizer, state = load_checkpoint(folder)
+        saved = Progress(**state)
+        self.batches.sampler.load_state_dict(saved.order)  # refuses data in another order
+        if saved.base_sha256 != self.progress.base_sha256:
+            raise ValueError(
+                f"resume_from_checkpoint: {folder} was trained on another base (hash "
+                f"{saved.base_sha256[:12]}, this one has {self.progress.base_sha256[:12]})"
+            )
+        self.step.load_state_dict(optimizer)
+        self.progress = saved
+
+    def train(self) -> Outcome:
+        recipe, progress, total = self.recipe, self.progress, self.epochs.total
+        evaluate_at = event_steps(self.epochs, recipe.evals_per_epoch, recipe.eval_steps)
+        per_epoch = recipe.saves_per_epoch or (None if recipe.save_steps else 1)
+        save_at = event_steps(self.epochs, per_epoch, recipe.save_steps) | (
+            {1} if recipe.save_first_step else set()
+        )
+        first = progress.step
+        metrics = Metrics(recipe, first)
+        with Reporter(total, first) as reporter, _Interrupt() as interrupt:
+            reporter.say(self._introduction())
+            while progress.step < total and not interrupt.asked:
+                self._one_step(metrics, reporter)
+                best = self._evaluate(metrics, reporter) if progress.step in evaluate_at else False
+                if best or progress.step in save_at:
+                    self._save()
+                if self._stopped(reporter):
+                    break
+            if interrupt.asked:
+                reporter.say(
+                    f"stopped after step {progress.step}; saved {self._save()}; go on with "
+                    "--resume-from-checkpoint auto"
+                )
+            else:
+                self._finish(reporter, metrics.plot())
+        metrics.close()
+        return Outcome(progress.step, total, interrupt.asked, progress.best_step, recipe.output_dir)
+
+    def _introduction(self) -> str:
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        where = f", resumed from {self.resumed}" if self.resumed else ""
+        rows = f"{self.batches.sampler.batches_per_step} x {self.batches.rows} rows"
+        return (
+            f"{trained:,} parameters trained; {self.epochs.total} steps of {rows}; "
+            f"the step is {self.step.mode}{where}"
+        )
+
+    def _one_step(self, metrics: Metrics, reporter: Reporter) -> None:
+        recipe, progress = self.recipe, self.progress
+        batches = self.batches.step(*self.epochs.place(progress.step))
+        rate = learning_rate(recipe, progress.step, self.epochs.total)
+        result = self.step(batches, rate)
+        loss, norm = float(result.loss), float(result.grad_norm)
+        if progress.step == 0 or not math.isfinite(loss):
+            _check_step(progress.step, loss, norm)
+        progress.step += 1
+        tokens, computed = token_counts(batches)
+        speed = reporter.step(loss, tokens, tokens / computed)
+        threshold = recipe.loss_watchdog_threshold
+        high = threshold is not None and loss > threshold
+        progress.losses_too_high = progress.losses_too_high + 1 if high else 0
+        if progress.step % recipe.logging_steps == 0 or progress.step == self.epochs.total:
+            metrics.add(
+                {
+                    "step": progress.step,
+                    "epoch": round(self.epochs.share(progress.step), 4),
+                    "loss": loss,
+                    "grad_norm": norm,
+                    "learning_rate": rate,
+                    "tokens": tokens,
+                    "targets": result.targets,
+                    "packing_efficiency": round(tokens / computed, 4),
+                    "tokens_per_second": round(speed, 1),
+                    "memory_gib": round(peak_memory_gib(), 3),
+                }
+            )
+
+    def _evaluate(self, metrics: Metrics, reporter: Reporter) -> bool:
+        """The loss on held back documents; whether it is the best so far."""
+        if self.held is None:
+            return False
+        progress = self.progress
+        total, targets = 0.0, 0
+        for batch in self.held:
+            loss, count = self.step.evaluate(batch)
+            total, targets = total + float(loss), targets + count
+        mean = total / max(targets, 1)
+        metrics.add({"step": progress.step, "eval_loss": mean})
+        best = progress.best_loss is None or mean < progress.best_loss
+        if best:
+            progress.best_loss, progress.best_step = mean, progress.step
+        progress.evaluations_without_best = 0 if best else progress.evaluations_without_best + 1
+        reporter.say(f"step {progress.step}: eval_loss {mean:.4f}{' (best)' if best else ''}")
+        return best
+
+    def _save(self) -> str:
+        recipe, progress = self.recipe, self.progress
+        path = save_checkpoint(
+            recipe.output_dir, progress.step, self.model, self.step.state_dict(), asdict(progress)
+        )
+        keep_last(recipe.output_dir, recipe.save_total_limit, progress.best_step)
+        return path
+
+    def _stopped(self, reporter: Reporter) -> bool:
+        recipe, progress = self.recipe, self.progress
+        patience = recipe.early_stopping_patience
+        if patience and progress.evaluations_without_best >= patience:
+            reporter.say(f"stopped: no better eval_loss in {patience} evaluations")
+            return True
+        if progress.losses_too_high >= recipe.loss_watchdog_patience:
+            threshold = recipe.loss_watchdog_threshold
+            reporter.say(f"stopped: loss above {threshold} for {recipe.loss_watchdog_patience} steps")
+            return True
+        return False
+
+    def _finish(self, reporter: Reporter, plot: str) -> None:
+        """Writes the adapter that the run was for."""
+        recipe, progress = self.recipe, self.progress
+        if recipe.load_best_model_at_end and progress.best_step not in (None, progress.step):
+            best = os.path.join(recipe.output_dir, f"checkpoint-{progress.best_step}")
+            self.step.load_state_dict(load_checkpoint(best)[0])
+        final = os.path.join(recipe.output_dir, "final")
+        write_folder(final, self._write_adapter)
+        for name in os.listdir(final):
+            os.replace(os.path.join(final, name), os.path.join(recipe.output_dir, name))
+        os.rmdir(final)
+        reporter.say(f"adapter in {recipe.output_dir}; losses in {plot}")
+
+    def _write_adapter(self, folder: str) -> None:
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+def _check_step(step: int, loss: float, norm: float) -> None:
+    """A run that learns nothing ends at once, and says why."""
+    if not math.isfinite(loss):
+        raise ValueError(
+            f"the loss of step {step + 1} is {loss}: the run would learn nothing; lower learning_rate, or "
+            "look at the data with `preprocess --debug`"
+        )
+    if norm == 0.0:
+        raise ValueError(
+            "the first gradient is zero: nothing would be learnt. Are the targets of the first step empty, "
+            "or do the adapted layers (lora_target_modules) not reach the output?"
+        )
