@@ -1,0 +1,40 @@
+"""`python -m monograph doctor CONFIG.yml`: is the step of this recipe one graph, and what does it keep?
+
+Loads the model and the first two batches of the recipe, compiles forward and backward, and prints graphs,
+graph breaks and recompiles with their causes, the bytes saved for backward, and the compile time. Exit code 1
+if the step is not one graph or keeps a copy of a weight.
+
+    python -m monograph doctor qlora.yml --json --no-inductor
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from monograph.commands.recipe_arguments import run_recipe
+from monograph.recipe import Recipe
+
+
+def run(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m monograph doctor", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    parser.add_argument("--no-inductor", action="store_true", help="count graphs only, generate no code")
+    return run_recipe(parser, arguments, _doctor)
+
+
+def _doctor(recipe: Recipe, options: argparse.Namespace) -> int:
+    from monograph.diagnosis import doctor
+    from monograph.recipe.batches import Batches
+    from monograph.recipe.encode import load_tokenizer
+    from monograph.recipe.load_model import load_model
+    from monograph.recipe.model_folder import model_folder
+    from monograph.recipe.prepare import prepare
+
+    folder = model_folder(recipe)
+    tokenizer = load_tokenizer(recipe, folder)
+    batches = Batches(recipe, prepare(recipe, tokenizer).train, tokenizer.pad_token_id, training=True)
+    steps = [batches.step(0, 0), batches.step(0, min(1, batches.sampler.steps(0) - 1))]
+    model = load_model(recipe, folder)
+    report = doctor(model, [step[0] for step in steps], inductor=not options.no_inductor)
+    print(report.to_json() if options.json else report)
+    return 0 if report.holds else 1
