@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "convert/bitsandbytes_config.h"
 #include "convert/why_kept.h"
 #include "convert_folder.h"
 #include "pattern.h"
@@ -98,56 +99,6 @@ class Chooser {
   std::uint64_t experts_ = 0;
 };
 
-// Modules that transformers must not make 4-bit layers of: every matrix that stayed as it was.
-// Given a list, transformers does not look for the head itself.
-json::Value skipped_modules(const std::vector<Conversion>& conversions) {
-  json::Value list = json::Value::array();
-  list.append(json::Value::string("lm_head"));
-  for (const Conversion& conversion : conversions) {
-    const Weight& weight = *conversion.weight;
-    const std::string_view why = why_kept(weight);
-    if (conversion.action == Action::kQuantize || weight.is_packed()) continue;
-    if (why == "not a matrix" || why == "not a float" || why == "embedding") continue;
-    if (weight.name != "lm_head.weight") list.append(json::Value::string(module_of(weight.name)));
-  }
-  return list;
-}
-
-std::string compute_dtype(const Options& options, const json::Value& config,
-                          const std::vector<Conversion>& conversions) {
-  if (!options.compute_dtype.empty()) return name_of(*find_dtype(options.compute_dtype));
-  for (const std::string_view key : {"dtype", "torch_dtype"}) {
-    const json::Value* value = config.find(key);
-    if (value != nullptr && value->as_string()) return std::string(*value->as_string());
-  }
-  for (const Conversion& conversion : conversions) {
-    const auto dtype = float_type(conversion.weight->dtype);
-    if (conversion.action == Action::kQuantize && dtype) return name_of(*dtype);
-  }
-  return name_of(DType::kBFloat16);
-}
-
-// The keys and the order of BitsAndBytesConfig.to_dict() in transformers.
-json::Value quantization_config(const Options& options, const json::Value& config,
-                                const std::vector<Conversion>& conversions) {
-  using json::Value;
-  Value value = Value::object();
-  value.set("quant_method", Value::string("bitsandbytes"));
-  value.set("_load_in_8bit", Value::boolean(false));
-  value.set("_load_in_4bit", Value::boolean(true));
-  value.set("llm_int8_threshold", Value::number(6.0));
-  value.set("llm_int8_skip_modules", skipped_modules(conversions));
-  value.set("llm_int8_enable_fp32_cpu_offload", Value::boolean(false));
-  value.set("llm_int8_has_fp16_weight", Value::boolean(false));
-  value.set("bnb_4bit_quant_type", Value::string(options.to));
-  value.set("bnb_4bit_use_double_quant", Value::boolean(options.double_quant));
-  value.set("bnb_4bit_compute_dtype", Value::string(compute_dtype(options, config, conversions)));
-  value.set("bnb_4bit_quant_storage", Value::string("uint8"));
-  value.set("load_in_4bit", Value::boolean(true));
-  value.set("load_in_8bit", Value::boolean(false));
-  return value;
-}
-
 int quantize_folder(const Options& options, const Session& session) {
   const FormatInfo& format = *find_format(options.to);
   if (!block_fits(format, options.block)) {
@@ -178,7 +129,8 @@ int quantize_folder(const Options& options, const Session& session) {
   }
   std::optional<json::Value> config = model.config;
   if (config) {
-    config->set("quantization_config", quantization_config(options, *config, conversions));
+    config->set("quantization_config",
+                bitsandbytes_config(*config, conversions, find_dtype(options.compute_dtype)));
   }
   return convert_folder("quantize", model, std::move(conversions), config, options.folder, session);
 }
