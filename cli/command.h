@@ -34,9 +34,11 @@ struct Command {
 
 extern const Command kCompletion;
 extern const Command kDequantize;
+extern const Command kDiff;
 extern const Command kInspect;
 extern const Command kMan;
 extern const Command kMerge;
 extern const Command kQuantize;
+extern const Command kVerify;
 
 }  // namespace monograph::cli

@@ -138,7 +138,7 @@ void write_folder(const char* label, const Model& model, const std::vector<Conve
     const fs::path card = inputs[0] / "README.md";
     if (fs::exists(card)) {
       safetensors::write_file(folder.path() / "README.md",
-                              safetensors::MappedFile(card, json::kMaxDocumentBytes).text());
+                              safetensors::MappedFile(card, json::Limits().bytes).text());
     }
   }
   throw_if_interrupted();

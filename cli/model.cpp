@@ -12,9 +12,9 @@ namespace monograph::cli {
 
 namespace fs = std::filesystem;
 
-json::Value read_json(const fs::path& path) {
-  const safetensors::MappedFile file(path, json::kMaxDocumentBytes);
-  json::Value value = json::parse(file.text(), path.string());
+json::Value read_json(const fs::path& path, const json::Limits& limits) {
+  const safetensors::MappedFile file(path, limits.bytes);
+  json::Value value = json::parse(file.text(), path.string(), limits);
   if (!value.is(json::Kind::kObject)) throw Error(path.string() + ": must be a JSON object");
   return value;
 }

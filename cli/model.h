@@ -27,7 +27,7 @@ struct Model {
 Model open_model(const std::filesystem::path& path, std::string_view stem = "model");
 
 // A small JSON file that must be an object.
-json::Value read_json(const std::filesystem::path& path);
+json::Value read_json(const std::filesystem::path& path, const json::Limits& limits = {});
 
 // A name from a file, safe for a terminal: as it is if it is printable ASCII, else escaped and in
 // quotes; at most 120 characters.

@@ -8,7 +8,14 @@ namespace monograph::cli {
 namespace {
 
 constexpr std::array kCommands = {
-    &kInspect, &kQuantize, &kDequantize, &kMerge, &kCompletion, &kMan,
+    &kInspect,     // what is there
+    &kQuantize,    // another folder from it
+    &kDequantize,  //
+    &kMerge,       //
+    &kVerify,      // is it right
+    &kDiff,        //
+    &kCompletion,  // about the program
+    &kMan,         //
 };
 
 constexpr std::array kHandedOver = {

@@ -159,6 +159,12 @@ Value& Value::set(std::string_view key, Value value) {
   return members_.emplace_back(Member{std::string(key), std::move(value)}).value;
 }
 
+Value& Value::append_member(std::string_view key, Value value) {
+  if (kind_ == Kind::kNull) kind_ = Kind::kObject;
+  MONOGRAPH_ASSERT(kind_ == Kind::kObject);
+  return members_.emplace_back(Member{std::string(key), std::move(value)}).value;
+}
+
 void Value::erase(std::string_view key) {
   std::erase_if(members_, [&](const Member& member) { return member.key == key; });
 }
@@ -171,7 +177,8 @@ Value& Value::append(Value value) {
 
 class Parser {
  public:
-  Parser(std::string_view text, std::string_view source) : scanner_(text, source) {}
+  Parser(std::string_view text, std::string_view source, const Limits& limits)
+      : scanner_(text, source), limits_(limits) {}
 
   Value run() {
     Value value = parse_value(kMaxDepth);
@@ -181,8 +188,8 @@ class Parser {
 
  private:
   Value parse_value(int depth) {
-    if (++values_ > kMaxValues) {
-      scanner_.fail("more than " + std::to_string(kMaxValues) + " values");
+    if (++values_ > limits_.values) {
+      scanner_.fail("more than " + std::to_string(limits_.values) + " values");
     }
     Value value;
     const char first = scanner_.peek();
@@ -225,15 +232,16 @@ class Parser {
   }
 
   JsonScanner scanner_;
+  const Limits& limits_;
   std::size_t values_ = 0;
 };
 
-Value parse(std::string_view text, std::string_view source) {
-  if (text.size() > kMaxDocumentBytes) {
+Value parse(std::string_view text, std::string_view source, const Limits& limits) {
+  if (text.size() > limits.bytes) {
     throw Error(std::string(source) + ": has " + std::to_string(text.size()) + " bytes, at most " +
-                std::to_string(kMaxDocumentBytes) + " are allowed");
+                std::to_string(limits.bytes) + " are allowed");
   }
-  return Parser(text, source).run();
+  return Parser(text, source, limits).run();
 }
 
 std::string dump(const Value& value) {

@@ -43,6 +43,8 @@ class Value {
 
   // Replaces or appends a member; makes a null an object.
   Value& set(std::string_view key, Value value);
+  // Appends a member that is known to be new: `set` looks at all others first.
+  Value& append_member(std::string_view key, Value value);
   void erase(std::string_view key);
   Value& append(Value value);
 
@@ -61,14 +63,16 @@ struct Member {
 };
 
 inline constexpr int kMaxDepth = 64;
-inline constexpr std::size_t kMaxDocumentBytes = 16'000'000;
-// A value takes 88 bytes in memory and two in the text: this bounds a document to 50 MB.
-inline constexpr std::size_t kMaxValues = 250'000;
+struct Limits {
+  std::size_t bytes = 16'000'000;
+  // A value takes 88 bytes in memory and two in the text: this bounds a document to 50 MB.
+  std::size_t values = 250'000;
+};
 
 // Throws Error, with `source` in its message, unless `text` is one JSON value: RFC 8259, UTF-8, no
 // duplicate keys, at most kMaxDepth containers inside one another, within the two limits above.
 // NaN, Infinity and -Infinity are accepted as numbers, because Python writes them.
-Value parse(std::string_view text, std::string_view source);
+Value parse(std::string_view text, std::string_view source, const Limits& limits = {});
 
 // Two blanks a level, as Python's json.dumps(indent=2), and a line feed at the end.
 std::string dump(const Value& value);

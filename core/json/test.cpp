@@ -41,9 +41,9 @@ TEST(Json, RefusesDuplicatesDepthAndRest) {
             std::string::npos);
   EXPECT_NE(error_of(std::string(65, '[')).find("nested too deeply"), std::string::npos);
   std::string many = "[0";
-  for (std::size_t i = 0; i < kMaxValues; ++i) many += ",0";
+  for (std::size_t i = 0; i < Limits().values; ++i) many += ",0";
   EXPECT_NE(error_of(many + "]").find("more than 250000 values"), std::string::npos);
-  EXPECT_NE(error_of(std::string(kMaxDocumentBytes + 1, ' ')).find("bytes, at most"),
+  EXPECT_NE(error_of(std::string(Limits().bytes + 1, ' ')).find("bytes, at most"),
             std::string::npos);
   EXPECT_EQ(error_of(std::string(64, '[') + std::string(64, ']')), "no error");
   for (const char* bad : {"", "{", "{}x", "[1,]", "nul", "tru", "01", "+1", "--Infinity", "NaNs",

@@ -1,0 +1,288 @@
+// monograph diff: how two checkpoints differ, weight by weight, whatever their formats.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "command.h"
+#include "convert_folder.h"
+#include "cpu/parallel.h"
+#include "model.h"
+#include "pattern.h"
+#include "table.h"
+
+namespace monograph::cli {
+namespace {
+
+struct Options {
+  std::string a, b;
+  std::vector<std::string> names;
+  double tolerance = 0;
+  std::size_t top = 20;
+  int jobs = 0;
+  bool json = false;
+};
+
+enum class State : std::uint8_t {
+  kSame,
+  kEqualValues,
+  kDiffers,
+  kShape,
+  kOnlyA,
+  kOnlyB,
+  kUnreadable
+};
+
+constexpr std::array<std::string_view, 7> kStates = {"same bytes",  "same values", "differs",
+                                                     "other shape", "only in A",   "only in B",
+                                                     "not readable"};
+
+struct Comparison {
+  std::string name;
+  const Weight* a = nullptr;
+  const Weight* b = nullptr;
+  State state = State::kSame;
+  double max_error = 0, mean_error = 0, relative = 0, snr_db = INFINITY, cosine = 1;
+};
+
+struct Sums {
+  double aa = 0, bb = 0, ab = 0, error = 0, error_square = 0, largest = 0;
+  bool nan_differs = false;
+};
+
+void add_piece(Sums& sums, const std::vector<float>& a, const std::vector<float>& b,
+               std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const double x = static_cast<double>(a[i]), y = static_cast<double>(b[i]);
+    if (std::isnan(x) || std::isnan(y)) {
+      sums.nan_differs |= std::isnan(x) != std::isnan(y);
+      continue;
+    }
+    if (x == y) {  // also the same infinity
+      if (!std::isinf(x)) {
+        sums.aa += x * x;
+        sums.bb += y * y;
+        sums.ab += x * y;
+      }
+      continue;
+    }
+    const double error = std::fabs(x - y);
+    sums.aa += x * x;
+    sums.bb += y * y;
+    sums.ab += x * y;
+    sums.error += error;
+    sums.error_square += error * error;
+    sums.largest = std::max(sums.largest, error);
+  }
+}
+
+bool same_bytes(const Weight& a, const Weight& b) {
+  if (a.format != b.format || a.parts.size() != b.parts.size() || a.shape != b.shape) return false;
+  for (std::size_t i = 0; i < a.parts.size(); ++i) {
+    const auto x = a.parts[i].tensor.bytes(), y = b.parts[i].tensor.bytes();
+    if (x.size() != y.size()) return false;
+    if (!x.empty() && std::memcmp(x.data(), y.data(), x.size()) != 0) return false;
+  }
+  return true;
+}
+
+void compare_values(Comparison& row) {
+  constexpr std::uint64_t kStep = 1 << 20;
+  std::vector<float> a(std::min(kStep, row.a->elements)), b(a.size());
+  Sums sums;
+  for (std::uint64_t begin = 0; begin < row.a->elements; begin += kStep) {
+    const std::uint64_t end = std::min(begin + kStep, row.a->elements);
+    read_elements(*row.a, begin, end, DType::kFloat32, a.data());
+    read_elements(*row.b, begin, end, DType::kFloat32, b.data());
+    add_piece(sums, a, b, end - begin);
+    throw_if_interrupted();
+  }
+  const auto count = static_cast<double>(row.a->elements);
+  if (sums.nan_differs) sums.largest = INFINITY;
+  row.state = sums.largest == 0 ? State::kEqualValues : State::kDiffers;
+  row.max_error = sums.largest;
+  row.mean_error = count == 0 ? 0 : sums.error / count;
+  if (sums.largest != 0) {
+    const double relative = std::sqrt(sums.error_square / sums.aa);
+    // A NaN or an infinity on one side: worse than any number, and sortable.
+    row.relative = std::isfinite(relative) && !sums.nan_differs ? relative : INFINITY;
+  }
+  if (sums.error_square > 0) row.snr_db = 10 * std::log10(sums.aa / sums.error_square);
+  if (sums.aa > 0 && sums.bb > 0) row.cosine = sums.ab / std::sqrt(sums.aa * sums.bb);
+}
+
+void compare(Comparison& row) {
+  if (row.a == nullptr || row.b == nullptr) {
+    row.state = row.a == nullptr ? State::kOnlyB : State::kOnlyA;
+  } else if (row.a->shape != row.b->shape) {
+    row.state = State::kShape;
+  } else if (same_bytes(*row.a, *row.b)) {
+    row.state = State::kSame;
+  } else if (!row.a->is_readable() || !row.b->is_readable()) {
+    row.state = State::kUnreadable;
+  } else {
+    compare_values(row);
+  }
+}
+
+std::vector<Comparison> pair_up(const Model& a, const Model& b,
+                                const std::vector<Pattern>& filters) {
+  std::vector<Comparison> rows;
+  auto x = a.weights.begin();
+  auto y = b.weights.begin();
+  while (x != a.weights.end() || y != b.weights.end()) {
+    Comparison row;
+    const bool take_a = y == b.weights.end() || (x != a.weights.end() && x->name <= y->name);
+    const bool take_b = x == a.weights.end() || (y != b.weights.end() && y->name <= x->name);
+    row.name = take_a ? x->name : y->name;
+    if (take_a) row.a = &*x++;
+    if (take_b) row.b = &*y++;
+    if (filters.empty() || any_matches(filters, row.name)) rows.push_back(row);
+  }
+  return rows;
+}
+
+bool is_mismatch(const Comparison& row, double tolerance) {
+  if (row.state == State::kSame || row.state == State::kEqualValues) return false;
+  return row.state != State::kDiffers || !(row.relative <= tolerance);
+}
+
+// What has no number first, then by relative error.
+bool worse(const Comparison& a, const Comparison& b) {
+  const auto rank = [](const Comparison& row) {
+    return row.state >= State::kShape ? 0 : row.state == State::kDiffers ? 1 : 2;
+  };
+  if (rank(a) != rank(b)) return rank(a) < rank(b);
+  return a.relative != b.relative ? a.relative > b.relative : a.name < b.name;
+}
+
+std::string scientific(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.2e", value);
+  return text.data();
+}
+
+json::Value number_or_null(double value) {
+  return std::isfinite(value) ? json::Value::number(value) : json::Value();
+}
+
+json::Value row_json(const Comparison& row) {
+  json::Value value;
+  value.set("name", json::Value::string(row.name));
+  value.set("state", json::Value::string(kStates[static_cast<std::size_t>(row.state)]));
+  if (row.a) value.set("format_a", json::Value::string(row.a->format));
+  if (row.b) value.set("format_b", json::Value::string(row.b->format));
+  if (row.state != State::kDiffers) return value;
+  value.set("max_error", number_or_null(row.max_error));
+  value.set("mean_error", number_or_null(row.mean_error));
+  value.set("relative_error", number_or_null(row.relative));
+  value.set("snr_db", number_or_null(row.snr_db));
+  value.set("cosine", number_or_null(row.cosine));
+  return value;
+}
+
+void print_text(const std::vector<Comparison>& rows, const Options& options) {
+  Table table({"weight", "state", "A", "B", ">max error", ">mean error", ">relative", ">SNR dB",
+               ">cosine"});
+  std::array<std::size_t, kStates.size()> counts{};
+  for (const Comparison& row : rows) {
+    ++counts[static_cast<std::size_t>(row.state)];
+  }
+  std::size_t left = options.top;
+  for (const Comparison& row : rows) {
+    if (row.state == State::kSame || row.state == State::kEqualValues) break;
+    if (left-- == 0) break;
+    const bool numbers = row.state == State::kDiffers;
+    const auto cell = [&](const std::string& text) { return numbers ? text : std::string("-"); };
+    table.add({printable(row.name), std::string(kStates[static_cast<std::size_t>(row.state)]),
+               row.a ? std::string(row.a->format) : "-", row.b ? std::string(row.b->format) : "-",
+               cell(scientific(row.max_error)), cell(scientific(row.mean_error)),
+               cell(scientific(row.relative)), cell(fixed_text(row.snr_db, 1)),
+               cell(fixed_text(row.cosine, 6))});
+  }
+  if (!table.empty()) std::printf("%s\n", table.text().c_str());
+  std::string summary;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    if (counts[i] == 0) continue;
+    summary +=
+        (summary.empty() ? "" : ", ") + std::to_string(counts[i]) + " " + std::string(kStates[i]);
+  }
+  std::printf("%zu weights: %s\n", rows.size(), summary.empty() ? "none" : summary.c_str());
+}
+
+int diff(const Options& options, const Session& session) {
+  const Model a = open_model(options.a), b = open_model(options.b);
+  std::vector<Comparison> rows = pair_up(a, b, patterns(options.names));
+  {
+    const auto advance = session.progress("diff", a.size_bytes());
+    std::atomic<std::size_t> next = 0;
+    const int threads = threads_of(options.jobs);
+    ThreadPool pool(threads);
+    pool.parallel_for(static_cast<std::size_t>(threads), 1, [&](std::size_t, std::size_t) {
+      for (std::size_t i = next++; i < rows.size(); i = next++) {
+        compare(rows[i]);
+        advance(rows[i].a ? rows[i].a->size_bytes : 0);
+      }
+    });
+  }
+  std::sort(rows.begin(), rows.end(), worse);
+  std::size_t mismatches = 0;
+  for (const Comparison& row : rows) mismatches += is_mismatch(row, options.tolerance) ? 1 : 0;
+  if (options.json) {
+    json::Value value;
+    value.set("schema_version", json::Value::number(std::int64_t{1}));
+    value.set("a", json::Value::string(options.a));
+    value.set("b", json::Value::string(options.b));
+    value.set("mismatches", json::Value::number(static_cast<std::int64_t>(mismatches)));
+    json::Value& list = value.set("weights", json::Value::array());
+    for (const Comparison& row : rows) list.append(row_json(row));
+    std::fputs(json::dump(value).c_str(), stdout);
+  } else {
+    print_text(rows, options);
+  }
+  return mismatches == 0 ? kOk : kMismatch;
+}
+
+Run declare(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  app.add_option("a", options->a, "One model: a folder, a .safetensors file or an index")
+      ->required();
+  app.add_option("b", options->b, "The other")->required();
+  app.add_option("--name", options->names,
+                 "Only weights whose name matches this regex (repeatable)")
+      ->type_name("REGEX")
+      ->allow_extra_args(false);
+  app.add_option("--tolerance", options->tolerance,
+                 "Largest relative error |A - B| / |A| that is no mismatch")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("X [0]");
+  app.add_option("--top", options->top, "Print this many weights, the worst first")
+      ->option_text("N [20]");
+  app.add_option("-j,--jobs", options->jobs, "Threads; 0 for one a processor")
+      ->check(CLI::Range(0, 1024))
+      ->option_text("N [0]");
+  app.add_flag("--json", options->json, "Print JSON, with all weights");
+  return [options](Session& session) { return diff(*options, session); };
+}
+
+}  // namespace
+
+const Command kDiff = {
+    "diff",
+    "how two checkpoints differ, weight by weight, across formats",
+    "Compare the weights of two checkpoints by name. Packed weights are decoded, so a quantised "
+    "model "
+    "can be compared with its original. For each weight: largest and mean error, relative error "
+    "|A - B| / |A|, signal-to-noise ratio and cosine; the worst first.\n\n"
+    "Exit code 0 if every weight has the same values, 4 if one differs by more than --tolerance, "
+    "has "
+    "another shape or is on one side only.",
+    "monograph diff my-llama my-llama-nf4\n"
+    "monograph diff before after --name 'layers\\.0\\.' --top 5\n"
+    "monograph diff my-llama my-llama-nf4 --tolerance 0.12 --json",
+    declare,
+};
+
+}  // namespace monograph::cli
