@@ -1,4 +1,4 @@
-# add_kernel(NAME ISAS scalar avx2 ...): the sources of core/kernels/NAME. The only file that knows -m flags.
+# add_kernel(NAME ISAS scalar avx2 ... [SOURCES ...] [TESTS ...]): the sources of core/kernels/NAME. The only file that knows -m flags.
 # An ISA unit is always -O2 or more, never link-time optimised, and fuses multiply-add only where written.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(MONOGRAPH_TARGETS x86_64)
@@ -15,7 +15,7 @@ set(MONOGRAPH_FLAGS_avx512_bf16 ${MONOGRAPH_FLAGS_avx512} -mavx512bf16 -mavx512v
 set(MONOGRAPH_FLAGS_amx ${MONOGRAPH_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16 -mamx-int8)
 
 function(add_kernel name)
-  cmake_parse_arguments(KERNEL "" "" "ISAS;SOURCES" ${ARGN})
+  cmake_parse_arguments(KERNEL "" "" "ISAS;SOURCES;TESTS" ${ARGN})
   target_sources(monograph_core PRIVATE kernels/${name}/${name}.cpp ${KERNEL_SOURCES})
   foreach(isa IN LISTS KERNEL_ISAS)
     if(NOT isa IN_LIST MONOGRAPH_ISAS)
@@ -32,6 +32,6 @@ function(add_kernel name)
     set_source_files_properties(${unit} PROPERTIES COMPILE_OPTIONS "${flags}")
   endforeach()
   if(MONOGRAPH_BUILD_TESTS)
-    add_unit_test(${name} SOURCES kernels/${name}/test.cpp ISAS ${KERNEL_ISAS})
+    add_unit_test(${name} SOURCES kernels/${name}/test.cpp ${KERNEL_TESTS} ISAS ${KERNEL_ISAS})
   endif()
 endfunction()

@@ -1,11 +1,13 @@
 // monograph::quantize: bf16, fp16 or fp32 to packed values and scales.
 #include "kernels/quantize/quantize.h"
 
+#include <algorithm>
 #include <cstring>
 
+#include "base/error.h"
+#include "formats/bind.h"
 #include "formats/dynamic_map.h"
-#include "formats/packed_view.h"
-#include "stable.h"
+#include "packed.h"
 
 namespace monograph::ops {
 namespace {
@@ -27,37 +29,96 @@ std::vector<Tensor> double_quantized(const Tensor& input, const float* scales, s
   return {codes, groups, map, offset};
 }
 
+// The rule and the kind of scales by number; 0 for the format's first.
+ScaleRule check_rule(const FormatInfo& info, std::int64_t number) {
+  std::string wanted;
+  for (const ScaleRule rule : info.rules) {
+    if (number == 0 || number == static_cast<std::int64_t>(rule)) return rule;
+    wanted += std::string(wanted.empty() ? "" : ", ") + std::to_string(static_cast<int>(rule)) +
+              " (" + name_of(rule) + ")";
+  }
+  STD_TORCH_CHECK(false, "quantize: rule is ", number, ", format ", info.name,
+                  " wants 0 (default), ", wanted);
+}
+
+ScaleKind check_kind(const FormatInfo& info, std::int64_t bytes) {
+  for (const ScaleKind kind : info.kinds)
+    if (bytes == 0 || bytes == static_cast<std::int64_t>(size_bytes(kind))) return kind;
+  STD_TORCH_CHECK(false, "quantize: scale_bytes is ", bytes, ", format ", info.name,
+                  " has no scales of this size");
+}
+
+MatrixShape check_shape(const FormatInfo& info, std::int64_t block, const Tensor& input) {
+  STD_TORCH_CHECK(block > 0 && block_fits(info, static_cast<std::size_t>(block)),
+                  "quantize: block size is ", block, ", format ", info.name,
+                  " wants a power of two from ", info.smallest_block, " to ", info.largest_block);
+  std::vector<std::size_t> shape;
+  for (const std::int64_t size : input.sizes()) shape.push_back(static_cast<std::size_t>(size));
+  try {
+    return matrix_shape(info, static_cast<std::size_t>(block), shape);
+  } catch (const Error& error) {
+    STD_TORCH_CHECK(false, "quantize: ", error.what());
+  }
+}
+
+// One number a matrix, as it is stored; fills `tensors` in both directions.
+Tensor tensor_scales(const FormatInfo& info, const MatrixShape& shape, const Tensor& input,
+                     const QuantizeJob& job, std::vector<TensorScales>& tensors) {
+  const std::size_t count = shape.rows * shape.cols;
+  Tensor stored = bytes_like(input, 4 * shape.matrices);
+  float* out = static_cast<float*>(stored.mutable_data_ptr());
+  for (std::size_t i = 0; i < shape.matrices; ++i) {
+    const void* in = static_cast<const std::byte*>(job.input) + i * count * size_bytes(job.dtype);
+    tensors.push_back(
+        choose_tensor_scales(job.format, job.rule, job.dtype, in, count, torch_parallel_for));
+    out[i] = info.tensor_scale == TensorScale::kDivides ? tensors[i].encode : tensors[i].decode;
+  }
+  return stored;
+}
+
 // [values, *scales], flat; the scales as check_packed() wants them.
 std::vector<Tensor> quantize_cpu(const Tensor& input, std::int64_t format, std::int64_t block,
-                                 bool double_quant, bool saturate_nonfinite) {
-  const FormatInfo* info = find_format(static_cast<Format>(format));
-  STD_TORCH_CHECK(format > 0 && format < 256 && info != nullptr, "quantize: format is ", format,
-                  ", not the number of a packed format");
-  STD_TORCH_CHECK(block > 0 && block_fits(*info, static_cast<std::size_t>(block)),
-                  "quantize: block size is ", block, ", format ", info->name,
-                  " wants a power of two from ", info->smallest_block, " to ", info->largest_block);
+                                 bool double_quant, bool saturate_nonfinite, std::int64_t rule,
+                                 std::int64_t scale_bytes) {
+  const FormatInfo& info = check_format("quantize", "format", format);
   STD_TORCH_CHECK(input.is_contiguous(), "quantize: input is not contiguous");
+  STD_TORCH_CHECK(!double_quant || info.double_quant, "quantize: format ", info.name,
+                  " has no double quantisation");
+  const MatrixShape shape = check_shape(info, block, input);
   QuantizeJob job = {};
-  job.format = info->format;
+  job.format = info.kernels;
   job.dtype = dtype_of(input.scalar_type(), "quantize", "input");
   job.input = input.const_data_ptr();
-  job.elements = static_cast<std::size_t>(input.numel());
+  job.elements = shape.elements();
   job.block = static_cast<std::size_t>(block);
   job.nonfinite = saturate_nonfinite ? NonFinite::kSaturate : NonFinite::kError;
-  const std::size_t blocks = ceil_div(job.elements, job.block);
-  Tensor values = bytes_like(input, packed_bytes(*info, job.elements));
-  Tensor absmax = bytes_like(input, 4 * blocks);
+  job.rule = check_rule(info, rule);
+  job.kind = check_kind(info, scale_bytes);
+  job.shape = info.shape;
+  job.matrix_rows = shape.rows;
+  job.cols = shape.cols;
+  const std::size_t blocks = job.blocks();
+  Tensor values = bytes_like(input, packed_bytes(info, job.elements));
+  Tensor scales = bytes_like(input, size_bytes(job.kind) * blocks);
   job.values = static_cast<std::uint8_t*>(values.mutable_data_ptr());
-  job.scales = static_cast<float*>(absmax.mutable_data_ptr());
+  job.scales = static_cast<std::uint8_t*>(scales.mutable_data_ptr());
+  std::vector<Tensor> result = {values, scales};
+  std::vector<TensorScales> tensors;
+  if (info.tensor_scale != TensorScale::kNone) {
+    result.push_back(tensor_scales(info, shape, input, job, tensors));
+    job.tensors = tensors.data();
+    job.blocks_per_tensor =
+        std::max<std::size_t>(blocks / std::max<std::size_t>(shape.matrices, 1), 1);
+  }
   const auto bad = quantize(job, torch_parallel_for);
   STD_TORCH_CHECK(!bad, "quantize: input is not finite at flat index ", bad.value_or(0),
                   "; nonfinite=\"saturate\" lets such values through");
-  std::vector<Tensor> result = {values};
-  if (double_quant) {
-    for (Tensor& scale : double_quantized(input, job.scales, blocks)) result.push_back(scale);
-  } else {
-    result.push_back(absmax);
-  }
+  if (!double_quant) return result;
+  // Fresh tensors are aligned to 64 bytes.
+  result.pop_back();
+  for (Tensor& part :
+       double_quantized(input, static_cast<const float*>(scales.const_data_ptr()), blocks))
+    result.push_back(part);
   return result;
 }
 
@@ -65,8 +126,8 @@ std::vector<Tensor> quantize_cpu(const Tensor& input, std::int64_t format, std::
 
 STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
   m.def(
-      "quantize(Tensor input, int format, int block, bool double_quant, bool saturate_nonfinite) "
-      "-> Tensor[]");
+      "quantize(Tensor input, int format, int block, bool double_quant, bool saturate_nonfinite, "
+      "int rule=0, int scale_bytes=0) -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(monograph, CPU, m) { m.impl("quantize", TORCH_BOX(&quantize_cpu)); }

@@ -176,14 +176,15 @@ class Converter {
     const std::uint64_t count = piece.end - piece.begin;
     scratch.out.resize(ceil_div(count, 2));
     const DType dtype = source_dtype(weight);
-    const QuantizeJob work = {conversion.format,
-                              dtype,
-                              input_of(piece, dtype, scratch),
-                              count,
-                              conversion.block,
-                              conversion.nonfinite,
-                              scratch.out.data(),
-                              scales + piece.begin / conversion.block};
+    const QuantizeJob work = {
+        conversion.format,
+        dtype,
+        input_of(piece, dtype, scratch),
+        count,
+        conversion.block,
+        conversion.nonfinite,
+        scratch.out.data(),
+        reinterpret_cast<std::uint8_t*>(scales + piece.begin / conversion.block)};
     if (const auto bad = quantize(work, serial_for)) fail_nonfinite(weight, piece.begin + *bad);
     writer_.write(weight.name, piece.begin / 2, scratch.out);
     if (--job.left == 0) {

@@ -3,6 +3,7 @@
 
 #include "base/float_types.h"
 #include "formats/packed_view.h"
+#include "formats/table16.h"
 
 namespace monograph {
 
@@ -12,5 +13,16 @@ namespace monograph {
   const float product = entry * load_f32(scales.groups + 4 * (block / kScaleGroup));
   return product + scales.offset;
 }
+
+// A table of sixteen values in [-1, 1], the even element in the high nibble, flat blocks.
+template <class Self>
+struct AbsmaxFormat : Table16Format<Self, Nibbles::kHighFirst> {
+  static constexpr BlockShape kShape = BlockShape::kFlat;
+  static constexpr std::size_t kBlock = 0;  // any that the table of formats allows
+
+  [[gnu::always_inline]] static float block_scale(const PackedView& weight, std::size_t block) {
+    return absmax_scale(weight.scales, block);
+  }
+};
 
 }  // namespace monograph

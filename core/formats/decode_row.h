@@ -13,14 +13,18 @@ template <class F, class V, class T>
 [[gnu::always_inline]] inline void decode_run(const std::uint8_t* values, std::size_t element,
                                               std::size_t count, float scale, T* out) {
   constexpr std::size_t lanes = V::template kLanes<T>;
-  const std::size_t stop = element + count;
-  // A row of odd length starts the next one in the middle of a byte.
-  for (; element % F::kPerByte != 0 && element < stop; ++element)
-    *out++ = F::template decode_one<T>(values, element, scale);
-  const auto prepared = F::template prepare<V, T>(scale);
-  for (; element + lanes <= stop; element += lanes, out += lanes)
-    V::template store<T>(out, F::template decode<V, T>(prepared, values + element / F::kPerByte));
-  for (; element < stop; ++element) *out++ = F::template decode_one<T>(values, element, scale);
+  if constexpr (F::kBlock != 0 && F::kBlock < lanes) {
+    return decode_run<F, typename V::Narrow>(values, element, count, scale, out);
+  } else {
+    const std::size_t stop = element + count;
+    // A row of odd length starts the next one in the middle of a byte.
+    for (; element % F::kPerByte != 0 && element < stop; ++element)
+      *out++ = F::template decode_one<T>(values, element, scale);
+    const auto prepared = F::template prepare<V, T>(scale);
+    for (; element + lanes <= stop; element += lanes, out += lanes)
+      V::template store<T>(out, F::template decode<V, T>(prepared, values + element / F::kPerByte));
+    for (; element < stop; ++element) *out++ = F::template decode_one<T>(values, element, scale);
+  }
 }
 
 template <class F, class V, class T>

@@ -4,11 +4,11 @@
 // 8 for (0, 1/384], as bitsandbytes' CPU path does. Otherwise the rules of NF4.
 #pragma once
 
-#include "formats/table16.h"
+#include "formats/absmax_scales.h"
 
 namespace monograph {
 
-struct Fp4 : Table16Format<Fp4> {
+struct Fp4 : AbsmaxFormat<Fp4> {
   static constexpr Format kFormat = Format::kFp4;
   static constexpr float kValues[16] = {0.0f,
                                         0x1.555556p-8f,

@@ -7,11 +7,11 @@
 // A bound is the midpoint of two neighbours, computed in fp32.
 #pragma once
 
-#include "formats/table16.h"
+#include "formats/absmax_scales.h"
 
 namespace monograph {
 
-struct Nf4 : Table16Format<Nf4> {
+struct Nf4 : AbsmaxFormat<Nf4> {
   static constexpr Format kFormat = Format::kNf4;
   static constexpr float kValues[16] = {
       -1.0f,           -0x1.647362p-1f, -0x1.0cd66p-1f,  -0x1.946540p-2f,

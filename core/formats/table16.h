@@ -1,22 +1,20 @@
-// What NF4 and FP4 share: sixteen values, two codes a byte with the even element in the high
-// nibble, one scale a flat block. A format derives from this with its own table.
+// What the 4-bit formats share: sixteen values and two codes a byte. A format derives from this
+// with its own table and its own block_scale().
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "base/float_types.h"
-#include "formats/absmax_scales.h"
+#include "base/nibbles.h"
+#include "formats/packed_view.h"
 
 namespace monograph {
 
-template <class Self>
+template <class Self, Nibbles kOrderOfNibbles>
 struct Table16Format {
   static constexpr std::size_t kPerByte = 2;  // elements
-
-  static float block_scale(const PackedView& weight, std::size_t block) {
-    return absmax_scale(weight.scales, block);
-  }
+  static constexpr Nibbles kNibbles = kOrderOfNibbles;
 
   // The sixteen values times the scale, rounded to T once a block: 16 roundings instead of `block`,
   // and the same bits as looking up first.
@@ -28,7 +26,7 @@ struct Table16Format {
   // V::kLanes<T> elements, in order, from V::kLanes<T> / 2 bytes.
   template <class V, class T, class Prepared>
   [[gnu::always_inline]] static auto decode(const Prepared& table, const std::uint8_t* packed) {
-    return V::template lookup<T>(table, packed);
+    return V::template lookup<T, kNibbles>(table, packed);
   }
 
   // One element: for tails and odd starts.
@@ -36,8 +34,8 @@ struct Table16Format {
   [[gnu::always_inline]] static T decode_one(const std::uint8_t* values, std::size_t element,
                                              float scale) {
     const std::uint8_t byte = values[element / 2];
-    const unsigned code = element % 2 == 0 ? byte >> 4 : byte & 15u;
-    return from_float<T>(Self::kValues[code] * scale);
+    const bool high = (element % 2 == 0) == (kNibbles == Nibbles::kHighFirst);
+    return from_float<T>(Self::kValues[high ? byte >> 4 : byte & 15u] * scale);
   }
 };
 

@@ -19,14 +19,15 @@ PackedCopy::PackedCopy(const Conversion& conversion, std::size_t rows, std::size
 }
 
 void PackedCopy::quantize(std::size_t at, DType dtype, const void* input, std::size_t count) {
-  const QuantizeJob job = {conversion_.format,
-                           dtype,
-                           input,
-                           count,
-                           conversion_.block,
-                           NonFinite::kError,
-                           values_.data() + at / 2,
-                           scales_.data() + at / conversion_.block};
+  const QuantizeJob job = {
+      conversion_.format,
+      dtype,
+      input,
+      count,
+      conversion_.block,
+      NonFinite::kError,
+      values_.data() + at / 2,
+      reinterpret_cast<std::uint8_t*>(scales_.data() + at / conversion_.block)};
   QuantizeFn* run = pick(quantize_variants(), conversion_.format);
   const std::size_t bad = run(job, 0, ceil_div(count, conversion_.block));
   if (bad == kAllFinite) return;

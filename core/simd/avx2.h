@@ -9,6 +9,9 @@
 #include <type_traits>
 
 #include "base/float_types.h"
+#include "base/minifloat.h"
+#include "base/nibbles.h"
+#include "base/scaling.h"
 #include "simd/tags.h"
 
 namespace monograph::simd {
@@ -26,6 +29,7 @@ struct Avx2 {
   };
   template <class T>
   using Table = std::conditional_t<sizeof(T) == 4, FloatTable, HalfTable>;
+  using Narrow = Scalar;  // for blocks shorter than a vector
 
   // Round to nearest even in integers; NaN becomes 0x7fc0.
   [[gnu::always_inline]] static __m128i to_bf16(__m256 x) {
@@ -71,25 +75,59 @@ struct Avx2 {
     }
   }
 
+  // The codes of eight bytes, one a byte, in the order of the elements.
+  template <Nibbles kNibbles>
+  [[gnu::always_inline]] static __m128i nibbles_of(__m128i bytes) {
+    const __m128i high = _mm_srli_epi16(bytes, 4);
+    const __m128i pairs = kNibbles == Nibbles::kHighFirst ? _mm_unpacklo_epi8(high, bytes)
+                                                          : _mm_unpacklo_epi8(bytes, high);
+    return _mm_and_si128(pairs, _mm_set1_epi8(15));
+  }
+
   // Halves by two byte shuffles; floats by two permutes and a blend on bit 3 of the index.
-  template <class T>
+  template <class T, Nibbles kNibbles>
   [[gnu::always_inline]] static Vec<T> lookup(const Table<T>& table, const std::uint8_t* packed) {
     if constexpr (sizeof(T) == 4) {
       std::int32_t four;
       std::memcpy(&four, packed, 4);
       const __m128i bytes = _mm_cvtsi32_si128(four);
-      const __m128i nibbles = _mm_unpacklo_epi8(_mm_srli_epi16(bytes, 4), bytes);
-      const __m256i index = _mm256_cvtepu8_epi32(_mm_and_si128(nibbles, _mm_set1_epi8(15)));
+      const __m256i index = _mm256_cvtepu8_epi32(nibbles_of<kNibbles>(bytes));
       const __m256 low = _mm256_permutevar8x32_ps(table.low, index);
       const __m256 high = _mm256_permutevar8x32_ps(table.high, index);
       return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));
     } else {
       const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(packed));
-      const __m128i nibbles =
-          _mm_and_si128(_mm_unpacklo_epi8(_mm_srli_epi16(bytes, 4), bytes), _mm_set1_epi8(15));
+      const __m128i nibbles = nibbles_of<kNibbles>(bytes);
       const __m128i low = _mm_shuffle_epi8(table.low, nibbles);
       const __m128i high = _mm_shuffle_epi8(table.high, nibbles);
       return _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high));
+    }
+  }
+
+  // By way of fp16, whose subnormals cost nothing and need no flag: E4M3's bits are those of an
+  // fp16 number 2^-8 as large.
+  [[gnu::always_inline]] static __m256 e4m3_times(const std::uint8_t* codes, float scale) {
+    const __m128i words =
+        _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
+    const __m128i half = _mm_and_si128(_mm_srai_epi16(_mm_slli_epi16(words, 8), 1),
+                                       _mm_set1_epi16(static_cast<short>(0xbfff)));
+    const __m256 exact = _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f));
+    const __m128i seven = _mm_set1_epi16(0x7f);
+    const __m256i nan = _mm256_cvtepi16_epi32(_mm_cmpeq_epi16(_mm_and_si128(words, seven), seven));
+    const __m256 value = _mm256_blendv_ps(exact, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)),
+                                          _mm256_castsi256_ps(nan));
+    return _mm256_mul_ps(value, _mm256_set1_ps(scale));
+  }
+
+  template <class T>
+  [[gnu::always_inline]] static Vec<T> scaled_e4m3(const std::uint8_t* codes, float scale) {
+    if constexpr (sizeof(T) == 4) {
+      return e4m3_times(codes, scale);
+    } else {
+      const __m256 low = e4m3_times(codes, scale), high = e4m3_times(codes + 8, scale);
+      const __m128i a = std::is_same_v<T, Bf16> ? to_bf16(low) : to_fp16(low);
+      const __m128i b = std::is_same_v<T, Bf16> ? to_bf16(high) : to_fp16(high);
+      return _mm256_set_m128i(b, a);
     }
   }
 
@@ -162,6 +200,47 @@ struct Avx2 {
       count = _mm256_sub_epi32(count, _mm256_castps_si256(above));
     }
     return _mm_packus_epi32(_mm256_castsi256_si128(count), _mm256_extracti128_si256(count, 1));
+  }
+
+  static constexpr std::size_t kEncodeAs = 16;
+
+  template <class E, class T>
+  [[gnu::always_inline]] static void encode_as(const T* in, const Scaling& s, std::uint8_t* out) {
+    const __m128i codes =
+        _mm_packus_epi16(codes_of<E>(load_f32(in), s), codes_of<E>(load_f32(in + 8), s));
+    if constexpr (E::kSignCode == 8) {
+      const __m128i pairs = _mm_maddubs_epi16(codes, _mm_set1_epi16(0x1001));
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packus_epi16(pairs, pairs));
+    } else {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out), codes);
+    }
+  }
+
+  // E::encode() of eight scaled elements, as eight 16-bit numbers.
+  template <class E>
+  [[gnu::always_inline]] static __m128i codes_of(__m256 x, const Scaling& s) {
+    constexpr int kDropped = 23 - E::kMantissa;
+    const __m256 factor = _mm256_set1_ps(s.factor);
+    const __m256 quotient = s.divide ? _mm256_div_ps(x, factor) : _mm256_mul_ps(x, factor);
+    const __m256i bits = _mm256_castps_si256(_mm256_add_ps(quotient, _mm256_set1_ps(s.zero)));
+    const __m256i a = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(a, kDropped), _mm256_set1_epi32(1));
+    const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32((1 << (kDropped - 1)) - 1));
+    const __m256i normal = _mm256_sub_epi32(_mm256_srli_epi32(_mm256_add_epi32(a, half), kDropped),
+                                            _mm256_set1_epi32((127 - E::kBias) << E::kMantissa));
+    const __m256 aligned = _mm256_set1_ps(E::kAligned);
+    const __m256i small =
+        _mm256_sub_epi32(_mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(a), aligned)),
+                         _mm256_castps_si256(aligned));
+    const __m256i below = _mm256_castps_si256(
+        _mm256_cmp_ps(_mm256_castsi256_ps(a), _mm256_set1_ps(E::kSmallestNormal), _CMP_LT_OQ));
+    const __m256i code = _mm256_min_epu32(_mm256_blendv_epi8(normal, small, below),
+                                          _mm256_set1_epi32(E::kLargestCode));
+    const __m256i sign =
+        _mm256_and_si256(_mm256_srli_epi32(bits, 31 - std::bit_width(E::kSignCode) + 1),
+                         _mm256_set1_epi32(E::kSignCode));
+    const __m256i both = _mm256_or_si256(code, sign);
+    return _mm_packus_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
   }
 };
 

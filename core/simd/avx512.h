@@ -8,6 +8,10 @@
 #include <type_traits>
 
 #include "base/float_types.h"
+#include "base/minifloat.h"
+#include "base/nibbles.h"
+#include "base/scaling.h"
+#include "simd/avx2.h"
 #include "simd/tags.h"
 
 namespace monograph::simd {
@@ -19,6 +23,7 @@ struct Avx512 {
   using Vec = std::conditional_t<sizeof(T) == 4, __m512, __m512i>;
   template <class T>
   using Table = Vec<T>;  // sixteen floats, or sixteen halves twice
+  using Narrow = Avx2;   // for blocks shorter than a vector
 
   // Round to nearest even in integers: VCVTNE*PS2BF16 would flush subnormals. NaN becomes 0x7fc0.
   [[gnu::always_inline]] static __m256i to_bf16(__m512 x) {
@@ -61,20 +66,48 @@ struct Avx512 {
   // A permute reads only the low bits of an index, and the table of halves stands there twice: the
   // nibble of the wrong half of a byte needs no mask. Two shuffles a vector, the zero extension
   // included.
-  template <class T>
+  template <class T, Nibbles kNibbles>
   [[gnu::always_inline]] static Vec<T> lookup(Table<T> table, const std::uint8_t* packed) {
+    constexpr bool kHigh = kNibbles == Nibbles::kHighFirst;
     if constexpr (sizeof(T) == 4) {
       const __m512i bytes =
           _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(packed)));
-      const __m512i index =
-          _mm512_or_si512(_mm512_srli_epi64(bytes, 4), _mm512_slli_epi64(bytes, 32));
-      return _mm512_permutexvar_ps(index, table);
+      const __m512i even = kHigh ? _mm512_srli_epi64(bytes, 4) : bytes;
+      const __m512i odd = _mm512_slli_epi64(bytes, kHigh ? 32 : 28);
+      return _mm512_permutexvar_ps(_mm512_or_si512(even, odd), table);
     } else {
       const __m512i bytes =
           _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed)));
-      const __m512i index =
-          _mm512_or_si512(_mm512_srli_epi32(bytes, 4), _mm512_slli_epi32(bytes, 16));
-      return _mm512_permutexvar_epi16(index, table);
+      const __m512i even = kHigh ? _mm512_srli_epi32(bytes, 4) : bytes;
+      const __m512i odd = _mm512_slli_epi32(bytes, kHigh ? 16 : 12);
+      return _mm512_permutexvar_epi16(_mm512_or_si512(even, odd), table);
+    }
+  }
+
+  // By way of fp16, whose subnormals cost nothing and need no flag: E4M3's bits are those of an
+  // fp16 number 2^-8 as large.
+  [[gnu::always_inline]] static __m512 e4m3_times(const std::uint8_t* codes, float scale) {
+    const __m256i words =
+        _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+    const __m256i half = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(words, 8), 1),
+                                          _mm256_set1_epi16(static_cast<short>(0xbfff)));
+    const __m512 exact = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
+    const __m256i seven = _mm256_set1_epi16(0x7f);
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(words, seven), seven);
+    const __m512 value = _mm512_castsi512_ps(
+        _mm512_mask_mov_epi32(_mm512_castps_si512(exact), nan, _mm512_set1_epi32(0x7fc00000)));
+    return _mm512_mul_ps(value, _mm512_set1_ps(scale));
+  }
+
+  template <class T>
+  [[gnu::always_inline]] static Vec<T> scaled_e4m3(const std::uint8_t* codes, float scale) {
+    if constexpr (sizeof(T) == 4) {
+      return e4m3_times(codes, scale);
+    } else {
+      const __m512 low = e4m3_times(codes, scale), high = e4m3_times(codes + 16, scale);
+      const __m256i a = std::is_same_v<T, Bf16> ? to_bf16(low) : to_fp16(low);
+      const __m256i b = std::is_same_v<T, Bf16> ? to_bf16(high) : to_fp16(high);
+      return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
     }
   }
 
@@ -153,6 +186,48 @@ struct Avx512 {
     step(2);
     step(1);
     return _mm512_permutexvar_epi32(index, e.order);
+  }
+
+  static constexpr std::size_t kEncodeAs = 16;
+
+  template <class E, class T>
+  [[gnu::always_inline]] static void encode_as(const T* in, const Scaling& s, std::uint8_t* out) {
+    const __m512 factor = _mm512_set1_ps(s.factor);
+    const __m512 x = load_f32(in);
+    const __m512 quotient = s.divide ? _mm512_div_ps(x, factor) : _mm512_mul_ps(x, factor);
+    const __m128i codes =
+        _mm512_cvtepi32_epi8(codes_of<E>(_mm512_add_ps(quotient, _mm512_set1_ps(s.zero))));
+    if constexpr (E::kSignCode == 8) {
+      // even + odd * 16, a 16-bit lane for each byte of the result
+      const __m128i pairs = _mm_maddubs_epi16(codes, _mm_set1_epi16(0x1001));
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packus_epi16(pairs, pairs));
+    } else {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out), codes);
+    }
+  }
+
+  // E::encode() in every lane.
+  template <class E>
+  [[gnu::always_inline]] static __m512i codes_of(__m512 v) {
+    constexpr int kDropped = 23 - E::kMantissa;
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i a = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(a, kDropped), _mm512_set1_epi32(1));
+    const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32((1 << (kDropped - 1)) - 1));
+    const __m512i normal = _mm512_sub_epi32(_mm512_srli_epi32(_mm512_add_epi32(a, half), kDropped),
+                                            _mm512_set1_epi32((127 - E::kBias) << E::kMantissa));
+    const __m512 aligned = _mm512_set1_ps(E::kAligned);
+    const __m512i small =
+        _mm512_sub_epi32(_mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(a), aligned)),
+                         _mm512_castps_si512(aligned));
+    const __mmask16 below =
+        _mm512_cmp_ps_mask(_mm512_castsi512_ps(a), _mm512_set1_ps(E::kSmallestNormal), _CMP_LT_OQ);
+    const __m512i code = _mm512_min_epu32(_mm512_mask_mov_epi32(normal, below, small),
+                                          _mm512_set1_epi32(E::kLargestCode));
+    const __m512i sign =
+        _mm512_and_si512(_mm512_srli_epi32(bits, 31 - std::bit_width(E::kSignCode) + 1),
+                         _mm512_set1_epi32(E::kSignCode));
+    return _mm512_or_si512(code, sign);
   }
 };
 

@@ -6,6 +6,9 @@
 #include <cstdint>
 
 #include "base/float_types.h"
+#include "base/minifloat.h"
+#include "base/nibbles.h"
+#include "base/scaling.h"
 #include "simd/tags.h"
 
 namespace monograph::simd {
@@ -21,6 +24,7 @@ struct Scalar {
   struct Table {
     T values[16];
   };
+  using Narrow = Scalar;
 
   // The sixteen values times `scale`, each rounded to fp32 and then to T.
   template <class T>
@@ -30,10 +34,21 @@ struct Scalar {
     return table;
   }
 
-  // kLanes<T> entries by the nibbles of kLanes<T> / 2 bytes, high nibble first.
-  template <class T>
+  // kLanes<T> entries by the nibbles of kLanes<T> / 2 bytes.
+  template <class T, Nibbles kNibbles>
   [[gnu::always_inline]] static Vec<T> lookup(const Table<T>& table, const std::uint8_t* packed) {
-    return {table.values[*packed >> 4], table.values[*packed & 15]};
+    const T high = table.values[*packed >> 4], low = table.values[*packed & 15];
+    if constexpr (kNibbles == Nibbles::kHighFirst)
+      return {high, low};
+    else
+      return {low, high};
+  }
+
+  // kLanes<T> E4M3 codes times `scale`, the product rounded to fp32 and then to T.
+  template <class T>
+  [[gnu::always_inline]] static Vec<T> scaled_e4m3(const std::uint8_t* codes, float scale) {
+    return {from_float<T>(E4m3::decode(codes[0]) * scale),
+            from_float<T>(E4m3::decode(codes[1]) * scale)};
   }
 
   template <class T>
@@ -88,6 +103,26 @@ struct Scalar {
     unsigned index = 0;
     for (int i = 0; i < 15; ++i) index += v > e.bounds[i];
     return e.order[index];
+  }
+
+  // Elements one encode_as() takes.
+  static constexpr std::size_t kEncodeAs = 2;
+
+  [[gnu::always_inline]] static float scaled(float x, const Scaling& s) {
+    return (s.divide ? x / s.factor : x * s.factor) + s.zero;
+  }
+
+  // kEncodeAs elements to codes of the minifloat E: one a byte, or two with the even one low.
+  template <class E, class T>
+  [[gnu::always_inline]] static void encode_as(const T* in, const Scaling& s, std::uint8_t* out) {
+    const std::uint32_t first = E::encode(scaled(to_float(in[0]), s));
+    const std::uint32_t second = E::encode(scaled(to_float(in[1]), s));
+    if constexpr (E::kSignCode == 8) {
+      out[0] = static_cast<std::uint8_t>(first | second << 4);
+    } else {
+      out[0] = static_cast<std::uint8_t>(first);
+      out[1] = static_cast<std::uint8_t>(second);
+    }
   }
 };
 

@@ -1,45 +1,93 @@
 // Every instruction set on the same random weight: any difference is a crash.
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
 
+#include "base/float_types.h"
+#include "formats/bind.h"
 #include "formats/dynamic_map.h"
 #include "kernels/dequantize/dequantize.h"
 
-// Bytes: format, block, dtype, nested, begin, the rest split between scales and values.
+namespace monograph {
+namespace {
+
+// Takes bytes off the front of the input; zeros once it is used up.
+class Input {
+ public:
+  Input(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
+  std::vector<std::uint8_t> take(std::size_t count) {
+    std::vector<std::uint8_t> taken(count);
+    const std::size_t n = count < size_ ? count : size_;
+    if (n != 0) std::memcpy(taken.data(), data_, n);
+    data_ += n;
+    size_ -= n;
+    return taken;
+  }
+  std::size_t left() const { return size_; }
+
+ private:
+  const std::uint8_t* data_;
+  std::size_t size_;
+};
+
+// The same bits, but for a NaN: 0 * infinity has the sign of the processor's choice.
+bool same(DType dtype, const std::vector<std::uint8_t>& a, const std::vector<std::uint8_t>& b) {
+  if (a == b) return true;
+  return with_type(dtype, [&]<class T>() {
+    for (std::size_t i = 0; i < a.size(); i += sizeof(T)) {
+      T x, y;
+      std::memcpy(&x, &a[i], sizeof(T));
+      std::memcpy(&y, &b[i], sizeof(T));
+      const bool nan = std::isnan(to_float(x)) && std::isnan(to_float(y));
+      if (!nan && std::memcmp(&x, &y, sizeof(T)) != 0) return false;
+    }
+    return true;
+  });
+}
+
+}  // namespace
+}  // namespace monograph
+
+// Bytes: format, block, dtype, which scales, begin, rows; then scales and values.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace monograph;
   if (size < 16) return 0;
-  PackedView weight;
   const FormatInfo& info = formats()[data[0] % formats().size()];
-  weight.format = info.format;
-  weight.block = info.smallest_block << data[1] % 8;
+  std::size_t block = info.smallest_block << data[1] % 8;
+  if (block > info.largest_block) block = info.largest_block;
   const DType dtype = static_cast<DType>(data[2] % 3);
-  const bool nested = data[3] % 2 != 0;
-  const std::uint8_t* const rest = data + 8;
-  const std::size_t left = size - 8;
-  // One scale a block in front, the values behind: as many blocks as fit.
-  const std::size_t block_bytes = weight.block / 2 + (nested ? 1 : 4) + (nested ? 4 : 0);
-  const std::size_t blocks = left / block_bytes;
-  if (blocks == 0) return 0;
-  weight.rows = 1;
-  weight.cols = blocks * weight.block - data[4] % weight.block;
-  weight.scales.blocks = rest;
-  const std::size_t scale_bytes = blocks * (nested ? 1 : 4);
+  const bool nested = info.double_quant && data[3] % 2 != 0;
+  const ScaleKind kind = info.kinds[data[3] / 2 % info.kinds.size()];
+  Input input(data + 8, size - 8);
+  const std::size_t rows = 1 + data[5] % 3;
+  std::size_t cols = input.left() * 8 / static_cast<std::size_t>(info.bits) / rows + 1;
+  if (info.shape == BlockShape::kRow) cols = ceil_div(cols, block) * block;
+  const std::size_t blocks = block_count(info.shape, block, 1, rows, cols);
+  std::vector<std::vector<std::uint8_t>> parts;
+  parts.push_back(input.take(nested ? blocks : blocks * size_bytes(kind)));
   if (nested) {
-    weight.scales.groups = rest + scale_bytes;
-    weight.scales.map = reinterpret_cast<const std::uint8_t*>(kDynamicMap);
-    std::memcpy(&weight.scales.offset, data + 4, 4);
+    parts.push_back(input.take(4 * ceil_div(blocks, kScaleGroup)));
+    parts.emplace_back(1024);
+    std::memcpy(parts.back().data(), kDynamicMap, 1024);
+    parts.push_back(input.take(4));
   }
-  weight.values = rest + scale_bytes + (nested ? 4 * blocks : 0);
-  const std::size_t begin = data[5] % (weight.cols + 1);
-  std::vector<std::uint8_t> first, other((weight.cols - begin) * size_bytes(dtype));
-  for (const auto& variant : dequantize_variants()) {
-    if (variant.format != weight.format || variant.isa > detected_isa()) continue;
-    variant.run(weight, 0, begin, weight.cols, dtype, Stores::kCached, other.data());
-    if (first.empty()) first = other;
-    if (first != other) std::abort();
+  if (info.tensor_scale != TensorScale::kNone) parts.push_back(input.take(4));
+  const auto values = input.take(packed_bytes(info, rows * cols));
+  std::vector<ByteSpan> scales;
+  for (const auto& part : parts) scales.push_back({part.data(), part.size()});
+  const std::size_t shape[2] = {rows, cols};
+  const PackedView weight = bind_packed(info, block, shape, {values.data(), values.size()}, scales);
+  const std::size_t begin = data[4] % (cols + 1);
+  for (std::size_t row = 0; row < rows; ++row) {
+    std::vector<std::uint8_t> first, other((cols - begin) * size_bytes(dtype));
+    for (const auto& variant : dequantize_variants()) {
+      if (variant.format != weight.format || variant.isa > detected_isa()) continue;
+      variant.run(weight, row, begin, cols, dtype, Stores::kCached, other.data());
+      if (first.empty()) first = other;
+      if (!same(dtype, first, other)) std::abort();
+    }
   }
   return 0;
 }

@@ -11,6 +11,7 @@ namespace monograph {
 // The vocabulary V with every store past the caches.
 template <class V>
 struct Streaming : V {
+  using Narrow = Streaming<typename V::Narrow>;
   template <class T>
   [[gnu::always_inline]] static void store(T* out, typename V::template Vec<T> v) {
     V::template stream<T>(out, v);

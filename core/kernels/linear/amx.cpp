@@ -19,8 +19,9 @@ struct Forward {
   using Cursor = ForwardCursor<F, V, kPanel, 2>;
   template <class F>
   static constexpr DecodeFn* kDecode = decode_forward_panel<F, V, kPanel>;
+  template <class F>
   static bool in_units(const DecodeJob& job) {
-    return in_pairs_of_groups(*job.weight, job.begin | job.count);
+    return in_pairs_of_groups<F>(*job.weight, job.begin | job.count);
   }
   static constexpr std::size_t kAheadRows = 1;
   static void pack(const PackJob& job) { pack_forward<V>(job); }
@@ -42,8 +43,9 @@ struct Dx {
   using Cursor = DxCursor<F, V, kPanel, 2>;
   template <class F>
   static constexpr DecodeFn* kDecode = decode_dx_panel<F, V, kPanel>;
+  template <class F>
   static bool in_units(const DecodeJob& job) {
-    return job.count % 32 == 0 && in_pairs_of_groups(*job.weight, job.first | job.width);
+    return job.count % 32 == 0 && in_pairs_of_groups<F>(*job.weight, job.first | job.width);
   }
   static constexpr std::size_t kAheadRows = 256;
   static void pack(const PackJob& job) { pack_dx<V>(job); }
@@ -204,18 +206,32 @@ void decode_rest(const DecodeAhead& ahead) {
 template <class P, class Cursor>
 constexpr AheadKernels kAhead = {multiply_beside<P, Cursor>, decode_rest<Cursor>, P::kAheadRows};
 
+// The common case only: rows of whole units.
 template <class P, class... Fs>
-const AheadKernels* find_ahead(FormatList<Fs...>, Format format) {
-  const AheadKernels* found = &kAhead<P, typename P::template Cursor<Plain>>;
-  ((format == Fs::kFormat ? void(found = &kAhead<P, typename P::template Cursor<Fs>>) : void()),
+const AheadKernels* find_ahead(FormatList<Fs...>, const DecodeJob& job) {
+  const AheadKernels* found = nullptr;
+  const Format format = job.weight->packed.format;
+  if (format == Format::kPlain && P::template in_units<Plain>(job))
+    found = &kAhead<P, typename P::template Cursor<Plain>>;
+  ((format == Fs::kFormat && P::template in_units<Fs>(job)
+        ? void(found = &kAhead<P, typename P::template Cursor<Fs>>)
+        : void()),
    ...);
   return found;
 }
 
-// The common case only: blocks of 64 or more or plain bf16, rows a multiple of 64.
 template <class P>
 const AheadKernels* ahead(const DecodeJob& job) {
-  return P::in_units(job) ? find_ahead<P>(PackedFormats{}, job.weight->packed.format) : nullptr;
+  return find_ahead<P>(PackedFormats{}, job);
+}
+
+template <class... Fs>
+bool fill_any(FormatList<Fs...>, const PackedView& weight, CodeTables& tables) {
+  return ((weight.format == Fs::kFormat && fill_tables<Fs, V>(weight, tables)) || ...);
+}
+
+bool prepare(const LinearWeight& weight, CodeTables& tables) {
+  return fill_any(PackedFormats{}, weight.packed, tables);
 }
 
 template <class P>
@@ -240,6 +256,7 @@ constexpr LinearKernels kernels(std::size_t chunk, std::size_t load_chunks = kAn
           .few = nullptr,
           .enter = enter,
           .leave = leave,
+          .prepare = prepare,
           .pack = P::pack,
           .multiply = multiply<P>,
           .decoder = decoder<P>,

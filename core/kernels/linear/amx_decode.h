@@ -1,12 +1,12 @@
-// Weights to AMX tiles. A group of 32 consecutive elements of a row is stored in the order in which
-// it is cheapest to unpack: position 8 * i + j holds element 4 * j + i. The left operand follows it
-// forward, the columns of the result are put back for dx. A step is one cache line longer than its
-// tiles: without it a row of a panel falls into two sets of the first-level cache and decoding
-// takes twice as long.
+// Weights to AMX tiles: panels of units (amx_units.h). The left operand follows the order of a
+// unit's elements forward, the columns of the result are put back for dx. A step is one cache line
+// longer than its tiles: without it a row of a panel falls into two sets of the first-level cache
+// and decoding takes twice as long.
 #pragma once
 
 #include <immintrin.h>
 
+#include "kernels/linear/amx_units.h"
 #include "kernels/linear/elements.h"
 #include "kernels/linear/unrolled.h"
 #include "simd/amx.h"
@@ -20,34 +20,9 @@ inline constexpr std::size_t kStepBytes = kPanel / 16 * kTileBytes + 64;
 // Elements of a row that pass through a buffer at a time.
 inline constexpr std::size_t kBuffer = 512;
 
-[[gnu::always_inline]] inline __m512i to_tile_order(__m512i in_order) {
-  alignas(64) static constexpr std::uint16_t kOrder[32] = {
-      0, 4, 8,  12, 16, 20, 24, 28, 1, 5, 9,  13, 17, 21, 25, 29,
-      2, 6, 10, 14, 18, 22, 26, 30, 3, 7, 11, 15, 19, 23, 27, 31};
-  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), in_order);
-}
-
-// The sixteen values of a block as bf16. Thirty-two elements then take a broadcast, a shift and a
-// permute: lane i of the shifted vector has element 4 * j + i in the low bits of word j, and the
-// permute ignores the bits above because the table stands in its register twice.
+// Bytes of a group.
 template <class F>
-struct BlockTable {
-  __m512i values;
-
-  [[gnu::always_inline]] explicit BlockTable(float scale) {
-    const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(F::kValues), _mm512_set1_ps(scale));
-    // Flushes subnormals, as the tile product does with what it reads.
-    values = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(scaled, scaled));
-  }
-  [[gnu::always_inline]] __m512i decode(const std::uint8_t* packed) const {
-    const __m512i shifts =
-        _mm512_set_epi64(0x0008000800080008, 0x0008000800080008, 0x000c000c000c000c,
-                         0x000c000c000c000c, 0, 0, 0x0004000400040004, 0x0004000400040004);
-    const __m512i bytes =
-        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed)));
-    return _mm512_permutexvar_epi16(_mm512_srlv_epi16(bytes, shifts), values);
-  }
-};
+inline constexpr std::size_t kGroupBytes = 32 / F::kPerByte;
 
 // A place in a panel that is being decoded, unit by unit: kUnit groups of 32 elements in one block.
 // It can be left and taken up again, so that a product decodes the next panel between its tiles.
@@ -56,11 +31,11 @@ class ForwardCursor {
  public:
   [[gnu::always_inline]] ForwardCursor(const DecodeJob& job, std::size_t done)
       : job_(job),
-        weight_(job.weight->packed),
-        shift_(__builtin_ctzll(weight_.block)),  // a block is a power of two
+        decoder_(job),
+        cols_(job.weight->packed.cols),
         units_(job.count / (32 * kUnit)),
         rows_(job.width),
-        ahead_(2 * weight_.cols),
+        ahead_(4 * cols_ / F::kPerByte),
         row_(done / units_) {
     start_row(done % units_);
   }
@@ -71,11 +46,12 @@ class ForwardCursor {
     for (; units != 0 && row_ != rows_; --units) {
       // Four rows on: soon wanted, and far enough for memory.
       _mm_prefetch(values_ + ahead_, _MM_HINT_T0);
-      const BlockTable<F> table(F::block_scale(weight_, element_ >> shift_));
+      const auto unit = decoder_.unit(job_.first + row_, job_.begin + unit_ * 32 * kUnit, element_);
       unrolled<kUnit>([&](auto g) __attribute__((always_inline)) {
-        _mm512_store_si512(out_ + g * kStepBytes<kPanel>, table.decode(values_ + 16 * g));
+        _mm512_store_si512(out_ + g * kStepBytes<kPanel>,
+                           unit.template group<g>(values_ + kGroupBytes<F> * g));
       });
-      values_ += 16 * kUnit;
+      values_ += kGroupBytes<F> * kUnit;
       element_ += 32 * kUnit;
       out_ += kUnit * kStepBytes<kPanel>;
       if (++unit_ == units_) {
@@ -89,15 +65,14 @@ class ForwardCursor {
   [[gnu::always_inline]] void start_row(std::size_t unit) {
     unit_ = unit;
     if (row_ == rows_) return;
-    element_ = (job_.first + row_) * weight_.cols + job_.begin + unit * 32 * kUnit;
-    values_ = weight_.values + element_ / 2;
+    element_ = (job_.first + row_) * cols_ + job_.begin + unit * 32 * kUnit;
+    values_ = job_.weight->packed.values + element_ / F::kPerByte;
     out_ = job_.out + row_ * 64 + unit * kUnit * kStepBytes<kPanel>;
   }
 
-  const DecodeJob& job_;
-  const PackedView weight_;  // a copy: the compiler would read a reference again after every store
-  const int shift_;
-  const std::size_t units_, rows_, ahead_;
+  const DecodeJob job_;  // a copy: the compiler would read a reference again after every store
+  const TileDecoder<F> decoder_;
+  const std::size_t cols_, units_, rows_, ahead_;
   std::size_t row_, unit_, element_;
   const std::uint8_t* values_;
   std::byte* out_;
@@ -150,12 +125,17 @@ class ForwardCursor<Plain, V, kPanel, kUnit> {
   std::byte* out_;
 };
 
-// Whether units of two groups, 64 elements, each lie in one block, or need not.
+// Whether a panel is made of units of two groups whose scales its decoder finds: one for both in an
+// absmax format, any in the others; none in bf16.
+template <class F>
 [[gnu::always_inline]] inline bool in_pairs_of_groups(const LinearWeight& weight,
                                                       std::size_t columns) {
-  const bool whole = weight.packed.format == Format::kPlain ? weight.dtype == DType::kBFloat16
-                                                            : weight.packed.block >= 64;
-  return whole && weight.packed.cols % 64 == 0 && columns % 64 == 0;
+  const PackedView& packed = weight.packed;
+  if (packed.cols % 64 != 0 || columns % 64 != 0) return false;
+  if constexpr (std::is_same_v<F, Plain>)
+    return weight.dtype == DType::kBFloat16;
+  else
+    return F::kBlock != 0 || packed.block >= 64;
 }
 
 // All of a panel. Out of line: beside the buffered road the loop would spill its registers.
@@ -184,7 +164,7 @@ template <class F, class V, std::size_t kPanel>
 // not written: they give rows of the result that nobody reads.
 template <class F, class V, std::size_t kPanel>
 void decode_forward_panel(const DecodeJob& job) {
-  if (in_pairs_of_groups(*job.weight, job.begin | job.count))
+  if (in_pairs_of_groups<F>(*job.weight, job.begin | job.count))
     return decode_from<ForwardCursor<F, V, kPanel, 2>, V>(job, 0);
   if constexpr (!std::is_same_v<F, Plain>) {
     if (job.weight->packed.cols % 32 == 0)
@@ -206,11 +186,11 @@ class DxCursor {
  public:
   [[gnu::always_inline]] DxCursor(const DecodeJob& job, std::size_t done)
       : job_(job),
-        weight_(job.weight->packed),
-        shift_(__builtin_ctzll(weight_.block)),
+        decoder_(job),
+        cols_(job.weight->packed.cols),
         units_(job.width / (32 * kUnit)),
         rows_(job.count / 2 * 2),
-        ahead_(8 * weight_.cols),
+        ahead_(16 * cols_ / F::kPerByte),
         row_(done / units_ * 2) {
     start_row(done % units_);
   }
@@ -224,14 +204,16 @@ class DxCursor {
       // Sixteen rows on, the same columns: a line of memory that the hardware does not foresee.
       _mm_prefetch(even_ + ahead_, _MM_HINT_T0);
       _mm_prefetch(odd_ + ahead_, _MM_HINT_T0);
-      const BlockTable<F> even_table(F::block_scale(weight_, element_ >> shift_));
-      const BlockTable<F> odd_table(F::block_scale(weight_, (element_ + weight_.cols) >> shift_));
+      const std::size_t row = job_.begin + row_, col = job_.first + unit_ * 32 * kUnit;
+      const auto even = decoder_.unit(row, col, element_);
+      const auto odd = decoder_.unit(row + 1, col, element_ + cols_);
       unrolled<kUnit>([&](auto g) __attribute__((always_inline)) {
-        store_interleaved(even_table.decode(even_ + 16 * g), odd_table.decode(odd_ + 16 * g),
+        store_interleaved(even.template group<g>(even_ + kGroupBytes<F> * g),
+                          odd.template group<g>(odd_ + kGroupBytes<F> * g),
                           out_ + g * 2 * kTileBytes);
       });
-      even_ += 16 * kUnit;
-      odd_ += 16 * kUnit;
+      even_ += kGroupBytes<F> * kUnit;
+      odd_ += kGroupBytes<F> * kUnit;
       element_ += 32 * kUnit;
       out_ += kUnit * 2 * kTileBytes;
       if (++unit_ == units_) {
@@ -245,17 +227,16 @@ class DxCursor {
   [[gnu::always_inline]] void start_row(std::size_t unit) {
     unit_ = unit;
     if (row_ == rows_) return;
-    element_ = (job_.begin + row_) * weight_.cols + job_.first + unit * 32 * kUnit;
-    even_ = weight_.values + element_ / 2;
-    odd_ = even_ + weight_.cols / 2;
+    element_ = (job_.begin + row_) * cols_ + job_.first + unit * 32 * kUnit;
+    even_ = job_.weight->packed.values + element_ / F::kPerByte;
+    odd_ = even_ + cols_ / F::kPerByte;
     out_ =
         job_.out + row_ / 32 * kStepBytes<kPanel> + row_ % 32 * 32 + unit * kUnit * 2 * kTileBytes;
   }
 
-  const DecodeJob& job_;
-  const PackedView weight_;
-  const int shift_;
-  const std::size_t units_, rows_, ahead_;
+  const DecodeJob job_;
+  const TileDecoder<F> decoder_;
+  const std::size_t cols_, units_, rows_, ahead_;
   std::size_t row_, unit_, element_;
   const std::uint8_t *even_, *odd_;
   std::byte* out_;
@@ -330,7 +311,7 @@ template <class F, class V, std::size_t kPanel>
 template <class F, class V, std::size_t kPanel>
 void decode_dx_panel(const DecodeJob& job) {
   std::size_t r = 0;
-  if (in_pairs_of_groups(*job.weight, job.first | job.width)) {
+  if (in_pairs_of_groups<F>(*job.weight, job.first | job.width)) {
     r = job.count / 2 * 2;
     decode_from<DxCursor<F, V, kPanel, 2>, V>(job, 0);
   } else if constexpr (!std::is_same_v<F, Plain>) {

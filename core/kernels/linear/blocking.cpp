@@ -100,7 +100,8 @@ class BlockedProduct::Worker {
             std::min(k_.panel, p_.out_.cols - p),
             chunk.begin,
             chunk.count,
-            out};
+            out,
+            chunk.tables};
   }
 
   void decode(const DecodeJob& job) const {
@@ -170,15 +171,23 @@ BlockedProduct::BlockedProduct(const LinearKernels& kernels, const Blocking& blo
     : k_(kernels), blocking_(blocking), element_bytes_(element_bytes), bias_(bias), out_(out) {
   for (const LinearTerm& term : terms) add_term(term);
   // Nothing to sum: one empty chunk still gives zeros and the bias.
-  if (chunks_.empty()) chunks_.push_back({nullptr, 0, 0, 0});
+  if (chunks_.empty()) chunks_.push_back({nullptr, 0, 0, 0, nullptr});
   group_chunks();
 }
 
 void BlockedProduct::add_term(const LinearTerm& term) {
   if (k_.decoder(term.weight.packed.format) == nullptr)
     throw Error("linear: no variant for this format");
+  const CodeTables* tables = nullptr;
+  if (k_.prepare != nullptr && term.weight.packed.format != Format::kPlain) {
+    auto filled = std::make_unique_for_overwrite<CodeTables>();
+    if (k_.prepare(term.weight, *filled)) {
+      tables = filled.get();
+      tables_.push_back(std::move(filled));
+    }
+  }
   for (std::size_t r = 0; r < term.left.cols; r += k_.chunk)
-    chunks_.push_back({&term, r, std::min(k_.chunk, term.left.cols - r), 0});
+    chunks_.push_back({&term, r, std::min(k_.chunk, term.left.cols - r), 0, tables});
 }
 
 void BlockedProduct::group_chunks() {

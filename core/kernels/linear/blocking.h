@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -70,6 +71,7 @@ class BlockedProduct {
   struct Chunk {
     const LinearTerm* term;
     std::size_t begin, count, left_offset;
+    const CodeTables* tables;
   };
   struct Load {
     std::size_t first, last;  // chunks
@@ -101,6 +103,7 @@ class BlockedProduct {
   const std::size_t element_bytes_;
   const void* const bias_;
   const MutableMatrix& out_;
+  std::vector<std::unique_ptr<CodeTables>> tables_;
   std::vector<Chunk> chunks_;
   std::vector<Load> loads_;
 };

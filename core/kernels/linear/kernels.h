@@ -20,11 +20,18 @@ struct PackJob {
   std::byte* out;
 };
 
+// For a format whose scales are bytes: its sixteen values times each of the 256 scales, rounded to
+// the type of the panel. Filled once a product.
+struct alignas(64) CodeTables {
+  std::uint16_t entries[256][16];
+};
+
 // `width` entries of P from `first`, reduction entries [begin, begin + count), to a panel.
 struct DecodeJob {
   const LinearWeight* weight;
   std::size_t first, width, begin, count;
   std::byte* out;
+  const CodeTables* tables;
 };
 
 // c + bias, rounded, to rows x width elements of `out`; `bias` may be nullptr.
@@ -78,6 +85,7 @@ struct LinearKernels {
 
   void (*enter)();  // on a thread before and after it multiplies; nullptr for nothing to do
   void (*leave)();
+  bool (*prepare)(const LinearWeight&, CodeTables&);  // false if it needs none; may be nullptr
   void (*pack)(const PackJob&);
   void (*multiply)(const MultiplyJob&);
   DecodeFn* (*decoder)(Format format);             // nullptr for a format it does not know

@@ -5,4 +5,5 @@
 
 namespace monograph {
 template QuantizeFn* quantize_variant<simd::Avx2>(Format);
+template AbsmaxFn* absmax_variant<simd::Avx2>();
 }  // namespace monograph

@@ -5,4 +5,5 @@
 
 namespace monograph {
 template QuantizeFn* quantize_variant<simd::Avx512>(Format);
+template AbsmaxFn* absmax_variant<simd::Avx512>();
 }  // namespace monograph

@@ -1,5 +1,5 @@
-// bf16, fp16 or fp32 -> packed values and one fp32 scale a block, by the rules of the format (see
-// its header). The same bits on every instruction set and for any number of threads.
+// bf16, fp16 or fp32 -> packed values and one scale a block, by the rules of the format (see its
+// header). The same bits on every instruction set and for any number of threads.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,7 @@
 #include "base/dtype.h"
 #include "cpu/parallel.h"
 #include "cpu/variant.h"
+#include "formats/scaling.h"
 
 namespace monograph {
 
@@ -19,14 +20,28 @@ enum class NonFinite : std::uint8_t {
 };
 
 struct QuantizeJob {
-  Format format;
+  Format format;  // FormatInfo::kernels
   DType dtype;
   const void* input;  // `elements` values, contiguous
   std::size_t elements;
   std::size_t block;
   NonFinite nonfinite;
   std::uint8_t* values;  // packed_bytes(format, elements)
-  float* scales;         // one a block, ceil(elements / block)
+  std::uint8_t* scales;  // size_bytes(kind) a block, unaligned
+  ScaleRule rule = ScaleRule::kAbsmax;
+  ScaleKind kind = ScaleKind::kFp32;
+  BlockShape shape = BlockShape::kFlat;
+  std::size_t matrix_rows = 0, cols = 0;  // of one matrix; where blocks are square
+  const TensorScales* tensors = nullptr;  // one for `blocks_per_tensor` blocks
+  std::size_t blocks_per_tensor = 0;
+
+  std::size_t blocks() const {
+    const std::size_t matrix = matrix_rows * cols;
+    const std::size_t matrices =
+        shape == BlockShape::kSquare && matrix != 0 ? elements / matrix : 1;
+    return shape == BlockShape::kSquare ? block_count(shape, block, matrices, matrix_rows, cols)
+                                        : ceil_div(elements, block);
+  }
 };
 
 inline constexpr std::size_t kAllFinite = SIZE_MAX;
@@ -36,6 +51,14 @@ inline constexpr std::size_t kAllFinite = SIZE_MAX;
 using QuantizeFn = std::size_t(const QuantizeJob& job, std::size_t first, std::size_t last);
 
 const std::vector<Variant<QuantizeFn>>& quantize_variants();
+
+// The largest magnitude among `count` elements as bits; infinity or above if one is not finite.
+using AbsmaxFn = std::uint32_t(DType dtype, const void* input, std::size_t count);
+
+// The scale of one matrix of `count` elements by the rule of the format; {1, 1} for a format
+// without. Non-finite elements are left out.
+TensorScales choose_tensor_scales(Format format, ScaleRule rule, DType dtype, const void* input,
+                                  std::size_t count, ParallelFor parallel_for);
 
 // The index of the first non-finite element, if job.nonfinite forbids them and there is one; the
 // outputs are then not to be used.

@@ -5,4 +5,5 @@
 
 namespace monograph {
 template QuantizeFn* quantize_variant<simd::Scalar>(Format);
+template AbsmaxFn* absmax_variant<simd::Scalar>();
 }  // namespace monograph

@@ -1,0 +1,83 @@
+// NVFP4: E2M1 elements, the even one in the low nibble, one E4M3 scale for 16 elements of a row and
+// one fp32 scale for the whole matrix; rows are a multiple of 16. Two formats, one for each way the
+// matrix's scale is stored:
+//   nvfp4         multiplies: ModelOpt's weight_scale_2, torchao's per_tensor_scale
+//   nvfp4-divide  divides: compressed-tensors' weight_global_scale
+// Without a tensor scale it counts as 1.
+//   decode: scale = E4M3 * tensor (or / tensor), rounded to fp32; element = value(code) * scale,
+//   one rounding to fp32, one to the output type.
+//   encode, with m the block's largest magnitude, M the matrix's, and 2688 = 6 * 448:
+//     torchao             decode = M / 2688, encode = 1 / decode;
+//                         s = e4m3(clamp(m / 6 / decode, 2^-6, 448)); v = x * (encode / s)
+//     modelopt            decode as torchao; s = e4m3(clamp(m / (6 * decode), 2^-9, 448)), from 1
+//                         for a block of zeros; v = x / (s * decode); a zero v has no sign
+//     compressed-tensors  encode = 2688 / M; s = e4m3(min(encode * (m / 6), 448)), 1/8 for 0;
+//                         v = x / (s / encode); a zero v has no sign
+//     transformer-engine  encode = 2688 / M; s = e4m3(min(m * (encode * (1 / 6)), 448));
+//                         v = x * min(1 / (s * (1 / encode)), largest fp32)
+//   Each step is rounded to fp32. v is rounded to the nearest E2M1, ties to even, saturating. A
+//   matrix of zeros, or so small that a scale or its inverse is not finite, has tensor scale 1.
+#pragma once
+
+#include "base/float_types.h"
+#include "formats/e2m1_table.h"
+#include "formats/scaling.h"
+
+namespace monograph {
+
+struct Nvfp4 : E2m1Format<Nvfp4> {
+  static constexpr Format kFormat = Format::kNvfp4;
+  static constexpr BlockShape kShape = BlockShape::kRow;
+  static constexpr std::size_t kBlock = 16;
+  static constexpr float kLargestScaled = 2688.0f, kLargestFloat = 0x1.fffffep127f;
+
+  [[gnu::always_inline]] static float scale_of(const ScalesView& scales, std::uint8_t stored,
+                                               std::size_t tensor) {
+    const float s = E4m3::decode(stored);
+    if (scales.tensor == nullptr) return s;
+    const float t = load_f32(scales.tensor + 4 * tensor);
+    return scales.tensor_divides ? s / t : s * t;
+  }
+
+  [[gnu::always_inline]] static float block_scale(const PackedView& weight, std::size_t block) {
+    const ScalesView& scales = weight.scales;
+    const std::size_t tensor = scales.blocks_per_tensor == 0 ? 0 : block / scales.blocks_per_tensor;
+    return scale_of(scales, scales.blocks[block], tensor);
+  }
+
+  [[gnu::always_inline]] static TensorScales choose_tensor_scale(ScaleRule rule, float absmax) {
+    const bool from_encode =
+        rule == ScaleRule::kCompressedTensors || rule == ScaleRule::kTransformerEngine;
+    const float first = from_encode ? kLargestScaled / absmax : absmax / kLargestScaled;
+    const float second = 1.0f / first;
+    const auto usable = [](float s) { return s > 0.0f && s <= kLargestFloat; };
+    if (!usable(first) || !usable(second)) return {};
+    return from_encode ? TensorScales{first, second} : TensorScales{second, first};
+  }
+
+  [[gnu::always_inline]] static BlockScale choose_scale(const RuleContext& context, float absmax) {
+    const auto [encode, decode] = context.tensor;
+    const auto clamped = [](float s, float low) {
+      return E4m3::encode(s < low ? low : s > 448.0f ? 448.0f : s);
+    };
+    if (context.rule == ScaleRule::kTorchao) {
+      const std::uint32_t s = clamped(absmax / 6.0f / decode, 0x1p-6f);
+      return {s, {encode / E4m3::decode(s), /*divide=*/false, -0.0f}};
+    }
+    if (context.rule == ScaleRule::kTransformerEngine) {
+      const std::uint32_t s = clamped(absmax * (encode * (1.0f / 6.0f)), 0.0f);
+      const float factor = 1.0f / (E4m3::decode(s) * (1.0f / encode));
+      return {s, {factor > kLargestFloat ? kLargestFloat : factor, /*divide=*/false, -0.0f}};
+    }
+    if (context.rule == ScaleRule::kCompressedTensors) {
+      std::uint32_t s = clamped(encode * (absmax / 6.0f), 0.0f);
+      if (s == 0) s = E4m3::encode(0.125f);
+      return {s, {E4m3::decode(s) / encode, /*divide=*/true, 0.0f}};
+    }
+    const float ratio = absmax / (6.0f * decode);
+    const std::uint32_t s = clamped(ratio == 0.0f ? 1.0f : ratio, 0x1p-9f);
+    return {s, {E4m3::decode(s) * decode, /*divide=*/true, 0.0f}};
+  }
+};
+
+}  // namespace monograph
