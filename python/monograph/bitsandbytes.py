@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from monograph.formats import FORMATS, SCALE_GROUP, Format, value_table
+from monograph.formats import ABSMAX_FORMATS, SCALE_GROUP, Format, value_table
 from monograph.ops.dequantize import as_float32
 from monograph.packed_weight import PackedWeight, canonical
 
@@ -33,7 +33,7 @@ def _want(condition: bool, name: str, message: str) -> None:
 
 
 def _find_state(state: Mapping[str, torch.Tensor], name: str) -> tuple[Format, dict[str, Any]]:
-    found = [f for f in FORMATS.values() if f"{name}.{_STATE}{f.name}" in state]
+    found = [f for f in ABSMAX_FORMATS.values() if f"{name}.{_STATE}{f.name}" in state]
     _want(len(found) == 1, name, f"found {len(found)} entries '{name}.{_STATE}nf4|fp4', wanted 1")
     text = bytes(state[f"{name}.{_STATE}{found[0].name}"].cpu().tolist())
     fields: dict[str, Any] = json.loads(text)
@@ -99,6 +99,10 @@ def to_bitsandbytes(
     weight: PackedWeight, name: str = "weight", quant_storage: torch.dtype = torch.uint8
 ) -> dict[str, torch.Tensor]:
     """The state-dict entries that bitsandbytes would write for this weight."""
+    known = ", ".join(ABSMAX_FORMATS)
+    _want(
+        weight.format.name in ABSMAX_FORMATS, name, f"format is {weight.format.name}, wanted one of {known}"
+    )
     fields: dict[str, Any] = {
         "quant_type": weight.format.name,
         "blocksize": weight.block_size,

@@ -1,13 +1,67 @@
-"""The packed formats by name: their numbers in operator schemas, block sizes and code tables.
+"""The packed formats by name: their numbers in operator schemas, block sizes, code tables and scale rules.
 
-The numbers and tables are those of core/formats; tests/python/test_formats.py compares them.
+The numbers and tables are those of core/formats; tests/python/test_formats.py compares them. What a rule
+means is written in the format's header there and in docs/formats.md.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from math import prod
+from types import MappingProxyType
 
 import torch
+
+
+class BlockShape(Enum):
+    """How a scale block lies on the weight."""
+
+    FLAT = 0  # consecutive elements of the flattened tensor
+    ROW = 1  # consecutive elements of a row; rows are whole blocks
+    SQUARE = 2  # block x block, the grid anchored at each matrix's first element
+
+
+@dataclass(frozen=True)
+class Minifloat:
+    """The number type of an element: `mantissa` bits, exponent bias, code of the largest finite value."""
+
+    mantissa: int
+    bias: int
+    largest_code: int
+    sign_code: int
+
+    def value(self, code: int) -> float:
+        magnitude = code & (self.sign_code - 1)
+        if magnitude > self.largest_code:
+            return float("nan")
+        exponent, fraction = divmod(magnitude, 1 << self.mantissa)
+        ones = fraction if exponent == 0 else fraction | 1 << self.mantissa
+        value = ones * 2.0 ** (max(exponent, 1) - self.bias - self.mantissa)
+        return -value if code & self.sign_code else value
+
+
+E2M1 = Minifloat(mantissa=1, bias=1, largest_code=0x7, sign_code=0x8)
+E4M3 = Minifloat(mantissa=3, bias=7, largest_code=0x7E, sign_code=0x80)
+
+# The numbers of monograph::ScaleRule.
+RULES = MappingProxyType(
+    {
+        "default": 0,
+        "absmax": 1,
+        "floor": 2,
+        "ceil": 3,
+        "even": 4,
+        "rceil": 5,
+        "transformer-engine": 6,
+        "torchao": 7,
+        "compressed-tensors": 8,
+        "modelopt": 9,
+        "transformers": 10,
+    }
+)
+_SCALE_TYPES = {"float32": 4, "bfloat16": 2, "e8m0": 1, "e4m3": 1}
 
 
 @dataclass(frozen=True)
@@ -19,14 +73,64 @@ class Format:
     bits: int
     block_sizes: tuple[int, ...]
     values: tuple[float, ...]
-    order: tuple[int, ...]  # order[i] is the code of the i-th smallest value
+    order: tuple[int, ...] = ()  # order[i] is the code of the i-th smallest value; absmax formats
+    element: Minifloat | None = None  # absmax formats have none
+    shape: BlockShape = BlockShape.FLAT
+    low_nibble_first: bool = False
+    double_quant: bool = False
+    tensor_scale: str = ""  # "multiplies" or "divides" where the matrix has a scale of its own
+    scale_names: tuple[str, ...] = ("block_scales",)
+    scale_types: tuple[str, ...] = ("float32",)  # the first is what quantize gives unless told otherwise
+    rules: Mapping[str, str] = field(default_factory=lambda: {"absmax": "absmax"})  # the first is the default
+
+    @property
+    def default_block(self) -> int:
+        return 64 if 64 in self.block_sizes else self.block_sizes[0]
 
     def check_block(self, block: int) -> None:
         if block not in self.block_sizes:
             raise ValueError(f"block size is {block}, format {self.name} wants one of {self.block_sizes}")
 
+    def rule_number(self, name: str) -> int:
+        """The number of a rule by its name or a producer's; "default" is the first."""
+        rules = {"default": next(iter(self.rules.values())), **self.rules}
+        if name not in rules:
+            raise ValueError(f"rule is {name!r}, format {self.name} wants one of {', '.join(rules)}")
+        return RULES[rules[name]]
 
-_FOUR_BIT_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+    def scale_bytes(self, scale_type: str | None) -> int:
+        """Bytes of one block scale of this type; None is the format's own."""
+        name = scale_type or self.scale_types[0]
+        if name not in self.scale_types:
+            raise ValueError(
+                f"scale type is {name!r}, format {self.name} wants one of {', '.join(self.scale_types)}"
+            )
+        return _SCALE_TYPES[name]
+
+    def scale_type(self, size: int, blocks: int) -> str:
+        """The type of `blocks` scales that take `size` bytes."""
+        for name in self.scale_types:
+            if size == blocks * _SCALE_TYPES[name]:
+                return name
+        wanted = " or ".join(f"{blocks * _SCALE_TYPES[n]} ({n})" for n in self.scale_types)
+        raise ValueError(f"scales[0] has {size} bytes, format {self.name} wants {wanted}")
+
+    def grid(self, shape: Sequence[int], block: int) -> list[int]:
+        """The shape of the block scales: one number a block."""
+        *lead, cols = shape
+        if self.shape is BlockShape.SQUARE:
+            *experts, rows = lead or [1]
+            return [*experts, -(-rows // block), -(-cols // block)]
+        if self.shape is BlockShape.ROW and cols % block:
+            raise ValueError(f"rows have {cols} elements, format {self.name} wants a multiple of {block}")
+        return [*lead, cols // block] if cols % block == 0 else [-(-prod(shape) // block)]
+
+    def packed_bytes(self, elements: int) -> int:
+        return (elements * self.bits + 7) // 8
+
+
+_ABSMAX_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+_ABSMAX_SCALES = ("absmax", "groups", "map", "offset")
 _NF4_VALUES = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
     *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
@@ -35,10 +139,85 @@ _NF4_VALUES = (
 )
 _FP4_TWELFTHS = (0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3)
 _FP4_ORDER = (11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3)
+_E2M1_VALUES = tuple(E2M1.value(code) for code in range(16))
+_E4M3_VALUES = tuple(E4M3.value(code) for code in range(256))
 
-NF4 = Format("nf4", 1, 4, _FOUR_BIT_BLOCKS, _NF4_VALUES, tuple(range(16)))
-FP4 = Format("fp4", 2, 4, _FOUR_BIT_BLOCKS, tuple(x / 12 for x in _FP4_TWELFTHS), _FP4_ORDER)
-FORMATS = {f.name: f for f in (NF4, FP4)}
+
+def _absmax(name: str, number: int, values: tuple[float, ...], order: tuple[int, ...]) -> Format:
+    return Format(
+        name, number, 4, _ABSMAX_BLOCKS, values, order, double_quant=True, scale_names=_ABSMAX_SCALES
+    )
+
+
+def _nvfp4(name: str, number: int, tensor_scale: str) -> Format:
+    rules = ("modelopt", "torchao", "transformer-engine", "compressed-tensors")
+    return Format(
+        name,
+        number,
+        4,
+        (16,),
+        _E2M1_VALUES,
+        element=E2M1,
+        shape=BlockShape.ROW,
+        low_nibble_first=True,
+        tensor_scale=tensor_scale,
+        scale_names=("block_scales", "tensor_scale"),
+        scale_types=("e4m3",),
+        rules={rule: rule for rule in rules},
+    )
+
+
+NF4 = _absmax("nf4", 1, _NF4_VALUES, tuple(range(16)))
+FP4 = _absmax("fp4", 2, tuple(x / 12 for x in _FP4_TWELFTHS), _FP4_ORDER)
+MXFP4 = Format(
+    "mxfp4",
+    3,
+    4,
+    (32,),
+    _E2M1_VALUES,
+    element=E2M1,
+    shape=BlockShape.ROW,
+    low_nibble_first=True,
+    scale_types=("e8m0",),
+    rules={
+        **{rule: rule for rule in ("even", "floor", "ceil", "rceil", "transformer-engine")},
+        "torchao": "floor",
+        "compressed-tensors": "even",
+    },
+)
+MXFP8 = Format(
+    "mxfp8",
+    4,
+    8,
+    (32,),
+    _E4M3_VALUES,
+    element=E4M3,
+    shape=BlockShape.ROW,
+    scale_types=("e8m0",),
+    rules={
+        **{rule: rule for rule in ("rceil", "floor", "ceil", "even", "transformer-engine")},
+        "compressed-tensors": "compressed-tensors",
+        "torchao": "floor",
+        "modelopt": "rceil",
+    },
+)
+NVFP4 = _nvfp4("nvfp4", 5, "multiplies")
+NVFP4_DIVIDE = _nvfp4("nvfp4-divide", 6, "divides")
+FP8_BLOCK = Format(
+    "fp8-block",
+    7,
+    8,
+    (128,),
+    _E4M3_VALUES,
+    element=E4M3,
+    shape=BlockShape.SQUARE,
+    scale_types=("float32", "bfloat16", "e8m0"),
+    rules={r: r for r in ("absmax", "transformers", "transformer-engine", "compressed-tensors")},
+)
+
+FORMATS = {f.name: f for f in (NF4, FP4, MXFP4, MXFP8, NVFP4, NVFP4_DIVIDE, FP8_BLOCK)}
+# Those of bitsandbytes: a table of values in [-1, 1] and the largest magnitude of a flat block.
+ABSMAX_FORMATS = {f.name: f for f in FORMATS.values() if f.element is None}
 _BY_NUMBER = {f.number: f for f in FORMATS.values()}
 
 # Blocks that share one second-level scale in double quantisation.

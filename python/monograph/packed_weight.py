@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from monograph.formats import Format, format_named
+from monograph.formats import NF4, BlockShape, Format, format_named
 from monograph.ops.dequantize import dequantize as dequantize_op
 from monograph.ops.linear import linear as linear_op
 from monograph.ops.quantize import quantize as quantize_op
@@ -17,8 +17,9 @@ from monograph.ops.quantize import quantize as quantize_op
 class PackedWeight:
     """A quantised weight as ordinary tensors, all of them uint8.
 
-    `values` holds the packed elements, [rows, cols / 2] where rows fill whole bytes, else flat. `scales` is
-    (absmax,) with float32 entries as bytes, or (absmax codes, groups, map, offset) when double-quantised.
+    `values` holds the packed elements, [rows, cols * bits / 8] where rows fill whole bytes, else flat.
+    `scales` holds numbers as their bytes: (absmax,) or, double-quantised, (absmax codes, groups, map,
+    offset); in the other formats (block scales,) or (block scales, tensor scale).
     Nothing here is hidden state: any road that carries uint8 tensors (state_dict, safetensors, sharding,
     offload) carries a weight.
     """
@@ -76,17 +77,21 @@ class PackedWeight:
 
 
 def canonical(
-    shape: tuple[int, ...], block: int, values: torch.Tensor, scales: list[torch.Tensor]
+    shape: tuple[int, ...],
+    block: int,
+    values: torch.Tensor,
+    scales: list[torch.Tensor],
+    fmt: Format = NF4,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """Views of flat tensors with one row a weight row, where rows fill whole bytes and blocks."""
-    rows, cols = list(shape[:-1]), shape[-1] if shape else 0
+    """Views of flat tensors: values with one row a weight row, scales with one row a row of blocks."""
     if prod(shape) == 0:
         return values, tuple(scales)
-    if cols % 2 == 0:
-        values = values.reshape([*rows, cols // 2])
-    if cols % block == 0:
-        per_row = scales[0].numel() // prod(rows)
-        scales = [scales[0].reshape([*rows, per_row]), *scales[1:]]
+    *rows, cols = shape
+    if cols * fmt.bits % 8 == 0:
+        values = values.reshape([*rows, cols * fmt.bits // 8])
+    if cols % block == 0 or fmt.shape is BlockShape.SQUARE:
+        *grid, _ = fmt.grid(shape, block)
+        scales = [scales[0].reshape([*grid, -1]), *scales[1:]]
     return values, tuple(scales)
 
 
@@ -94,26 +99,42 @@ def quantize(
     weight: torch.Tensor,
     format: str = "nf4",
     *,
-    block_size: int = 64,
+    block_size: int | None = None,
     double_quant: bool = False,
     nonfinite: str = "error",
+    rule: str = "default",
+    scale_type: str | None = None,
 ) -> PackedWeight:
     """Quantises a bf16, fp16 or fp32 weight.
+
+    `block_size` is 64 for nf4 and fp4 unless given; the other formats have one each. `rule` says how scales
+    are chosen, by name ("floor", "rceil" ...) or by whose rule it is ("torchao", "modelopt" ...);
+    docs/formats.md has them all. `scale_type` chooses "float32", "bfloat16" or "e8m0" for fp8-block.
 
     A NaN or an infinity is an error that names its position. With nonfinite="saturate" such values stay out
     of the block's scale; NaN becomes 0 and an infinity the largest magnitude of its block.
 
         w = monograph.quantize(torch.randn(4096, 4096), "nf4", double_quant=True)
+        w = monograph.quantize(torch.randn(4096, 4096), "mxfp4", rule="torchao")
         w.dequantize(torch.bfloat16)
     """
     if nonfinite not in ("error", "saturate"):
         raise ValueError(f"nonfinite is {nonfinite!r}, wanted 'error' or 'saturate'")
     fmt = format_named(format)
-    fmt.check_block(block_size)
-    values, *scales = quantize_op(weight, fmt.number, block_size, double_quant, nonfinite == "saturate")
+    block = fmt.default_block if block_size is None else block_size
+    fmt.check_block(block)
+    values, *scales = quantize_op(
+        weight,
+        fmt.number,
+        block,
+        double_quant,
+        nonfinite == "saturate",
+        fmt.rule_number(rule),
+        fmt.scale_bytes(scale_type),
+    )
     shape = tuple(weight.shape)
-    values, packed_scales = canonical(shape, block_size, values, scales)
-    return PackedWeight(fmt, shape, block_size, values, packed_scales, weight.dtype)
+    values, packed_scales = canonical(shape, block, values, scales, fmt)
+    return PackedWeight(fmt, shape, block, values, packed_scales, weight.dtype)
 
 
 def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:

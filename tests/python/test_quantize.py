@@ -5,7 +5,7 @@ import torch
 
 import bnb_reference as bnb
 import monograph as mg
-from monograph.formats import FORMATS, value_table
+from monograph.formats import ABSMAX_FORMATS, value_table
 from monograph.ops.quantize import dynamic_map, portable_quantize
 
 pytestmark = pytest.mark.per_isa  # run once for each MONOGRAPH_ISA
@@ -13,12 +13,12 @@ pytestmark = pytest.mark.per_isa  # run once for each MONOGRAPH_ISA
 
 def same_as_bitsandbytes(weight, name, block):
     values, absmax = bnb.quantize(weight, block, name)
-    ours = torch.ops.monograph.quantize(weight, FORMATS[name].number, block, False, False)
+    ours = torch.ops.monograph.quantize(weight, ABSMAX_FORMATS[name].number, block, False, False)
     assert torch.equal(ours[0], values.reshape(-1)), (name, block, weight.shape)
     assert torch.equal(ours[1].view(torch.float32), absmax)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ABSMAX_FORMATS)
 @pytest.mark.parametrize("dtype", bnb.DTYPES)
 def test_ten_million_random_values_get_bitsandbytes_codes(name, dtype):
     torch.manual_seed(3)
@@ -27,9 +27,9 @@ def test_ten_million_random_values_get_bitsandbytes_codes(name, dtype):
         same_as_bitsandbytes(torch.randn(31, 131).to(dtype), name, block)  # partial last block
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ABSMAX_FORMATS)
 def test_every_midpoint_and_its_neighbours_get_bitsandbytes_codes(name):
-    ascending = value_table(FORMATS[name], torch.device("cpu")).sort().values
+    ascending = value_table(ABSMAX_FORMATS[name], torch.device("cpu")).sort().values
     middle = (ascending[:-1] + ascending[1:]) / 2
     around = torch.cat([middle, middle.nextafter(torch.tensor(2.0)), middle.nextafter(torch.tensor(-2.0))])
     block = torch.cat([torch.ones(1), around, torch.zeros(18)])
@@ -37,7 +37,7 @@ def test_every_midpoint_and_its_neighbours_get_bitsandbytes_codes(name):
         same_as_bitsandbytes(block * scale, name, 64)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ABSMAX_FORMATS)
 def test_all_bf16_values_get_bitsandbytes_codes(name):
     every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     same_as_bitsandbytes(every[every.isfinite()], name, 32)
@@ -48,7 +48,7 @@ def test_the_portable_implementation_gives_the_same_bits():
     bad = torch.randn(100)
     bad[::7], bad[::11] = float("nan"), float("-inf")
     inputs = [torch.randn(n) for n in (0, 1, 31, 64, 65, 1000, 70000)] + [torch.zeros(130)]
-    for fmt in FORMATS.values():
+    for fmt in ABSMAX_FORMATS.values():
         for block in (32, 64, 4096):
             for double in (False, True):
                 for x in inputs:
@@ -99,7 +99,7 @@ def test_non_finite_input_is_an_error_that_names_the_position():
     assert back[10, 4] == finite[10].abs().max()
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ABSMAX_FORMATS)
 def test_round_trip_error_of_normal_weights(name):
     """Mean absolute error over standard normal values, block 64: 0.0728 for nf4, 0.0963 for fp4 +-1 %."""
     torch.manual_seed(6)

@@ -11,15 +11,14 @@ from monograph.nn.lazy_weight import LazyWeight
 from monograph.ops.linear import linear as linear_op
 from monograph.packed_weight import PackedWeight, quantize
 
-_SCALE_NAMES = ("absmax", "groups", "map", "offset")
-
 
 class QuantLinear(nn.Linear):
     """A frozen linear layer on a packed weight.
 
-    The stored tensors are ordinary uint8 parameters: `values`, `absmax` and, double-quantised, `groups`,
-    `map` and `offset`. Casting the model changes none of them. `weight` is honest for code that looks at it:
-    it has the logical shape, the compute dtype and the device, and dequantises itself if computed with.
+    The stored tensors are ordinary uint8 parameters: `values` and what the format calls its scales: `absmax`
+    and, double-quantised, `groups`, `map` and `offset`; or `block_scales` and `tensor_scale`. Casting the
+    model changes none of them. `weight` is honest for code that looks at it: it has the logical shape, the
+    compute dtype and the device, and dequantises itself if computed with.
 
         layer = QuantLinear.from_linear(nn.Linear(4096, 4096, dtype=torch.bfloat16), "nf4", double_quant=True)
     """
@@ -37,7 +36,9 @@ class QuantLinear(nn.Linear):
         self.format = packed.format
         self.block_size = packed.block_size
         self.weight_dtype = packed.dtype
-        for name, tensor in zip(("values", *_SCALE_NAMES), (packed.values, *packed.scales), strict=False):
+        self.scale_names = packed.format.scale_names[: len(packed.scales)]
+        tensors = (packed.values, *packed.scales)
+        for name, tensor in zip(("values", *self.scale_names), tensors, strict=True):
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
         self.double_quant = packed.double_quant
         frozen = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
@@ -45,16 +46,29 @@ class QuantLinear(nn.Linear):
 
     @classmethod
     def from_linear(
-        cls, layer: nn.Linear, format: str = "nf4", *, block_size: int = 64, double_quant: bool = False
+        cls,
+        layer: nn.Linear,
+        format: str = "nf4",
+        *,
+        block_size: int | None = None,
+        double_quant: bool = False,
+        rule: str = "default",
+        scale_type: str | None = None,
     ) -> QuantLinear:
         """Quantises the weight of a dense layer; the bias is kept as it is."""
-        packed = quantize(layer.weight, format, block_size=block_size, double_quant=double_quant)
+        packed = quantize(
+            layer.weight,
+            format,
+            block_size=block_size,
+            double_quant=double_quant,
+            rule=rule,
+            scale_type=scale_type,
+        )
         return cls(packed, layer.bias)
 
     @property
     def scales(self) -> list[torch.Tensor]:
-        names = _SCALE_NAMES if self.double_quant else _SCALE_NAMES[:1]
-        return [getattr(self, name) for name in names]
+        return [getattr(self, name) for name in self.scale_names]
 
     @property
     def layout(self) -> list[int]:

@@ -17,7 +17,7 @@ def replace_linears(
     model: nn.Module,
     format: str = "nf4",
     *,
-    block_size: int = 64,
+    block_size: int | None = None,
     double_quant: bool = False,
     skip: Sequence[str] = (r"lm_head",),
     state: Mapping[str, torch.Tensor] | None = None,

@@ -8,7 +8,7 @@ from math import prod
 import torch
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
-from monograph.formats import SCALE_GROUP, format_numbered, value_table
+from monograph.formats import SCALE_GROUP, BlockShape, Format, format_numbered, value_table
 
 
 def dequantize(
@@ -33,14 +33,53 @@ def as_float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).clone().view(torch.float32)
 
 
-def portable_scales(scales: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One float32 scale a block, double-quantised or not."""
-    if len(scales) == 1:
-        return as_float32(scales[0])
+def e8m0_values(codes: torch.Tensor) -> torch.Tensor:
+    """2^(byte - 127) as float32, NaN for 255; byte 0 is a subnormal that no shift gives."""
+    values = (codes.int() << 23).view(torch.float32)
+    values = torch.where(codes == 0, 2.0**-127, values)
+    return torch.where(codes == 255, torch.nan, values)
+
+
+def _double_quantised(scales: Sequence[torch.Tensor]) -> torch.Tensor:
     codes, groups, table, offset = scales
     entries = as_float32(table)[codes.reshape(-1).long()]
     per_block = as_float32(groups).repeat_interleave(SCALE_GROUP)[: entries.numel()]
     return entries * per_block + as_float32(offset)
+
+
+def portable_scales(
+    fmt: Format, scales: Sequence[torch.Tensor], shape: Sequence[int], block: int
+) -> torch.Tensor:
+    """One float32 scale a block, flat."""
+    if len(scales) == 4:
+        return _double_quantised(scales)
+    stored = scales[0].reshape(-1)
+    blocks = prod(fmt.grid(shape, block))
+    kind = fmt.scale_type(stored.numel(), blocks)
+    if kind == "e8m0":
+        return e8m0_values(stored)
+    if kind == "bfloat16":
+        return stored.clone().view(torch.bfloat16).float()
+    if kind == "float32":
+        return as_float32(stored)
+    per_block = value_table(format_numbered(4), stored.device)[stored.long()]
+    if len(scales) == 1:
+        return per_block
+    tensor = as_float32(scales[1])
+    tensor = tensor.repeat_interleave(blocks // max(tensor.numel(), 1))
+    return per_block / tensor if fmt.tensor_scale == "divides" else per_block * tensor
+
+
+def per_element(fmt: Format, per_block: torch.Tensor, shape: Sequence[int], block: int) -> torch.Tensor:
+    """The scale of each element, flat."""
+    elements = prod(shape)
+    if fmt.shape is not BlockShape.SQUARE:
+        return per_block.repeat_interleave(block)[:elements]
+    down, across = fmt.grid(shape, block)[-2:]
+    grid = per_block.reshape([prod(shape[:-2]), down, across])
+    rows = shape[-2] if len(shape) > 1 else 1
+    wide = grid.repeat_interleave(block, 1)[:, :rows].repeat_interleave(block, 2)[:, :, : shape[-1]]
+    return wide.reshape(-1)
 
 
 def portable_dequantize(
@@ -50,12 +89,13 @@ def portable_dequantize(
     number, block, *shape = layout
     fmt = format_numbered(number)
     fmt.check_block(block)
-    elements = prod(shape)
-    packed = values.reshape(-1)
-    codes = torch.stack((packed >> 4, packed & 15), dim=-1).reshape(-1)[:elements]
+    codes = values.reshape(-1)
+    if fmt.bits == 4:
+        pair = (codes & 15, codes >> 4) if fmt.low_nibble_first else (codes >> 4, codes & 15)
+        codes = torch.stack(pair, dim=-1).reshape(-1)[: prod(shape)]
     decoded = value_table(fmt, values.device)[codes.long()]
-    per_element = portable_scales(scales).repeat_interleave(block)[:elements]
-    return (decoded * per_element).to(dtype).reshape(shape)
+    scale = per_element(fmt, portable_scales(fmt, scales, shape, block), shape, block)
+    return (decoded * scale).to(dtype).reshape(shape)
 
 
 @torch.library.register_fake("monograph::dequantize")

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import functools
+from math import prod
 
 import torch
 
 from monograph import _library  # noqa: F401  (the schema is registered there)
-from monograph.formats import SCALE_GROUP, Format, format_numbered, value_table
+from monograph.formats import SCALE_GROUP, BlockShape, Format, format_numbered, value_table
+from monograph.ops.quantize_elements import quantize_elements
 
 # Below this a scale's reciprocal would overflow; bitsandbytes clamps here.
 _SMALLEST_SCALE = 1e-38
 
 
 def quantize(
-    input: torch.Tensor, format: int, block: int, double_quant: bool, saturate_nonfinite: bool
+    input: torch.Tensor,
+    format: int,
+    block: int,
+    double_quant: bool,
+    saturate_nonfinite: bool,
+    rule: int = 0,
+    scale_bytes: int = 0,
 ) -> list[torch.Tensor]:
-    """[values, *scales] of `input`, all uint8 and flat. Most people call `monograph.quantize` instead."""
+    """[values, *scales] of `input`, all uint8 and flat. Most people call `monograph.quantize` instead.
+
+    `rule` is the number of a scale rule and `scale_bytes` the size of a block scale; 0 is the format's own.
+    """
     return torch.ops.monograph.quantize(
-        input.detach().contiguous(), format, block, double_quant, saturate_nonfinite
+        input.detach().contiguous(), format, block, double_quant, saturate_nonfinite, rule, scale_bytes
     )
 
 
@@ -56,20 +67,19 @@ def _encode(fmt: Format, scaled: torch.Tensor) -> torch.Tensor:
     return order[torch.bucketize(scaled, (ascending[:-1] + ascending[1:]) / 2)].to(torch.uint8)
 
 
-def portable_quantize(
-    input: torch.Tensor, format: int, block: int, double_quant: bool, saturate_nonfinite: bool
-) -> list[torch.Tensor]:
-    """The operator in aten operations, for any device. Also a second reference in the tests."""
-    fmt = format_numbered(format)
-    fmt.check_block(block)
-    flat = input.reshape(-1).float()
-    finite = flat.isfinite()
-    if not saturate_nonfinite and not bool(finite.all()):
+def _check_finite(flat: torch.Tensor, finite: torch.Tensor) -> None:
+    if not bool(finite.all()):
         position = int((~finite).nonzero()[0])
         raise RuntimeError(
             f"quantize: input is not finite at flat index {position}; "
             'nonfinite="saturate" lets such values through'
         )
+
+
+def _absmax_quantize(
+    fmt: Format, flat: torch.Tensor, finite: torch.Tensor, block: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(values, one float32 scale a block) as bitsandbytes computes them."""
     elements = flat.numel()
     blocks = -(-elements // block)
     padding = blocks * block - elements
@@ -83,19 +93,46 @@ def portable_quantize(
         scaled[(blocks - 1) * block :] = flat[(blocks - 1) * block :] / divisor[-1]
     scaled = torch.where(flat.isnan(), 0.0, torch.where(flat.isinf(), flat.sign(), scaled))
     codes = _encode(fmt, torch.nn.functional.pad(scaled, (0, elements % 2)))
-    values = codes[::2] << 4 | codes[1::2]
+    return codes[::2] << 4 | codes[1::2], absmax
+
+
+def portable_quantize(
+    input: torch.Tensor,
+    format: int,
+    block: int,
+    double_quant: bool,
+    saturate_nonfinite: bool,
+    rule: int = 0,
+    scale_bytes: int = 0,
+) -> list[torch.Tensor]:
+    """The operator in aten operations, for any device. Also a second reference in the tests."""
+    fmt = format_numbered(format)
+    fmt.check_block(block)
+    flat = input.reshape(-1).float()
+    finite = flat.isfinite()
+    if not saturate_nonfinite:
+        _check_finite(flat, finite)
+    if fmt.element is not None:
+        return quantize_elements(fmt, flat, finite, list(input.shape), block, rule, scale_bytes)
+    values, absmax = _absmax_quantize(fmt, flat, finite, block)
     return [values, *(_double_quantized(absmax) if double_quant else [_bytes(absmax)])]
 
 
 @torch.library.register_fake("monograph::quantize")
-def _(input, format, block, double_quant, saturate_nonfinite):  # type: ignore[no-untyped-def]
+def _(input, format, block, double_quant, saturate_nonfinite, rule=0, scale_bytes=0):  # type: ignore[no-untyped-def]
+    fmt = format_numbered(format)
     elements = input.numel()
-    blocks = (elements + block - 1) // block
-    sizes = [(elements + 1) // 2]
+    if fmt.shape is BlockShape.SQUARE:
+        blocks = prod(fmt.grid(input.shape, block))
+    else:
+        blocks = (elements + block - 1) // block
+    sizes = [(elements * fmt.bits + 7) // 8]
     if double_quant:
         sizes += [blocks, 4 * ((blocks + SCALE_GROUP - 1) // SCALE_GROUP), 4 * 256, 4]
     else:
-        sizes += [4 * blocks]
+        sizes += [(scale_bytes or fmt.scale_bytes(None)) * blocks]
+    if fmt.tensor_scale:
+        sizes += [4 * prod(input.shape[:-2])]
     return [input.new_empty([size], dtype=torch.uint8) for size in sizes]
 
 
