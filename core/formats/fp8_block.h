@@ -6,11 +6,11 @@
 //   encode, with m the block's largest magnitude:
 //     absmax              s = m / 448, 1 for a block of zeros
 //     compressed-tensors  the same, 2^-23 for a block of zeros
-//     transformers        s = 1 / (448 / m), 1 for a block of zeros
-//     transformer-engine  s = 1 / (448 / m rounded down to a power of two), 1 for a block of zeros
+//     transformers        f = (1 / m) * 448, s = 1 / f, 1 for a block of zeros
+//     transformer-engine  f = 448 / m rounded down to a power of two, s = 1 / f, 1 for zeros
 //   s is rounded to bf16, or up to a power of two for E8M0, before it is used. Then v = x / s; for
-//   transformers and transformer-engine v = x * (1 / s), with 448 / m itself where s is fp32. v is
-//   rounded to the nearest E4M3, ties to even, saturating at 448.
+//   transformers and transformer-engine v = x * (1 / s), or x * f where s is fp32. v is rounded to
+//   the nearest E4M3, ties to even, saturating at 448.
 // A block so small that s or its inverse is not finite counts as a block of zeros.
 #pragma once
 
@@ -47,9 +47,9 @@ struct Fp8Block : E4m3Format<Fp8Block> {
   [[gnu::always_inline]] static BlockScale choose_scale(const RuleContext& context, float absmax) {
     const bool inverse =
         context.rule == ScaleRule::kTransformers || context.rule == ScaleRule::kTransformerEngine;
-    float s = absmax / 448.0f, factor = 448.0f / absmax;
+    float s = absmax / 448.0f, factor = (1.0f / absmax) * 448.0f;
     if (context.rule == ScaleRule::kTransformerEngine)
-      factor = std::bit_cast<float>(std::bit_cast<std::uint32_t>(factor) & 0x7f800000u);
+      factor = std::bit_cast<float>(std::bit_cast<std::uint32_t>(448.0f / absmax) & 0x7f800000u);
     if (inverse) s = 1.0f / factor;
     const auto usable = [](float x) { return x > 0.0f && x <= 0x1.fffffep127f; };
     if (!usable(s) || !usable(1.0f / s)) {

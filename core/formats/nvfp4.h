@@ -11,7 +11,7 @@
 //                         s = e4m3(clamp(m / 6 / decode, 2^-6, 448)); v = x * (encode / s)
 //     modelopt            decode as torchao; s = e4m3(clamp(m / (6 * decode), 2^-9, 448)), from 1
 //                         for a block of zeros; v = x / (s * decode); a zero v has no sign
-//     compressed-tensors  encode = 2688 / M; s = e4m3(min(encode * (m / 6), 448)), 1/8 for 0;
+//     compressed-tensors  encode = (1 / M) * 2688; s = e4m3(min(encode * (m / 6), 448)), 1/8 for 0;
 //                         v = x / (s / encode); a zero v has no sign
 //     transformer-engine  encode = 2688 / M; s = e4m3(min(m * (encode * (1 / 6)), 448));
 //                         v = x * min(1 / (s * (1 / encode)), largest fp32)
@@ -46,9 +46,10 @@ struct Nvfp4 : E2m1Format<Nvfp4> {
   }
 
   [[gnu::always_inline]] static TensorScales choose_tensor_scale(ScaleRule rule, float absmax) {
-    const bool from_encode =
-        rule == ScaleRule::kCompressedTensors || rule == ScaleRule::kTransformerEngine;
-    const float first = from_encode ? kLargestScaled / absmax : absmax / kLargestScaled;
+    const bool theirs = rule == ScaleRule::kCompressedTensors;
+    const bool from_encode = theirs || rule == ScaleRule::kTransformerEngine;
+    const float encode = theirs ? (1.0f / absmax) * kLargestScaled : kLargestScaled / absmax;
+    const float first = from_encode ? encode : absmax / kLargestScaled;
     const float second = 1.0f / first;
     const auto usable = [](float s) { return s > 0.0f && s <= kLargestFloat; };
     if (!usable(first) || !usable(second)) return {};

@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import monograph as mg
+from monograph.formats import FORMATS
 from monograph.nn import QuantLinear, replace_linears
 
 
@@ -120,13 +121,15 @@ CASES = [
     ("fp4", True, True, "aot_eager"),
     ("fp4", False, False, "aot_eager"),
     ("fp4", False, True, "aot_eager"),
+    *((name, False, False, "aot_eager") for name in ("mxfp4", "mxfp8", "nvfp4", "fp8-block")),
 ]
 
 
 @pytest.mark.parametrize(("name", "double_quant", "checkpointing", "backend"), CASES)
 def test_one_graph_with_checkpointing_and_dynamic_lengths_q9(name, double_quant, checkpointing, backend):
     """Requirement Q9: fullgraph forward and backward, 0 breaks, 0 recompiles over six lengths."""
-    model = llama(layers=4 if backend == "inductor" else 2, format=name, double_quant=double_quant)
+    layers = 4 if backend == "inductor" else 2 if checkpointing else 1
+    model = llama(layers=layers, format=name, double_quant=double_quant)
     model.get_input_embeddings().weight.requires_grad_(True)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -147,8 +150,10 @@ def test_one_graph_with_checkpointing_and_dynamic_lengths_q9(name, double_quant,
     assert model.get_input_embeddings().weight.grad.isfinite().all()
 
 
-def test_peft_lora_trains_on_top():
-    model = llama(layers=1, double_quant=True)
+@pytest.mark.parametrize("name", FORMATS)
+def test_peft_lora_trains_on_top_q10(name):
+    """Requirement Q10: every format is a base that LoRA learns on."""
+    model = llama(layers=1, format=name, double_quant=name == "nf4")
     model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
     assert isinstance(model.base_model.model.model.layers[0].mlp.up_proj.base_layer, QuantLinear)
     tokens = torch.arange(20)[None]

@@ -63,7 +63,8 @@ def _tensor_scales(rule: str, absmax: torch.Tensor) -> tuple[torch.Tensor, torch
     """(encode, decode) of each matrix."""
     largest = torch.full_like(absmax, 2688.0)
     from_encode = rule in ("compressed-tensors", "transformer-engine")
-    first = largest / absmax if from_encode else absmax / largest
+    encode_scale = (1.0 / absmax) * largest if rule == "compressed-tensors" else largest / absmax
+    first = encode_scale if from_encode else absmax / largest
     second = 1.0 / first
     good = _usable(first) & _usable(second)
     first, second = (torch.where(good, t, 1.0) for t in (first, second))
@@ -101,8 +102,9 @@ def _nvfp4_scales(
 def _fp8_scales(rule: str, scale_bytes: int, absmax: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
     """(stored scale of each block, factor, whether elements are divided by it)."""
     inverse = rule in ("transformers", "transformer-engine")
-    scale, factor = absmax / 448.0, torch.full_like(absmax, 448.0) / absmax
+    scale, factor = absmax / 448.0, (1.0 / absmax) * 448.0
     if rule == "transformer-engine":
+        factor = torch.full_like(absmax, 448.0) / absmax
         factor = (factor.view(torch.int32) & 0x7F800000).view(torch.float32)
     if inverse:
         scale = 1.0 / factor
