@@ -8,7 +8,7 @@ import pytest
 
 from native_tool import program, run
 
-COMMANDS = ["inspect", "quantize", "dequantize", "verify", "diff", "completion", "man"]
+COMMANDS = ["inspect", "quantize", "dequantize", "merge", "verify", "diff", "completion", "man"]
 PYTHON_COMMANDS = ["preprocess", "train", "generate", "doctor"]
 
 
