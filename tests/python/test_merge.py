@@ -299,3 +299,33 @@ def test_thresholds_dry_run_and_refusals(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"use_qalora": True}))
     assert "use_qalora" in run(*arguments, tmp_path / "y", code=3).stderr
     assert {p.name for p in tmp_path.iterdir()} == {"base", "adapter", "out"}
+
+
+def test_gguf_knows_every_tensor_and_reads_them_back(tmp_path):
+    """llama.cpp's converter is in no package; its table of names and its file format are. 4-bit bases fail
+    there with `Can not map tensor '...weight.absmax'`: a merged folder has plain tensors only."""
+    gguf = pytest.importorskip("gguf")
+    model = base_model(torch.float32)
+    model.save_pretrained(tmp_path / "base")
+    adapter_on(model, tmp_path / "adapter", torch.float32, target_modules="all-linear")
+    run(
+        "merge", tmp_path / "base", "--adapter", tmp_path / "adapter", "--base", "original",
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.config.num_hidden_layers)
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    mapped = {}
+    for name, tensor in tensors.items():
+        short = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert short is not None, name
+        mapped[short] = tensor.numpy()
+        writer.add_tensor(short, mapped[short])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    read = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    assert read.keys() == mapped.keys()
+    for name, values in mapped.items():
+        assert np.array_equal(read[name].reshape(values.shape), values), name
