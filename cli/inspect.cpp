@@ -2,9 +2,11 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <thread>
 
 #include "adapter_summary.h"
 #include "command.h"
+#include "hash/checkpoint_hash.h"
 #include "model.h"
 #include "pattern.h"
 #include "table.h"
@@ -15,7 +17,7 @@ namespace {
 struct Options {
   std::string path;
   std::vector<std::string> names, formats;
-  bool json = false, markdown = false, no_tensors = false;
+  bool json = false, markdown = false, no_tensors = false, hash = false;
 };
 
 struct Total {
@@ -39,6 +41,7 @@ struct Report {
   std::map<std::string, Total> by_format, by_layer;
   std::vector<std::string> layer_order;
   Total total;
+  std::string sha256;  // with --hash
 };
 
 // "model.layers.2" before "model.layers.10".
@@ -108,6 +111,7 @@ void print_text(const Report& report, const Options& options) {
     table.add({name, std::to_string(total.weights), count_text(total.elements),
                fixed_text(total.bits(), 2), bytes_text(total.size_bytes)});
   };
+  if (!report.sha256.empty()) std::printf("sha256 %s\n\n", report.sha256.c_str());
   Table formats({"format", ">tensors", ">weights", ">bits", ">size"});
   for (const auto& [name, total] : report.by_format) add_total(formats, name, total);
   print_table(formats, options.markdown);
@@ -162,6 +166,7 @@ json::Value report_json(const Report& report, const Options& options) {
   value.set("schema_version", count(1));
   value.set("path", json::Value::string(report.path));
   value.set("files", count(report.files));
+  if (!report.sha256.empty()) value.set("sha256", json::Value::string(report.sha256));
   value.set("total", total_json(report.total));
   json::Value& formats = value.set("by_format", json::Value::object());
   for (const auto& [name, total] : report.by_format) formats.set(name, total_json(total));
@@ -175,12 +180,22 @@ json::Value report_json(const Report& report, const Options& options) {
   return value;
 }
 
-int inspect(const Options& options) {
+std::string hash_of(const Model& model, const Session& session) {
+  ThreadPool pool(static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
+  const auto progress = session.progress("hashing", model.size_bytes());
+  const auto parallel = [&](std::size_t count, std::size_t grain, ParallelBody body) {
+    pool.parallel_for(count, grain, body);
+  };
+  return checkpoint_sha256(model.checkpoint, parallel, progress);
+}
+
+int inspect(const Options& options, const Session& session) {
   const bool adapter =
       std::filesystem::exists(std::filesystem::path(options.path) / "adapter_config.json") &&
       !std::filesystem::exists(std::filesystem::path(options.path) / "config.json");
   const Model model = open_model(options.path, adapter ? "adapter_model" : "model");
-  const Report report = make_report(model, options);
+  Report report = make_report(model, options);
+  if (options.hash) report.sha256 = hash_of(model, session);
   if (options.json) {
     json::Value value = report_json(report, options);
     if (adapter) value.set("adapter", adapter_json(model));
@@ -205,10 +220,12 @@ Run declare(CLI::App& app) {
       ->type_name("FORMAT")
       ->allow_extra_args(false);
   app.add_flag("--no-tensors", options->no_tensors, "Totals only");
+  app.add_flag("--hash", options->hash,
+               "Also the SHA-256 of all tensors, whatever files they lie in: merge records it");
   CLI::Option* markdown = app.add_flag("--markdown", options->markdown, "Print Markdown");
   app.add_flag("--json", options->json, "Print JSON, with every part of every weight")
       ->excludes(markdown);
-  return [options](Session&) { return inspect(*options); };
+  return [options](Session& session) { return inspect(*options, session); };
 }
 
 }  // namespace

@@ -272,6 +272,8 @@ def test_the_hash_can_be_computed_in_python(tmp_path):
                 lines[name] = f"{json.dumps(name)} {part.get_dtype()} {list(part.get_shape())} {digest}\n"
     text = "".join(lines[name] for name in sorted(lines))
     assert report["base"]["sha256"] == hashlib.sha256(text.encode()).hexdigest()
+    assert run_json("inspect", tmp_path / "base", "--hash")["sha256"] == report["base"]["sha256"]
+    assert report["base"]["sha256"] in run("inspect", tmp_path / "base", "--hash", "--no-tensors").stdout
 
 
 def test_thresholds_dry_run_and_refusals(tmp_path):
