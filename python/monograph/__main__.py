@@ -2,6 +2,7 @@
 
     python -m monograph preprocess CONFIG.yml [--debug] [--key value ...]
     python -m monograph train CONFIG.yml [--key value ...]
+    python -m monograph generate CONFIG.yml [--prompt TEXT] [--key value ...]
     python -m monograph doctor CONFIG.yml [--json] [--key value ...]
 
 Exit codes: 0 done, 1 failed, 2 wrong recipe or command line, 3 wrong data, 130 interrupted.
@@ -14,7 +15,7 @@ import importlib
 import sys
 
 # One command, one file: `run(arguments)` gives the exit code.
-COMMANDS = ("preprocess", "train", "doctor")
+COMMANDS = ("preprocess", "train", "generate", "doctor")
 
 
 def main(arguments: list[str]) -> int:

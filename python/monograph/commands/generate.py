@@ -1,0 +1,84 @@
+"""`python -m monograph generate CONFIG.yml`: asks the tuned model.
+
+    python -m monograph generate recipe.yml --prompt "What is the capital of France?"
+    python -m monograph generate recipe.yml                       # asks for prompts; an empty line ends
+    echo "Once upon a time" | python -m monograph generate recipe.yml --completion --temperature 0.8
+
+A prompt is worded as in training: by the chat template or the instruction format of the first dataset.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+from monograph.commands.recipe_arguments import run_recipe
+from monograph.recipe import Recipe
+
+
+def run(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m monograph generate", description=__doc__)
+    parser.add_argument("--prompt", action="append", help="what to ask; may be given several times")
+    parser.add_argument("--adapter-dir", metavar="DIR", help="the adapter; that of output_dir by default")
+    parser.add_argument("--base", action="store_true", help="the base alone, without an adapter")
+    kinds = parser.add_mutually_exclusive_group()
+    for kind in ("chat", "instruction", "completion"):
+        kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=f"as {kind}")
+    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="at most; 256")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default: the likeliest token")
+    parser.add_argument("--top-p", type=float, default=1.0, help="least set of tokens with this probability")
+    parser.add_argument("--top-k", type=int, default=0, help="among the k likeliest tokens; 0: all")
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1: fewer repetitions")
+    parser.add_argument("--seed", type=int, help="the same seed, the same text")
+    return run_recipe(parser, arguments, _generate)
+
+
+def _prompts(options: argparse.Namespace) -> Iterator[str]:
+    """The prompts given, or those a person types, or all of standard input."""
+    if options.prompt:
+        yield from options.prompt
+    elif not sys.stdin.isatty():
+        yield sys.stdin.read().rstrip("\n")
+    else:
+        while text := _typed():
+            yield text
+
+
+def _typed() -> str:
+    try:
+        return input("> ")
+    except EOFError:
+        return ""
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _generate(recipe: Recipe, options: argparse.Namespace) -> int:
+    from monograph.recipe.generate import Generator, Sampling, find_adapter
+
+    adapter = None if options.base else options.adapter_dir or find_adapter(recipe)
+    if adapter is None and not options.base:
+        raise ValueError(
+            f"there is no adapter in output_dir ({recipe.output_dir}); train first, or give "
+            "--adapter-dir or --base"
+        )
+    generator = Generator(recipe, adapter, options.kind)
+    sampling = Sampling(
+        options.max_new_tokens,
+        options.temperature,
+        options.top_p,
+        options.top_k,
+        options.repetition_penalty,
+        options.seed,
+    )
+    history: list[dict[str, str]] = []
+    for prompt in _prompts(options):
+        text = generator.answer(generator.tokens(prompt, history), sampling, _write)
+        _write("\n")
+        if not options.prompt:  # a person goes on talking; prompts on the command line stand alone
+            history += [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
+    return 0

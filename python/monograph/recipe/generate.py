@@ -1,0 +1,132 @@
+"""Answers of a tuned model: prompts worded as in training, the adapter on the packed base, text streamed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import TextStreamer
+
+from monograph.recipe.chat import chat_template
+from monograph.recipe.documents import prompt_of
+from monograph.recipe.encode import load_tokenizer
+from monograph.recipe.keys import Recipe
+from monograph.recipe.load_model import load_base
+from monograph.recipe.model_folder import model_folder
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen; a temperature of 0 takes the likeliest."""
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+
+    def options(self) -> dict[str, Any]:
+        """As transformers' `generate` calls them."""
+        options: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens,
+            "repetition_penalty": self.repetition_penalty,
+            "do_sample": self.temperature > 0,
+        }
+        if self.temperature > 0:
+            options |= {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        return options
+
+
+class _Writer(TextStreamer):
+    """Hands on text as soon as it is whole words."""
+
+    def __init__(self, tokenizer: Any, write: Callable[[str], None]) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self._write = write
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self._write(text)
+
+
+def find_adapter(recipe: Recipe) -> str | None:
+    """The adapter that a recipe names or has made; None if there is none yet."""
+    for folder in (recipe.lora_model_dir, recipe.output_dir):
+        if folder and os.path.isfile(os.path.join(folder, "adapter_config.json")):
+            return folder
+    return None
+
+
+class Generator:
+    """A model that answers.
+
+    kind: "chat", "instruction" or "completion"; by default that of the first dataset of the recipe.
+    adapter: its folder; None is the base alone.
+    """
+
+    def __init__(self, recipe: Recipe, adapter: str | None, kind: str | None = None) -> None:
+        folder = model_folder(recipe)
+        self._recipe = recipe
+        self.tokenizer = load_tokenizer(recipe, folder)
+        written = recipe.datasets[0].type
+        self._prompt = prompt_of(written)
+        self.kind = kind or _kind(written)
+        if self.kind == "instruction" and self._prompt is None:
+            self._prompt = prompt_of("alpaca")
+        self._template = chat_template(recipe, self.tokenizer) if self.kind == "chat" else None
+        self.model = load_base(recipe, folder)
+        if adapter is not None:
+            from peft import PeftModel
+
+            from monograph.under_peft import optimize
+
+            self.model = PeftModel.from_pretrained(self.model, adapter)
+            optimize(self.model, attention=recipe.attention == "monograph")
+        self.model.eval()
+        known = self.tokenizer.get_vocab()
+        self._ends = [self.tokenizer.eos_token_id, *(known[token] for token in recipe.eot_tokens or [])]
+
+    def tokens(self, prompt: str, history: list[dict[str, str]] | None = None) -> torch.Tensor:
+        """The prompt as the model saw prompts in training, int64 [1, T]; `history` is the chat so far."""
+        if self.kind == "chat":
+            system = self._recipe.default_system_message
+            messages = [{"role": "system", "content": system}] if system else []
+            text = self.tokenizer.apply_chat_template(
+                [*messages, *(history or []), {"role": "user", "content": prompt}],
+                chat_template=self._template,
+                add_generation_prompt=True,
+                tokenize=False,
+                **self._recipe.chat_template_kwargs,
+            )
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            asked = self._prompt.prompt(prompt) if self._prompt and self.kind == "instruction" else prompt
+            ids = self.tokenizer(asked)["input_ids"]
+        if not ids:
+            raise ValueError("the prompt has no tokens")
+        return torch.tensor([ids])
+
+    @torch.inference_mode()
+    def answer(self, tokens: torch.Tensor, sampling: Sampling, write: Callable[[str], None]) -> str:
+        """Generates behind `tokens` with a KV cache; `write` gets the text as it comes."""
+        if sampling.seed is not None:
+            torch.manual_seed(sampling.seed)
+        out = self.model.generate(
+            input_ids=tokens,
+            attention_mask=torch.ones_like(tokens),
+            use_cache=True,
+            eos_token_id=self._ends,
+            pad_token_id=self.tokenizer.pad_token_id,
+            streamer=_Writer(self.tokenizer, write),
+            **sampling.options(),
+        )
+        return self.tokenizer.decode(out[0, tokens.shape[1] :], skip_special_tokens=True)
+
+
+def _kind(written: str | dict[str, str]) -> str:
+    if isinstance(written, str) and written.startswith("chat_template"):
+        return "chat"
+    return "instruction" if prompt_of(written) is not None else "completion"
