@@ -6,4 +6,6 @@ namespace monograph {
 
 Isa detected_isa() { return Isa::kScalar; }
 
+bool has_sha_extensions() { return false; }
+
 }  // namespace monograph

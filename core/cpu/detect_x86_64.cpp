@@ -45,4 +45,9 @@ Isa detected_isa() {
   return isa;
 }
 
+bool has_sha_extensions() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (ebx >> 29 & 1) != 0;
+}
+
 }  // namespace monograph

@@ -29,6 +29,9 @@ Isa best_isa();
 Isa capped_isa(Isa detected, const char* wanted);
 
 const char* name_of(Isa isa);
+
+// The SHA instructions of x86-64, which go with no level above.
+bool has_sha_extensions();
 std::optional<Isa> isa_named(std::string_view name);
 
 }  // namespace monograph

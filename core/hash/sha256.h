@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "hash/sha256_blocks.h"
+
 namespace monograph {
 
 class Sha256 {
@@ -21,10 +23,8 @@ class Sha256 {
   std::string hex();
 
  private:
-  void block(const std::uint8_t* bytes);
-
-  std::array<std::uint32_t, 8> state_ = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-                                         0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  Sha256State state_ = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                        0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
   std::array<std::uint8_t, 64> rest_{};
   std::size_t rest_bytes_ = 0;
   std::uint64_t total_bytes_ = 0;

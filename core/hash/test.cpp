@@ -39,6 +39,17 @@ TEST(Sha256, PiecesOfAnyLengthGiveTheSame) {
   }
 }
 
+TEST(Sha256, EveryInnerLoopGivesTheSame) {
+  std::vector<std::uint8_t> bytes(64 * 33);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::uint8_t>(i * i >> 3);
+  for (std::size_t blocks = 0; blocks <= 33; ++blocks) {
+    Sha256State one = {1, 2, 3, 4, 0xffffffff, 6, 7, 8}, other = one;
+    sha256_blocks_scalar(one, bytes.data(), blocks);
+    sha256_blocks()(other, bytes.data(), blocks);
+    ASSERT_EQ(one, other) << blocks;
+  }
+}
+
 TEST(CheckpointHash, IsThatOfTheTensorsNotOfTheFiles) {
   const std::vector<TensorSpec> tensors = {{"b", StoredDType::kU8, {2, 3}},
                                            {"a\"", StoredDType::kF32, {}}};
