@@ -1,8 +1,8 @@
 """What merging costs an adapter, measured: the table of docs/cli.md.
 
 Trains a small byte-level Llama on Python's standard library, quantises it to NF4 with `monograph quantize`,
-trains a LoRA on that 4-bit model (bitsandbytes, PEFT) with the C++ sources of this tree, and merges it in
-four ways. The loss is that of held-out C++ sources. Takes some minutes on a CPU.
+trains a LoRA on that 4-bit model (bitsandbytes, PEFT) with the C++ sources of this tree, and merges it with
+five weights into three types. Takes some minutes on a CPU; --reuse merges what an earlier run trained.
 
     python tools/merge_quality.py --program build/release/cli/monograph --folder /tmp/merge-quality
 """
@@ -14,7 +14,7 @@ import subprocess
 import sysconfig
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -50,25 +50,11 @@ def loss_of(model, data: torch.Tensor) -> float:
     return sum(losses) / len(losses)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--program", default="monograph")
-    parser.add_argument("--folder", type=pathlib.Path, required=True)
-    parser.add_argument("--steps", type=int, default=300)
-    options = parser.parse_args()
-    folder = options.folder
+def make_models(folder: pathlib.Path, steps: int, tool) -> None:
     library = pathlib.Path(sysconfig.get_paths()["stdlib"])
     python = read_bytes(library.glob("*.py"), 4_000_000)
     sources = sorted((ROOT / "core").rglob("*.cpp"))
-    cpp = read_bytes(sources[::2], 2_000_000)
-    held_out = read_bytes(sources[1::2], 2_000_000)
-
-    def tool(*arguments):
-        command = [options.program, *map(str, arguments)]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
+    cpp, held_out = read_bytes(sources[::2], 2_000_000), read_bytes(sources[1::2], 2_000_000)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=256,
@@ -82,45 +68,51 @@ def main() -> None:
     )
     base = LlamaForCausalLM(config)
     print("base, Python sources")
-    train(base, python, options.steps, 2e-3)
+    train(base, python, steps, 2e-3)
     base.to(torch.bfloat16).save_pretrained(folder / "base")
     tool("quantize", folder / "base", folder / "nf4", "--double-quant", "--force")
-
     quantised = AutoModelForCausalLM.from_pretrained(folder / "nf4", device_map="cpu", dtype=torch.float32)
-    losses = {"the 4-bit base alone": loss_of(quantised, held_out)}
-    settings = LoraConfig(r=16, lora_alpha=16, target_modules="all-linear")
-    adapter = get_peft_model(quantised, settings)
+    print(f"  loss of the 4-bit base on held-out C++: {loss_of(quantised, held_out):.4f}")
+    adapter = get_peft_model(quantised, LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"))
     print("adapter, C++ sources")
-    train(adapter, cpp, options.steps // 2, 1e-3)
+    train(adapter, cpp, steps // 2, 1e-3)
     adapter.save_pretrained(folder / "adapter")
-    losses["with the adapter, not merged"] = loss_of(adapter, held_out)
+    print(f"  loss with the adapter: {loss_of(adapter, held_out):.4f}")
 
-    rows = {
-        "bf16, onto the dequantised base": ("nf4", "dequantized", "bf16"),
-        "fp32, onto the dequantised base": ("nf4", "dequantized", "fp32"),
-        "bf16, onto the original base": ("base", "original", "bf16"),
-        "nf4, onto the dequantised base": ("nf4", "dequantized", "nf4"),
-    }
-    print("\n| model | loss | share of the gain | cosine | kept |\n|---|---|---|---|---|")
-    first, best = losses.values()
-    for name, loss in losses.items():
-        print(f"| {name} | {loss:.4f} | {(first - loss) / (first - best):.0%} | | |")
-    for name, (source, weights, to) in rows.items():
-        out = folder / f"merged-{source}-{to}"
-        text = tool(
-            "merge", folder / source, "--adapter", folder / "adapter", "--base", weights, "--to", to,
-            "--double-quant", "--out", out, "--force", "--json",
-        )  # fmt: skip
-        whole = json.loads(text)["whole"]
-        loss = loss_of(
-            AutoModelForCausalLM.from_pretrained(out, device_map="cpu", dtype=torch.float32), held_out
-        )
-        gain = (first - loss) / (first - best)
-        print(
-            f"| merged to {name} | {loss:.4f} | {gain:.0%} | {whole['cosine']:.4f} | {whole['kept']:.0%} |",
-            flush=True,
-        )
-    assert isinstance(adapter, PeftModel)
+
+def print_table(folder: pathlib.Path, tool) -> None:
+    print("\n| size of the change | fp32: cosine, kept | bf16: cosine, kept | nf4: cosine, kept |")
+    print("|---|---|---|---|")
+    for weight in (1, 0.3, 0.1, 0.03, 0.01):
+        cells = []
+        for to in ("fp32", "bf16", "nf4"):
+            text = tool(
+                "merge", folder / "nf4", "--adapter", f"{folder}/adapter:{weight}", "--base", "dequantized",
+                "--to", to, "--double-quant", "--out", folder / "merged", "--force", "--json",
+            )  # fmt: skip
+            whole = json.loads(text)["whole"]
+            cells.append(f"{whole['cosine']:.4f}, {whole['kept']:.0%}")
+        size = whole["intended_norm"] / whole["base_norm"]
+        print(f"| {size:.1%} of the base | {' | '.join(cells)} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--program", default="monograph")
+    parser.add_argument("--folder", type=pathlib.Path, required=True)
+    parser.add_argument("--steps", type=int, default=160, help="of the base; half as many for the adapter")
+    parser.add_argument("--reuse", action="store_true", help="merge what an earlier run trained")
+    options = parser.parse_args()
+
+    def tool(*arguments):
+        command = [options.program, *map(str, arguments)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    if not options.reuse:
+        make_models(options.folder, options.steps, tool)
+    print_table(options.folder, tool)
 
 
 if __name__ == "__main__":
