@@ -16,6 +16,7 @@ import sys
 
 BENCHES = (
     "quantize",
+    "quantize_file",
     "dequantize",
     "linear",
     "attention",
@@ -49,7 +50,9 @@ def main() -> None:
     parser.add_argument(
         "--plain", action="store_true", help="fp32 scales instead of double-quantised (linear)"
     )
-    parser.add_argument("--folder", default="build/large-model", help="where the model lies (large_model)")
+    parser.add_argument(
+        "--folder", default="build/large-model", help="where the model lies (large_model, quantize_file)"
+    )
     parser.add_argument("--mode", default="graph", help="of the training step (large_model)")
     arguments = parser.parse_args()
     if arguments.isa and os.environ.get("MONOGRAPH_ISA") != arguments.isa:
