@@ -1,5 +1,6 @@
 """Monograph on the command line.
 
+    python -m monograph example FOLDER
     python -m monograph preprocess CONFIG.yml [--debug] [--key value ...]
     python -m monograph train CONFIG.yml [--key value ...]
     python -m monograph generate CONFIG.yml [--prompt TEXT] [--key value ...]
@@ -15,7 +16,7 @@ import importlib
 import sys
 
 # One command, one file: `run(arguments)` gives the exit code.
-COMMANDS = ("preprocess", "train", "generate", "doctor")
+COMMANDS = ("example", "preprocess", "train", "generate", "doctor")
 
 
 def main(arguments: list[str]) -> int:

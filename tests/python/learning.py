@@ -1,109 +1,28 @@
-"""A small world to learn: a Llama pretrained on lists that repeat, then taught to say lists backwards.
+"""What the test that it learns measures: exact answers, and the losses of the peers on the same data.
 
-The questions at the end are about lists that neither pretraining nor tuning has seen.
-
-    python tests/python/learning.py docs/images/learning.png          # the picture in docs/recipe.md
+python tests/python/learning.py docs/images/learning.png          # the picture in docs/recipe.md
 """
 
 from __future__ import annotations
 
+import json
 import os
-import random
 import sys
 import tempfile
 
 import torch
+import yaml
 
-from recipe_files import make_tokenizer, write_jsonl
-
-THINGS = (
-    "fox dog cat owl bee ant cow pig hen bat elk emu eel ram yak ape cod jay boa koi "
-    "oak elm ash fir ivy fig rye oat pea yam cup pan pot jar jug bed mat rug key pen"
-)
-QUESTIONS, ASKED = 600, 60  # to tune on, and to ask at the end
-PROMPT = {"no_input_format": "Question: {instruction}? Answer:"}
+from monograph.recipe.example import write_example
 
 
-def sentence(choose):
-    """A list, twice; and now and then the words of the questions, which mean nothing yet."""
-    words = " ".join(choose.sample(THINGS.split(), choose.choice((2, 3, 4))))
-    lead = choose.choice(("", "", "Question: ", "Answer: ", "? "))
-    return f"{lead}{words}, {words}, {words}."
-
-
-def questions():
-    """The task: a list of three things, backwards. All lists differ."""
-    choose = random.Random(1)
-    lists = set()
-    while len(lists) < QUESTIONS + ASKED:
-        lists.add(tuple(choose.sample(THINGS.split(), 3)))
-    return [
-        {"instruction": " ".join(words), "output": f" {' '.join(reversed(words))}"} for words in sorted(lists)
-    ]
-
-
-def pretrain(folder, tokenizer, steps=250, rows=40, seed=0):
-    """Trains a Llama of four layers on lists until it can repeat them; saves it in bf16."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=len(tokenizer),
-        max_position_embeddings=256,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        tie_word_embeddings=False,
-    )
-    model = LlamaForCausalLM(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.1)
-    order = random.Random(seed)
-    for _ in range(steps):
-        texts = [sentence(order) + "</s>" for _ in range(rows)]
-        chosen = [torch.tensor(ids) for ids in tokenizer(texts)["input_ids"]]
-        ids = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True, padding_value=-100)
-        loss = model(input_ids=ids.clamp(min=0), labels=ids).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-    model.to(torch.bfloat16).save_pretrained(folder)
-    return float(loss.detach())
-
-
-def make_world(root):
-    """Model, questions and recipe in a folder; gives the keys of the recipe and the questions held back."""
-    every = questions()
-    random.Random(2).shuffle(every)
-    texts = [sentence(random.Random(seed)) for seed in range(200)]
-    tokenizer = make_tokenizer(root / "model", texts, 500)
-    pretrain(root / "model", tokenizer)
-    asked = every[:QUESTIONS]
-    keys = {
-        "base_model": str(root / "model"),
-        "adapter": "qlora",
-        "lora_target_linear": True,
-        "lora_r": 8,
-        "lora_alpha": 16,
-        "datasets": [{"path": write_jsonl(root / "questions.jsonl", asked), "type": PROMPT}],
-        "dataset_prepared_path": str(root / "prepared"),
-        "output_dir": str(root / "out"),
-        "sequence_len": 256,
-        "sample_packing": True,
-        "micro_batch_size": 2,
-        "num_epochs": 4,
-        "learning_rate": 2e-3,
-        "warmup_ratio": 0.1,
-        "torch_compile": False,
-    }
-    return keys, every[QUESTIONS:]
+def make_world(folder):
+    """The example of the recipe; gives its path, its keys, and the questions held back."""
+    path = write_example(str(folder))
+    with open(path) as file:
+        keys = yaml.safe_load(file)
+    with open(os.path.join(folder, "held_back.jsonl")) as file:
+        return path, keys, [json.loads(line) for line in file]
 
 
 def exact_match(generator, asked):
@@ -117,8 +36,8 @@ def exact_match(generator, asked):
     return right / len(asked)
 
 
-def peer_losses(recipe, seed=None):
-    """The same run by transformers, PEFT and bitsandbytes, eager: losses of every step."""
+def peer_losses(recipe, steps, seed=None):
+    """The same run by transformers, PEFT and bitsandbytes, eager: the losses of its first steps."""
     from peft import get_peft_model
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -146,7 +65,7 @@ def peer_losses(recipe, seed=None):
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.0, weight_decay=recipe.weight_decay)
     epochs, losses = batches.epochs(recipe), []
-    for step in range(epochs.total):
+    for step in range(min(steps, epochs.total)):
         micro = batches.step(*epochs.place(step))
         targets = sum(batch["num_items_in_batch"] for batch in micro)
         total = 0.0
@@ -164,19 +83,17 @@ def peer_losses(recipe, seed=None):
 
 
 def main(path: str) -> None:
-    import pathlib
-
     from monograph.recipe import check_keys
     from monograph.recipe.metrics import plot_losses, read_metrics
     from monograph.recipe.train import train
 
     with tempfile.TemporaryDirectory() as folder:
-        keys, _ = make_world(pathlib.Path(folder))
+        _, keys, _ = make_world(folder)
         train(check_keys(keys).recipe)
         lines = read_metrics(os.path.join(keys["output_dir"], "metrics.jsonl"))
         runs = {"monograph": lines}
         for name, seed in (("transformers + PEFT + bitsandbytes", None), ("the same, another seed", 43)):
-            losses = peer_losses(check_keys(keys).recipe, seed)
+            losses = peer_losses(check_keys(keys).recipe, len(lines), seed)
             runs[name] = [{"step": step + 1, "loss": loss} for step, loss in enumerate(losses)]
     plot_losses(runs, path)
 

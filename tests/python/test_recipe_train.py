@@ -1,5 +1,6 @@
 """Training by recipe, eager on a two-layer Llama: data order, checkpoints, resume, what stops a run."""
 
+import hashlib
 import json
 import math
 import os
@@ -141,7 +142,7 @@ def test_a_run_writes_what_peft_reads(recipe, root):
         "adapter_model.safetensors",
         "tokenizer.json",
         "loss.png",
-        "base.json",
+        "monograph.json",
     } <= set(os.listdir(out))
     losses = [line["loss"] for line in trace(out) if "loss" in line]
     evals = [line["eval_loss"] for line in trace(out) if "eval_loss" in line]
@@ -172,9 +173,14 @@ def test_a_run_writes_what_peft_reads(recipe, root):
     # bf16 activations through two layers: 2^-8 of the largest logit a few times over.
     assert (peft(ids).logits - after.float()).abs().max() < 0.05 * after.float().abs().max()
 
-    with open(os.path.join(out, "base.json")) as file:
+    with open(os.path.join(out, "monograph.json")) as file:
         record = json.load(file)
-    assert set(record["files"]) == {"config.json", "model.safetensors"}
+    assert (record["schema_version"], record["base"]["weights"]) == (1, "dequantized")
+    lines = []
+    for name, tensor in sorted(load_file(root / "model" / "model.safetensors").items()):
+        digest = hashlib.sha256(tensor.view(torch.uint8).numpy().tobytes()).hexdigest()
+        lines.append(f'"{name}" BF16 {list(tensor.shape)} {digest}\n')
+    assert record["base"]["sha256"] == hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def test_packed_and_padded_evaluation_give_one_loss_p1(recipe, root):

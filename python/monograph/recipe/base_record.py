@@ -1,4 +1,4 @@
-"""What an adapter was trained on: the files of the base and their hashes, beside the adapter."""
+"""monograph.json beside an adapter: the base it was trained on, by the hash of `monograph inspect --hash`."""
 
 from __future__ import annotations
 
@@ -7,43 +7,60 @@ import json
 import os
 from typing import Any
 
-NAME = "base.json"
+NAME = "monograph.json"
 
 
-def _sha256(path: str) -> str:
-    digest = hashlib.sha256()
+def _tensors(path: str) -> list[tuple[str, str]]:
+    """(name, line) of every tensor of a safetensors file."""
+    lines = []
     with open(path, "rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = entry["data_offsets"]
+            file.seek(8 + length + begin)
+            digest, left = hashlib.sha256(), end - begin
+            while left:
+                block = file.read(min(left, 1 << 22))
+                if not block:
+                    raise ValueError(f"{path}: ends inside tensor {name}")
+                digest.update(block)
+                left -= len(block)
+            shape = json.dumps(entry["shape"])
+            quoted = json.dumps(name, ensure_ascii=False)
+            lines.append((name, f"{quoted} {entry['dtype']} {shape} {digest.hexdigest()}\n"))
+    return lines
 
 
-def base_record(folder: str, known: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Size and SHA-256 of config.json and every weight file; those unchanged since `known` are not read."""
-    before = (known or {}).get("files", {}) if (known or {}).get("folder") == os.path.abspath(folder) else {}
-    files: dict[str, Any] = {}
-    for name in sorted(os.listdir(folder)):
-        if name != "config.json" and not name.endswith(".safetensors"):
-            continue
-        path = os.path.join(folder, name)
-        status = os.stat(path)
-        seen = {"size": status.st_size, "modified_ns": status.st_mtime_ns}
-        old = before.get(name, {})
-        same = all(old.get(key) == value for key, value in seen.items())
-        files[name] = {**seen, "sha256": old["sha256"] if same else _sha256(path)}
-    together = hashlib.sha256("".join(f"{name} {files[name]['sha256']}\n" for name in files).encode())
-    return {"folder": os.path.abspath(folder), "sha256": together.hexdigest(), "files": files}
+def checkpoint_sha256(folder: str) -> str:
+    """The hash of a checkpoint's tensors, in whatever files; core/hash/checkpoint_hash.h defines it."""
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
+    lines = [line for name in names for line in _tensors(os.path.join(folder, name))]
+    ordered = sorted(lines, key=lambda line: line[0].encode())
+    return hashlib.sha256("".join(text for _, text in ordered).encode()).hexdigest()
 
 
-def write_base_record(folder: str, output_dir: str) -> str:
-    """Writes base.json into output_dir; gives the hash of the base."""
+def write_base_record(folder: str, output_dir: str, *, quantised: bool) -> str:
+    """Writes monograph.json; gives the hash of the base. Files that have not changed are not read again."""
     path = os.path.join(output_dir, NAME)
-    known = None
+    known: dict[str, Any] = {}
     if os.path.isfile(path):
         with open(path, encoding="utf-8") as file:
             known = json.load(file)
-    record = base_record(folder, known)
+    files = {}
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".safetensors"):
+            status = os.stat(os.path.join(folder, name))
+            files[name] = {"size": status.st_size, "modified_ns": status.st_mtime_ns}
+    seen = {"folder": os.path.abspath(folder), "files": files}
+    before = known.get("base", {})
+    same = bool(files) and all(before.get(name) == value for name, value in seen.items())
+    sha256 = before["sha256"] if same else checkpoint_sha256(folder)
+    weights = "dequantized" if quantised else "original"
+    record = {"schema_version": 1, "base": {"sha256": sha256, "weights": weights, **seen}}
     with open(f"{path}.new", "w", encoding="utf-8") as file:
         json.dump(record, file, indent=1)
     os.replace(f"{path}.new", path)
-    return record["sha256"]
+    return sha256

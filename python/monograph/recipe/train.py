@@ -110,7 +110,7 @@ class Run:
         )
         self.progress = Progress(
             order=self.batches.sampler.state_dict(0, 0),
-            base_sha256=write_base_record(folder, recipe.output_dir),
+            base_sha256=write_base_record(folder, recipe.output_dir, quantised=recipe.adapter == "qlora"),
         )
         self.resumed = checkpoint_to_resume(
             recipe.output_dir, recipe.resume_from_checkpoint, recipe.auto_resume_from_checkpoints

@@ -1,0 +1,17 @@
+"""`python -m monograph example FOLDER`: a small model, data and a recipe to try; nothing is downloaded."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def run(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m monograph example", description=__doc__)
+    parser.add_argument("folder", metavar="FOLDER", help="where to put it")
+    options = parser.parse_args(arguments)
+
+    from monograph.recipe.example import write_example
+
+    path = write_example(options.folder)
+    print(f"now: python -m monograph train {path}")
+    return 0
