@@ -8,10 +8,10 @@ MIB = 1 << 20
 SETUP = """
 import monograph as mg
 n, k, m, threads = {n}, {k}, {m}, {threads}
-w = mg.quantize((torch.randn(n, k) * 0.02).bfloat16(), double_quant=True)
+w = mg.quantize((torch.randn(n, k) * 0.02).bfloat16(), "{name}", double_quant={double})
 x = torch.randn(m, k).bfloat16().requires_grad_()
 dy = torch.randn(m, n).bfloat16()
-small = mg.quantize(torch.randn(64, 64).bfloat16())
+small = mg.quantize(torch.randn(64, 64).bfloat16(), "{name}")
 few = torch.randn(4, 64).bfloat16().requires_grad_()
 torch.autograd.grad(mg.linear(few, small), few, torch.ones(4, 64).bfloat16())  # code, engine, thread pool
 """
@@ -21,6 +21,11 @@ y = mg.linear(x, w)
 """
 
 
+def scratch_mib(name, n, k, m, threads):
+    setup = SETUP.format(name=name, double=name == "nf4", n=n, k=k, m=m, threads=threads)
+    return (peak_bytes(setup, WORK, threads) - 2 * m * (n + k)) / MIB
+
+
 @pytest.mark.parametrize(("n", "k", "m"), [(14336, 4096, 512), (4096, 14336, 2048)])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_scratch_of_forward_and_backward(n, k, m, threads):
@@ -28,8 +33,12 @@ def test_scratch_of_forward_and_backward(n, k, m, threads):
 
     The weight in bf16 would be 112 MiB.
     """
-    peak = peak_bytes(SETUP.format(n=n, k=k, m=m, threads=threads), WORK, threads)
-    outputs = 2 * m * (n + k)
-    assert peak - outputs <= (4 + 2 * threads + 1) * MIB, (
-        f"{(peak - outputs) / MIB:.1f} MiB beside the outputs"
-    )
+    beside = scratch_mib("nf4", n, k, m, threads)
+    assert beside <= 4 + 2 * threads + 1, f"{beside:.1f} MiB beside the outputs"
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "mxfp8", "nvfp4", "fp8-block"])
+def test_scratch_of_the_other_formats_q10(name):
+    """Requirement Q10: no copy of the weight either; in bf16 it would be 32 MiB."""
+    beside = scratch_mib(name, 4096, 4096, 512, 1)
+    assert beside <= 4 + 2 + 1, f"{beside:.1f} MiB beside the outputs"

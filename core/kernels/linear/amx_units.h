@@ -151,7 +151,8 @@ template <class V>
 template <class F>
 requires(kHasElements<F>&& F::kPerByte == 1) class TileDecoder<F> {
  public:
-  [[gnu::always_inline]] explicit TileDecoder(const DecodeJob& job) : weight_(job.weight->packed) {}
+  [[gnu::always_inline]] explicit TileDecoder(const DecodeJob& job)
+      : weight_(job.weight->packed), across_(ceil_div(weight_.cols, F::kBlock)) {}
 
   struct Unit {
     const std::uint8_t* scales;  // of a row of blocks
@@ -167,13 +168,15 @@ requires(kHasElements<F>&& F::kPerByte == 1) class TileDecoder<F> {
 
   [[gnu::always_inline]] Unit unit(std::size_t row, std::size_t col, std::size_t element) const {
     if constexpr (F::kShape == BlockShape::kSquare)
-      return {nullptr, F::block_scale(weight_, square_block(weight_, row, col))};
+      // square_block() without its divisions: they would take as long as the unit.
+      return {nullptr, F::block_scale(weight_, row / F::kBlock * across_ + col / F::kBlock)};
     else
       return {weight_.scales.blocks + element / F::kBlock, 0.0f};
   }
 
  private:
   const PackedView weight_;
+  const std::size_t across_;  // blocks
 };
 
 // Fills the tables of a weight whose scales are bytes; false for a format that needs none.

@@ -14,13 +14,6 @@ namespace monograph {
 
 inline constexpr std::uint32_t kInfinityBits = 0x7f800000;
 
-template <class V, class T>
-[[gnu::always_inline]] inline std::size_t first_nonfinite(const T* in, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i)
-    if ((std::bit_cast<std::uint32_t>(to_float(in[i])) & 0x7fffffff) >= kInfinityBits) return i;
-  return kAllFinite;
-}
-
 // Where a block lies in the input: `rows` pieces of `width` elements, `stride` apart.
 struct BlockRectangle {
   std::size_t begin, rows, width, stride;
@@ -40,6 +33,12 @@ template <class F>
     return {(matrix * job.matrix_rows + row) * job.cols + col, rows < F::kBlock ? rows : F::kBlock,
             width < F::kBlock ? width : F::kBlock, job.cols};
   }
+}
+
+// Known to the compiler where it cannot vary.
+template <class F>
+[[gnu::always_inline]] inline std::size_t width_of(const BlockRectangle& r) {
+  return F::kShape == BlockShape::kSquare ? r.width : F::kBlock;
 }
 
 // The code of one element; a NaN counts as 0, an infinity as the largest value.
@@ -64,12 +63,52 @@ template <class F, class V, class T>
   }
 }
 
+// Blocks taken together: neighbours in a row of square blocks, so that each row of the weight is
+// read in one long piece.
+template <class F>
+inline constexpr std::size_t kTogether = F::kShape == BlockShape::kSquare ? 16 : 1;
+
+template <class F>
+[[gnu::always_inline]] inline std::size_t blocks_together(const QuantizeJob& job, std::size_t block,
+                                                          std::size_t last) {
+  if constexpr (kTogether<F> == 1) return 1;
+  const std::size_t across = ceil_div(job.cols, F::kBlock);
+  std::size_t count = across - block % across;
+  count = count < last - block ? count : last - block;
+  return count < kTogether<F> ? count : kTogether<F>;
+}
+
+// A copy of as many bytes as the kind has would be a call for each block.
+template <class F>
+[[gnu::always_inline]] inline void store_scale(const QuantizeJob& job, std::size_t block,
+                                               std::uint32_t stored) {
+  if (F::kShape != BlockShape::kSquare || job.kind == ScaleKind::kE8m0) {
+    job.scales[block] = static_cast<std::uint8_t>(stored);
+  } else if (job.kind == ScaleKind::kBf16) {
+    std::memcpy(job.scales + 2 * block, &stored, 2);
+  } else {
+    std::memcpy(job.scales + 4 * block, &stored, 4);
+  }
+}
+
+// Under NonFinite::kSaturate: the largest magnitude among the finite elements. Else the index of
+// the first that is not finite, through `bad`.
 template <class F, class V, class T>
-[[gnu::always_inline]] inline std::uint32_t largest_finite_bits(const T* in, std::size_t count) {
+[[gnu::noinline]] std::uint32_t examine_nonfinite(const QuantizeJob& job, const BlockRectangle& r,
+                                                  std::size_t& bad) {
   std::uint32_t largest = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t a = std::bit_cast<std::uint32_t>(to_float(in[i])) & 0x7fffffff;
-    if (a < kInfinityBits && a > largest) largest = a;
+  for (std::size_t row = 0; row < r.rows; ++row) {
+    const std::size_t begin = r.begin + row * r.stride;
+    for (std::size_t i = begin; i < begin + r.width; ++i) {
+      const float x = to_float(static_cast<const T*>(job.input)[i]);
+      const std::uint32_t a = std::bit_cast<std::uint32_t>(x) & 0x7fffffff;
+      if (a < kInfinityBits) {
+        largest = a > largest ? a : largest;
+      } else if (job.nonfinite == NonFinite::kError) {
+        bad = i;
+        return 0;
+      }
+    }
   }
   return largest;
 }
@@ -78,42 +117,48 @@ template <class F, class V, class T>
 [[gnu::always_inline]] inline std::size_t quantize_element_blocks(const QuantizeJob& job,
                                                                   std::size_t first,
                                                                   std::size_t last) {
+  using Element = typename F::Element;
   const T* input = static_cast<const T*>(job.input);
-  const std::size_t scale_bytes = size_bytes(job.kind);
   RuleContext context = {job.rule, job.kind, {}};
-  for (std::size_t block = first; block < last; ++block) {
-    if (job.tensors != nullptr) context.tensor = job.tensors[block / job.blocks_per_tensor];
-    const BlockRectangle r = rectangle_of<F>(job, block);
-    std::uint32_t bits = 0;
-    for (std::size_t row = 0; row < r.rows; ++row) {
-      const std::uint32_t found = V::absmax_bits(input + r.begin + row * r.stride, r.width);
-      bits = found > bits ? found : bits;
+  for (std::size_t block = first; block < last;) {
+    const std::size_t count = blocks_together<F>(job, block, last);
+    const std::size_t rows = rectangle_of<F>(job, block).rows;
+    BlockRectangle r[kTogether<F>];
+    std::uint32_t bits[kTogether<F>];
+    Scaling scaling[kTogether<F>];
+    bool finite[kTogether<F>];
+    for (std::size_t b = 0; b < count; ++b) {
+      r[b] = rectangle_of<F>(job, block + b);
+      bits[b] = 0;
     }
-    const bool finite = bits < kInfinityBits;
-    if (!finite) {
-      bits = 0;
-      for (std::size_t row = 0; row < r.rows; ++row) {
-        const T* in = input + r.begin + row * r.stride;
-        if (job.nonfinite == NonFinite::kError) {
-          const std::size_t bad = first_nonfinite<V>(in, r.width);
-          if (bad != kAllFinite) return r.begin + row * r.stride + bad;
-        }
-        const std::uint32_t found = largest_finite_bits<F, V>(in, r.width);
-        bits = found > bits ? found : bits;
+    for (std::size_t row = 0; row < rows; ++row)
+      for (std::size_t b = 0; b < count; ++b) {
+        const T* in = input + r[b].begin + row * r[b].stride;
+        const std::uint32_t found = V::absmax_bits(in, width_of<F>(r[b]));
+        bits[b] = found > bits[b] ? found : bits[b];
       }
+    for (std::size_t b = 0; b < count; ++b) {
+      finite[b] = bits[b] < kInfinityBits;
+      std::size_t bad = kAllFinite;
+      if (!finite[b]) bits[b] = examine_nonfinite<F, V, T>(job, r[b], bad);
+      if (bad != kAllFinite) return bad;
+      if (job.tensors != nullptr) context.tensor = job.tensors[(block + b) / job.blocks_per_tensor];
+      const BlockScale chosen = F::choose_scale(context, std::bit_cast<float>(bits[b]));
+      store_scale<F>(job, block + b, chosen.stored);
+      scaling[b] = chosen.scaling;
     }
-    const BlockScale chosen = F::choose_scale(context, std::bit_cast<float>(bits));
-    std::memcpy(job.scales + block * scale_bytes, &chosen.stored, scale_bytes);
-    for (std::size_t row = 0; row < r.rows; ++row) {
-      const std::size_t at = r.begin + row * r.stride;
-      const T* in = input + at;
-      std::uint8_t* out = job.values + at / F::kPerByte;
-      std::size_t i = 0;
-      if (finite)
-        for (; i + V::kEncodeAs <= r.width; i += V::kEncodeAs)
-          V::template encode_as<typename F::Element>(in + i, chosen.scaling, out + i / F::kPerByte);
-      encode_one_by_one<F, V>(in + i, r.width - i, chosen.scaling, out + i / F::kPerByte);
-    }
+    for (std::size_t row = 0; row < rows; ++row)
+      for (std::size_t b = 0; b < count; ++b) {
+        const std::size_t at = r[b].begin + row * r[b].stride, width = width_of<F>(r[b]);
+        const T* in = input + at;
+        std::uint8_t* out = job.values + at / F::kPerByte;
+        std::size_t i = 0;
+        if (finite[b])
+          for (; i + V::kEncodeAs <= width; i += V::kEncodeAs)
+            V::template encode_as<Element>(in + i, scaling[b], out + i / F::kPerByte);
+        encode_one_by_one<F, V>(in + i, width - i, scaling[b], out + i / F::kPerByte);
+      }
+    block += count;
   }
   return kAllFinite;
 }

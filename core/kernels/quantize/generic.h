@@ -29,6 +29,13 @@ inline constexpr Bounds<F> kBounds{};
 // Below this a scale's reciprocal would overflow; bitsandbytes clamps here.
 inline constexpr float kSmallestScale = 1e-38f;
 
+template <class V, class T>
+[[gnu::always_inline]] inline std::size_t first_nonfinite(const T* in, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i)
+    if ((std::bit_cast<std::uint32_t>(to_float(in[i])) & 0x7fffffff) >= kInfinityBits) return i;
+  return kAllFinite;
+}
+
 // The value to encode for x under NonFinite::kSaturate, already divided by the scale.
 [[gnu::always_inline]] inline float saturated(float x, float inverse) {
   const std::uint32_t u = std::bit_cast<std::uint32_t>(x);

@@ -1,7 +1,9 @@
-"""NF4 to bf16, block 64: ours, plain and double-quantised, against bitsandbytes and the bare traffic.
+"""Packed to bf16: ours against a peer and the bare traffic.
 
-`memory` is `fresh` (the output is a new mapping each time, mostly page faults) or `warm` (recycled memory on
-every side, glibc's thresholds raised); `copy` is a loop that moves the same bytes without arithmetic.
+For nf4 and fp4, block 64, the peer is bitsandbytes and `double` is ours double-quantised; for the MX formats
+and NVFP4 it is torchao. `memory` is `fresh` (the output is a new mapping each time, mostly page faults) or
+`warm` (recycled memory on every side, glibc's thresholds raised); `copy` is a loop that moves the same bytes
+without arithmetic.
 """
 
 from __future__ import annotations
@@ -10,37 +12,44 @@ import argparse
 
 import torch
 
-import monograph as mg
 from monograph.bench.memory import recycle_large_blocks
 from monograph.bench.report import Report
 from monograph.bench.rounds import Paired, Work, geometric_mean, paired_rounds
+from monograph.bench.weights import AbsmaxWeights, ElementWeights, Weights
+from monograph.formats import ABSMAX_FORMATS
 
 SHAPES = [(4096, 4096), (14336, 4096)]
 
 
-def _measure(rows: int, cols: int, memory: str, rounds: int) -> Paired:
-    weight = (torch.randn(rows, cols) * 0.02).bfloat16()
-    plain, double = mg.quantize(weight), mg.quantize(weight, double_quant=True)
-    values, absmax = torch.ops.bitsandbytes.quantize_4bit(weight, 64, "nf4", torch.uint8)
+def _measure(fmt: str, rows: int, cols: int, memory: str, rounds: int) -> Paired:
+    absmax = fmt in ABSMAX_FORMATS
+    weights: Weights
+    weights = AbsmaxWeights(rows, cols, 1, False, fmt) if absmax else ElementWeights(rows, cols, 1, fmt)
+    values, scales = weights.packed(0)
     out = torch.zeros(rows, cols, dtype=torch.bfloat16)
-
-    def bitsandbytes() -> object:
-        return torch.ops.bitsandbytes.dequantize_4bit(values, absmax, 64, "nf4", (rows, cols), torch.bfloat16)
+    ops = torch.ops.monograph
 
     def copy() -> object:
         to = out if memory == "warm" else torch.empty_like(out)
-        return torch.ops.monograph.limit_move(plain.values, to)
+        return ops.limit_move(values, to)
 
-    works: dict[str, Work] = {
-        "ours": lambda: plain.dequantize(torch.bfloat16),
-        "double": lambda: double.dequantize(torch.bfloat16),
-        "bitsandbytes": bitsandbytes,
-        "copy": copy,
-    }
+    def allocating() -> object:
+        return ops.dequantize(values, scales, weights.layout, torch.bfloat16)
+
+    def into_out() -> object:
+        return ops.dequantize_out(values, scales, weights.layout, out)
+
+    works: dict[str, Work] = {"ours": allocating if memory == "fresh" else into_out, "copy": copy}
     if memory == "warm":
-        works["ours"] = lambda: plain.dequantize(out=out)
-        works["double"] = lambda: double.dequantize(out=out)
-        works["allocating"] = lambda: plain.dequantize(torch.bfloat16)
+        works["allocating"] = allocating
+    if absmax:
+        double = AbsmaxWeights(rows, cols, 1, True, fmt).packed(0)
+        dtype = torch.bfloat16
+        works["double"] = lambda: ops.dequantize(*double, weights.layout, dtype)
+        if memory == "warm":
+            works["double"] = lambda: ops.dequantize_out(*double, weights.layout, out)
+    if weights.peer == "bitsandbytes" or (weights.peer and memory == "fresh"):
+        works[weights.peer] = lambda: weights.peer_dense(0)
     return paired_rounds(works, "ours", rounds)
 
 
@@ -54,9 +63,10 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
         for threads in arguments.threads:
             torch.set_num_threads(threads)
             for rows, cols in SHAPES[:1] if arguments.quick else SHAPES:
-                result = _measure(rows, cols, memory, 7 if arguments.quick else 15)
-                case = {"n": rows, "k": cols, "format": "nf4", "dtype": "bfloat16", "threads": threads}
-                report.case(case | {"memory": memory}, result, "ours", limit="copy")
+                result = _measure(arguments.format, rows, cols, memory, 7 if arguments.quick else 15)
+                case = {"n": rows, "k": cols, "format": arguments.format, "dtype": "bfloat16"}
+                case |= {"threads": threads, "memory": memory}
+                report.case(case, result, "ours", limit="copy")
                 for name, ratio in result.ratio.items():
                     ratios.setdefault(f"{memory}_{name}_{threads}_threads", []).append(ratio)
     report.summary({name: geometric_mean(r) for name, r in ratios.items()})

@@ -1,8 +1,10 @@
 """Forward and dX of a linear layer on packed weights, against bf16 (oneDNN) and bitsandbytes.
 
-Shapes of Llama-3.1-8B and Qwen3-0.6B. At 16 tokens or fewer the weights rotate over more memory than the
-last-level cache holds, as they do in a model. `bf16` is F.linear on dense weights; `bitsandbytes` is what its
-matmul_4bit and its backward do: dequantise the whole weight, then multiply. `tile_share` is the speed at 2048
+Shapes of Llama-3.1-8B and Qwen3-0.6B; for the formats of gpt-oss and DeepSeek theirs too. At 16 tokens or
+fewer the weights rotate over more memory than the last-level cache holds, as they do in a model. `bf16` is
+F.linear on dense weights; `bitsandbytes` is what its matmul_4bit and its backward do: dequantise the whole
+weight, then multiply. For the formats it lacks, `nf4` is ours on the same shape, double-quantised, and
+`torchao` its dequantise and multiply, at 128 tokens by 4096 x 4096 only. `tile_share` is the speed at 2048
 tokens over the bare tile loop of the same rounds.
 """
 
@@ -18,15 +20,15 @@ import torch
 from monograph.bench.memory import recycle_large_blocks
 from monograph.bench.report import Report
 from monograph.bench.rounds import Paired, Work, geometric_mean, paired_rounds
-from monograph.formats import SCALE_GROUP, format_named
+from monograph.bench.weights import AbsmaxWeights, ElementWeights, Weights
+from monograph.formats import ABSMAX_FORMATS
 from monograph.ops.linear import linear, linear_dx
-from monograph.ops.quantize import dynamic_map
 
 LLAMA = [(4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336)]
 QWEN = [(1024, 1024), (3072, 1024), (1024, 3072)]
+OTHERS = [(2880, 2880), (7168, 2048)]  # gpt-oss, DeepSeek-V3
 TOKENS = [1, 4, 16, 64, 128, 512, 2048]
 QUICK = ([(4096, 4096), (3072, 1024)], [1, 16, 128, 2048])
-BLOCK = 64
 
 
 def last_level_cache() -> int:
@@ -35,71 +37,38 @@ def last_level_cache() -> int:
     return max((int(s.read_text().rstrip("K\n")) * 1024 for s in sizes), default=32 << 20)
 
 
-class Weights:
-    """`copies` random packed weights of one shape and the dense and bitsandbytes forms of the same."""
-
-    def __init__(self, rows: int, cols: int, copies: int, double_quant: bool, fmt: str) -> None:
-        self.layout = [format_named(fmt).number, BLOCK, rows, cols]
-        self.shape = (rows, cols)
-        blocks = rows * cols // BLOCK
-        groups = -(-blocks // SCALE_GROUP)
-        self.values = torch.randint(0, 256, (copies, rows, cols // 2), dtype=torch.uint8)
-        self.codes = torch.randint(0, 256, (copies, blocks), dtype=torch.uint8)
-        self.groups = (torch.rand(copies, groups) * 0.01).view(torch.uint8)
-        self.absmax = torch.rand(copies, blocks) * 0.1
-        self.map = dynamic_map().view(torch.uint8)
-        self.offset = torch.tensor([0.05]).view(torch.uint8)
-        self.double_quant = double_quant
-        self.fmt = fmt
-        dense_copies = max(1, -(-copies // 4))
-        self.dense = (torch.randn(dense_copies, rows, cols) * 0.02).bfloat16()
-
-    def packed(self, i: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        i %= self.values.shape[0]
-        if self.double_quant:
-            return self.values[i], [self.codes[i], self.groups[i], self.map, self.offset]
-        return self.values[i], [self.absmax[i].view(torch.uint8)]
-
-    def bitsandbytes_dense(self, i: int) -> torch.Tensor:
-        """The weight as bitsandbytes dequantises it on each use, nested scales included."""
-        i %= self.values.shape[0]
-        ops = torch.ops.bitsandbytes
-        absmax = self.absmax[i]
-        if self.double_quant:
-            absmax = ops.dequantize_blockwise(
-                self.codes[i], self.groups[i].view(torch.float32), dynamic_map(), SCALE_GROUP, torch.float32
-            )
-            absmax = absmax + 0.05
-        packed = self.values[i].reshape(-1, 1)
-        return ops.dequantize_4bit(packed, absmax, BLOCK, self.fmt, self.shape, torch.bfloat16)
-
-
 def _rotating(work: Callable[[int], object]) -> Work:
     counter = itertools.count()
     return lambda: work(next(counter))
 
 
-def _works(weights: Weights, tokens: int, forward: bool) -> dict[str, Work]:
+def _works(weights: Weights, nf4: Weights | None, tokens: int, forward: bool) -> dict[str, Work]:
     rows, cols = weights.shape
     x = torch.randn(tokens, cols if forward else rows).bfloat16()
 
-    def ours(i: int) -> object:
-        values, scales = weights.packed(i)
-        return (linear if forward else linear_dx)(x, values, scales, weights.layout)
+    def packed(which: Weights, i: int) -> object:
+        values, scales = which.packed(i)
+        return (linear if forward else linear_dx)(x, values, scales, which.layout)
 
     def bf16(i: int) -> object:
         dense = weights.dense[i % weights.dense.shape[0]]
         return torch.nn.functional.linear(x, dense) if forward else x @ dense
 
-    def bitsandbytes(i: int) -> object:
-        dense = weights.bitsandbytes_dense(i)
+    def peer(i: int) -> object:
+        dense = weights.peer_dense(i)
         return torch.nn.functional.linear(x, dense) if forward else x @ dense
 
-    return {"ours": _rotating(ours), "bf16": _rotating(bf16), "bitsandbytes": _rotating(bitsandbytes)}
+    works = {"ours": _rotating(lambda i: packed(weights, i)), "bf16": _rotating(bf16)}
+    if nf4 is not None:
+        works["nf4"] = _rotating(lambda i: packed(nf4, i))
+    if nf4 is None or (weights.peer and tokens == 128 and weights.shape == (4096, 4096)):
+        works[weights.peer] = _rotating(peer)
+    return works
 
 
 def _cases(arguments: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
-    shapes, tokens = QUICK if arguments.quick else (LLAMA + QWEN, TOKENS)
+    others = [] if arguments.format in ABSMAX_FORMATS else OTHERS
+    shapes, tokens = QUICK if arguments.quick else (LLAMA + QWEN + others, TOKENS)
     yield from ((rows, cols, m) for rows, cols in shapes for m in tokens)
 
 
@@ -109,9 +78,15 @@ def _measure(
     copies = 1
     if m <= 16:
         copies = -(-int(1.2 * last_level_cache()) // (rows * cols // 2))
-    weights = Weights(rows, cols, copies, not plain, arguments.format)
+    weights: Weights
+    nf4: Weights | None = None
+    if arguments.format in ABSMAX_FORMATS:
+        weights = AbsmaxWeights(rows, cols, copies, not plain, arguments.format)
+    else:
+        weights = ElementWeights(rows, cols, copies, arguments.format)
+        nf4 = AbsmaxWeights(rows, cols, copies, True, "nf4")
     rounds = 5 if arguments.quick else 7
-    return paired_rounds(_works(weights, m, forward), "ours", rounds, least_ms=5.0, watch_tiles=True)
+    return paired_rounds(_works(weights, nf4, m, forward), "ours", rounds, least_ms=5.0, watch_tiles=True)
 
 
 def _summary(report: Report) -> dict[str, float]:
@@ -120,7 +95,7 @@ def _summary(report: Report) -> dict[str, float]:
         case, ratio = line["case"], line["ratio"]
         name = f"{case['pass']}_{case['threads']}_threads"
         if case["malloc"] == "raised":
-            if case["m"] <= 128:
+            if case["m"] <= 128 and "bitsandbytes" in ratio:
                 groups.setdefault(f"{name}_bitsandbytes_malloc_raised_m_to_128", []).append(
                     ratio["bitsandbytes"]
                 )
@@ -129,7 +104,13 @@ def _summary(report: Report) -> dict[str, float]:
             groups.setdefault(f"{name}_bf16_m_from_128", []).append(ratio["bf16"])
         if case["m"] <= 16:
             groups.setdefault(f"{name}_bf16_m_to_16", []).append(ratio["bf16"])
-        if case["m"] <= 128:
+        for peer in ("nf4", "torchao"):
+            if peer in ratio and case["m"] >= 128:
+                groups.setdefault(f"{name}_{peer}_m_from_128", []).append(ratio[peer])
+            if peer in ratio and case["m"] <= 16:
+                groups.setdefault(f"{name}_{peer}_m_to_16", []).append(ratio[peer])
+                groups.setdefault(f"{name}_nf4_over_bf16_m_to_16", []).append(ratio["bf16"] / ratio[peer])
+        if case["m"] <= 128 and "bitsandbytes" in ratio:
             groups.setdefault(f"{name}_bitsandbytes_m_to_128", []).append(ratio["bitsandbytes"])
         if case["m"] == 2048 and line.get("tile_tflops"):
             speed = 2 * case["m"] * case["n"] * case["k"] / line["ours_ms"] / 1e9
@@ -140,7 +121,8 @@ def _summary(report: Report) -> dict[str, float]:
 def run(arguments: argparse.Namespace, report: Report) -> None:
     import bitsandbytes  # noqa: F401  (registers its ops)
 
-    for malloc in ("default", "raised"):
+    # Only bitsandbytes depends on the allocator.
+    for malloc in ("default", "raised") if arguments.format in ABSMAX_FORMATS else ("default",):
         if malloc == "raised":
             recycle_large_blocks()
         for threads in arguments.threads if malloc == "default" else arguments.threads[:1]:
