@@ -12,6 +12,8 @@ import json
 import pathlib
 import subprocess
 import sysconfig
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -19,14 +21,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LENGTH = 192
+Tool = Callable[..., str]
 
 
-def read_bytes(files, limit: int) -> torch.Tensor:
+def read_bytes(files: Iterable[pathlib.Path], limit: int) -> torch.Tensor:
     data = b"".join(path.read_bytes() for path in sorted(files))[:limit]
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).long()
 
 
-def train(model, data: torch.Tensor, steps: int, rate: float) -> None:
+def train(model: Any, data: torch.Tensor, steps: int, rate: float) -> None:
     generator = torch.Generator().manual_seed(0)
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=rate)
@@ -43,14 +46,14 @@ def train(model, data: torch.Tensor, steps: int, rate: float) -> None:
 
 
 @torch.inference_mode()
-def loss_of(model, data: torch.Tensor) -> float:
+def loss_of(model: Any, data: torch.Tensor) -> float:
     model.eval()
     rows = data[: len(data) // LENGTH * LENGTH].reshape(-1, LENGTH)[:48]
     losses = [model(input_ids=part, labels=part).loss.item() for part in rows.split(8)]
     return sum(losses) / len(losses)
 
 
-def make_models(folder: pathlib.Path, steps: int, tool) -> None:
+def make_models(folder: pathlib.Path, steps: int, tool: Tool) -> None:
     library = pathlib.Path(sysconfig.get_paths()["stdlib"])
     python = read_bytes(library.glob("*.py"), 4_000_000)
     sources = sorted((ROOT / "core").rglob("*.cpp"))
@@ -66,7 +69,7 @@ def make_models(folder: pathlib.Path, steps: int, tool) -> None:
         max_position_embeddings=256,
         tie_word_embeddings=False,
     )
-    base = LlamaForCausalLM(config)
+    base: Any = LlamaForCausalLM(config)
     print("base, Python sources")
     train(base, python, steps, 2e-3)
     base.to(torch.bfloat16).save_pretrained(folder / "base")
@@ -76,11 +79,11 @@ def make_models(folder: pathlib.Path, steps: int, tool) -> None:
     adapter = get_peft_model(quantised, LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"))
     print("adapter, C++ sources")
     train(adapter, cpp, steps // 2, 1e-3)
-    adapter.save_pretrained(folder / "adapter")
+    adapter.save_pretrained(str(folder / "adapter"))
     print(f"  loss with the adapter: {loss_of(adapter, held_out):.4f}")
 
 
-def print_table(folder: pathlib.Path, tool) -> None:
+def print_table(folder: pathlib.Path, tool: Tool) -> None:
     print("\n| size of the change | fp32: cosine, kept | bf16: cosine, kept | nf4: cosine, kept |")
     print("|---|---|---|---|")
     for weight in (1, 0.3, 0.1, 0.03, 0.01):
@@ -106,7 +109,7 @@ def main() -> None:
     parser.add_argument("--reuse", action="store_true", help="merge what an earlier run trained")
     options = parser.parse_args()
 
-    def tool(*arguments):
+    def tool(*arguments: object) -> str:
         command = [options.program, *map(str, arguments)]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
