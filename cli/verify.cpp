@@ -1,10 +1,8 @@
 // monograph verify: is a checkpoint whole, does it agree with its index and a manifest, are its
 // numbers numbers.
-#include <cmath>
 #include <cstdio>
 #include <memory>
 
-#include "base/error.h"
 #include "command.h"
 #include "convert_folder.h"
 #include "manifest.h"
@@ -80,12 +78,14 @@ int verify(const Options& options, const Session& session) {
   } else {
     print_findings(findings);
     for (const std::string& text : mismatches) std::printf("%s\n", text.c_str());
-    std::printf("%s: %zu files, %zu tensors, %s; %zu findings%s\n", printable(options.path).c_str(),
-                model.checkpoint.files().size(), model.checkpoint.tensors().size(),
-                bytes_text(model.size_bytes()).c_str(), findings.size(),
-                options.check.empty() ? ""
-                : mismatches.empty()  ? "; as in the manifest"
-                                      : "; not as in the manifest");
+    const std::size_t files = model.checkpoint.files().size();
+    const char* manifest = options.check.empty() ? ""
+                           : mismatches.empty()  ? "; as in the manifest"
+                                                 : "; not as in the manifest";
+    std::printf("%s: %zu file%s, %zu tensors, %s; %zu finding%s%s\n",
+                printable(options.path).c_str(), files, files == 1 ? "" : "s",
+                model.checkpoint.tensors().size(), bytes_text(model.size_bytes()).c_str(),
+                findings.size(), findings.size() == 1 ? "" : "s", manifest);
   }
   if (!mismatches.empty()) return kMismatch;
   return findings.empty() ? kOk : kFinding;

@@ -49,9 +49,10 @@ struct Piece {
 // Tells the kernel about a part of a mapping; a hint, so errors do not matter.
 void advise(std::span<const std::uint8_t> bytes, int advice) {
   static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
-  const std::uintptr_t first = begin / page * page, last = begin + bytes.size();
-  if (!bytes.empty()) ::madvise(reinterpret_cast<void*>(first), last - first, advice);
+  if (bytes.empty()) return;
+  // A mapping begins with a page, so the page of the first byte belongs to it.
+  const std::size_t before = reinterpret_cast<std::uintptr_t>(bytes.data()) % page;
+  ::madvise(const_cast<std::uint8_t*>(bytes.data() - before), bytes.size() + before, advice);
 }
 
 // The bytes that a piece reads, as far as they lie together.

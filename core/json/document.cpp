@@ -27,7 +27,7 @@ void append(std::string& out, const Value& value, int indent, int depth);
 void break_line(std::string& out, int indent, int depth) {
   if (indent == 0) return;
   out += '\n';
-  out.append(static_cast<std::size_t>(indent * depth), ' ');
+  out.append(static_cast<std::size_t>(indent) * static_cast<std::size_t>(depth), ' ');
 }
 
 // The items of a container between `open` and `close`.
