@@ -3,10 +3,11 @@
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 
-from native_tool import program, run
+from native_tool import ROOT, program, run
 
 COMMANDS = ["inspect", "quantize", "dequantize", "merge", "verify", "diff", "completion", "man"]
 PYTHON_COMMANDS = ["preprocess", "train", "generate", "doctor"]
@@ -107,3 +108,10 @@ def test_a_full_disk_under_stdout_is_exit_code_5():
         done = subprocess.run([program(), "man"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 5
     assert "No space left" in done.stderr
+
+
+def test_the_page_shows_the_help_of_every_command():
+    page = (ROOT / "docs" / "cli.md").read_text()
+    for name in COMMANDS:
+        assert f"$ monograph {name} --help\n" in page
+    subprocess.run([sys.executable, ROOT / "tools/update_cli_page.py", "--check", program()], check=True)
