@@ -23,6 +23,7 @@ BENCHES = (
     "lora",
     "packing",
     "loss",
+    "step",
     "first_step",
     "large_model",
 )
@@ -51,9 +52,13 @@ def main() -> None:
         "--plain", action="store_true", help="fp32 scales instead of double-quantised (linear)"
     )
     parser.add_argument(
-        "--folder", default="build/large-model", help="where the model lies (large_model, quantize_file)"
+        "--folder", help="where the models lie (large_model, quantize_file: build/large-model; step: nowhere)"
     )
     parser.add_argument("--mode", default="graph", help="of the training step (large_model)")
+    names = lambda text: text.split(",")  # noqa: E731
+    parser.add_argument("--case", type=names, help="only these cases, e.g. a,b (step)")
+    parser.add_argument("--peers", type=names, help="only these peers, e.g. packed_eager,padded_eager (step)")
+    parser.add_argument("--profile", action="store_true", help="where our step spends its time (step)")
     arguments = parser.parse_args()
     if arguments.isa and os.environ.get("MONOGRAPH_ISA") != arguments.isa:
         os.environ["MONOGRAPH_ISA"] = arguments.isa

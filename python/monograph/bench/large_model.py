@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     from monograph.training import TrainStep
 
     layers = 2 if arguments.quick else 32
-    folder = pathlib.Path(arguments.folder)
+    folder = pathlib.Path(arguments.folder or "build/large-model")
     if not (folder / "model.safetensors.index.json").exists():
         began = time.perf_counter()
         write_model(folder, layers)

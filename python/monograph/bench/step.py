@@ -1,0 +1,254 @@
+"""A training step of QLoRA, against transformers + PEFT + bitsandbytes: time and memory.
+
+Same packed bytes, documents, rank and AdamW for all. (a) 4 layers of Llama-3.1-8B width, 2048 tokens of
+documents around 350, checkpointing; (b) 8 layers of Qwen3-0.6B width, 4 documents of 512. Peers are
+{packed, padded} x {eager, compiled} with TRL's chunked loss, and `*_logits` with the whole logits, which on a
+CPU may be faster. Every contender is a process of its own; ours and one peer at a time are alive and step in
+turn. `peak_MiB` is the largest sum of resident sets over its process tree from start to end, compilers
+included. `--profile` adds where our step spends its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from monograph.bench.attention import log_normal_lengths
+from monograph.bench.report import Report
+from monograph.bench.rounds import Paired
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+QWEN = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+
+QUICK_PEERS = ["packed_eager", "packed_eager_logits"]
+
+
+def cases(quick: bool) -> dict[str, dict[str, Any]]:
+    if quick:
+        config = QWEN | {"num_hidden_layers": 2, "vocab_size": 32000}
+        return {"quick": {"config": config, "lengths": [100, 156], "checkpointing": True}}
+    return {
+        "a": {
+            "config": LLAMA | {"num_hidden_layers": 4},
+            "lengths": log_normal_lengths(2048),
+            "checkpointing": True,
+        },
+        "b": {"config": QWEN | {"num_hidden_layers": 8}, "lengths": [512] * 4, "checkpointing": False},
+    }
+
+
+def peers() -> dict[str, dict[str, Any]]:
+    found = {}
+    for loss in ("", "_logits"):
+        for packed in ("packed", "padded"):
+            for how in ("eager", "compiled"):
+                options = {"packed": packed == "packed", "compiled": how == "compiled"}
+                found[f"{packed}_{how}{loss}"] = options | {"chunked_loss": loss == ""}
+    return found
+
+
+_MAKE = """
+import json, sys, torch, transformers, monograph as mg
+config, folder = json.loads(sys.argv[1]), sys.argv[2]
+torch.manual_seed(0)
+config = transformers.AutoConfig.for_model(**config, max_position_embeddings=8192)
+model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+model.save_pretrained(folder + "/dense")
+del model
+model = transformers.AutoModelForCausalLM.from_pretrained(
+    folder + "/dense", quantization_config=mg.MonographConfig("nf4", double_quant=True), dtype=torch.bfloat16
+)
+model.save_pretrained(folder + "/packed")
+"""
+
+
+def make_folder(config: dict[str, Any], folder: pathlib.Path) -> str:
+    """A random model in bitsandbytes' own files, made once for all contenders."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "packed" / "config.json").exists():
+        command = [sys.executable, "-c", _MAKE, json.dumps(config), str(folder)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for file in (folder / "dense").iterdir():
+            file.unlink()
+    return str(folder / "packed")
+
+
+def resident_bytes(root: int) -> int:
+    """The sum of the resident sets of a process and all below it."""
+    parents: dict[int, list[int]] = {}
+    sizes = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        parents.setdefault(int(fields[1]), []).append(int(entry.name))
+        sizes[int(entry.name)] = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+    total, waiting = 0, [root]
+    while waiting:
+        process = waiting.pop()
+        total += sizes.get(process, 0)
+        waiting += parents.get(process, [])
+    return total
+
+
+class Contender:
+    """A process that steps on command, and the most memory it and its children ever held."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "monograph.bench.step_contender", json.dumps(job)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+        )
+        self.peak = 0
+        threading.Thread(target=self._watch, daemon=True).start()
+        self.start = self._read()
+
+    def _watch(self) -> None:
+        while self.process.poll() is None:
+            self.peak = max(self.peak, resident_bytes(self.process.pid))
+            time.sleep(0.25)
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.log.seek(0)
+            raise RuntimeError(f"a contender ended: {self.log.read().decode()[-2000:]}")
+        return json.loads(line)
+
+    def ask(self, word: str) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+@dataclass
+class Measured:
+    """One contender: what it said first, its steps, its peak, the ratios of paired steps to ours."""
+
+    start: dict[str, Any]
+    ms: list[float] = field(default_factory=list)
+    ratio: list[float] = field(default_factory=list)
+    processor_ratio: list[float] = field(default_factory=list)  # what a busy machine distorts less
+    peak: int = 0
+
+
+def compare(ours: Contender, own: Measured, job: dict[str, Any], rounds: int) -> Measured:
+    """Starts a peer and lets it step in turn with ours."""
+    other = Contender(job)
+    found = Measured(other.start)
+    if abs(other.start["loss"] / own.start["loss"] - 1) > 0.01:
+        raise RuntimeError(f"{job['contender']}: first loss {other.start['loss']}, ours {own.start['loss']}")
+    for _ in range(rounds):
+        mine, theirs = ours.ask("step"), other.ask("step")
+        own.ms.append(mine["ms"])
+        found.ms.append(theirs["ms"])
+        found.ratio.append(theirs["ms"] / mine["ms"])
+        found.processor_ratio.append(theirs["cpu_ms"] / mine["cpu_ms"])
+    other.end()
+    found.peak = other.peak
+    return found
+
+
+def measure(job: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Measured]:
+    ours = Contender(job | {"contender": "ours", "mode": "graph"})
+    found = {"ours": Measured(ours.start)}
+    wanted = arguments.peers or (QUICK_PEERS if arguments.quick else list(peers()))
+    for peer, options in peers().items():
+        if peer in wanted:
+            job_of_peer = job | options | {"contender": peer}
+            found[peer] = compare(ours, found["ours"], job_of_peer, 2 if arguments.quick else 5)
+            ratio, processor = (
+                statistics.median(r) for r in (found[peer].ratio, found[peer].processor_ratio)
+            )
+            print(f"  {peer}: {ratio:.2f}x, processor time {processor:.2f}x", file=sys.stderr, flush=True)
+    if arguments.profile:
+        for operator, ms, calls in ours.ask("profile")["profile"]:
+            print(f"  {ms:10.1f} ms {calls:6d} x {operator}", file=sys.stderr)
+    ours.end()
+    found["ours"].peak = ours.peak
+    return found
+
+
+def numbers(prefix: str, tokens: int, found: dict[str, Measured]) -> dict[str, float]:
+    summary = {}
+    for name, contender in found.items():
+        summary[f"{prefix}_{name}_tokens_per_s"] = tokens / min(contender.ms) * 1e3
+        summary[f"{prefix}_{name}_peak_MiB"] = contender.peak / 2**20
+        summary[f"{prefix}_{name}_load_s"] = contender.start["load_s"]
+        summary[f"{prefix}_{name}_first_step_s"] = contender.start["first_step_s"]
+    rivals = {name: contender for name, contender in found.items() if name != "ours"}
+    chunked = {name: contender for name, contender in rivals.items() if not name.endswith("_logits")}
+    for label, group in (("chunked", chunked), ("all", rivals)):
+        if not group:
+            continue
+        fastest = min(group.values(), key=lambda c: statistics.median(c.ratio))
+        processor = min(statistics.median(c.processor_ratio) for c in group.values())
+        summary[f"{prefix}_over_fastest_{label}"] = statistics.median(fastest.ratio)
+        summary[f"{prefix}_processor_time_over_least_{label}"] = processor
+        summary[f"{prefix}_memory_over_fastest_{label}"] = found["ours"].peak / fastest.peak
+        summary[f"{prefix}_memory_over_leanest_{label}"] = found["ours"].peak / min(
+            c.peak for c in group.values()
+        )
+    return summary
+
+
+def run(arguments: argparse.Namespace, report: Report) -> None:
+    summary: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        root = pathlib.Path(arguments.folder or temporary)
+        for name, case in cases(arguments.quick).items():
+            if arguments.case and name not in arguments.case:
+                continue
+            folder = make_folder(case["config"], root / name)
+            for threads in arguments.threads[:1] if arguments.quick else arguments.threads:
+                job = {"folder": folder, "threads": threads, "lengths": case["lengths"]}
+                found = measure(job | {"checkpointing": case["checkpointing"], "case": name}, arguments)
+                best = {contender: min(measured.ms) for contender, measured in found.items()}
+                ratio = {n: statistics.median(m.ratio) for n, m in found.items() if n != "ours"}
+                tokens = sum(case["lengths"])
+                line = {"case": name, "tokens": tokens, "threads": threads}
+                report.case(line, Paired(best, ratio, 0, 0.0), "ours")
+                summary |= numbers(f"{name}_{threads}_threads", tokens, found)
+    report.summary(summary)
