@@ -51,9 +51,7 @@ def main() -> None:
     parser.add_argument(
         "--plain", action="store_true", help="fp32 scales instead of double-quantised (linear)"
     )
-    parser.add_argument(
-        "--folder", help="where the models lie (large_model, quantize_file: build/large-model; step: nowhere)"
-    )
+    parser.add_argument("--folder", help="where models lie (large_model, quantize_file, step)")
     parser.add_argument("--mode", default="graph", help="of the training step (large_model)")
     names = lambda text: text.split(",")  # noqa: E731
     parser.add_argument("--case", type=names, help="only these cases, e.g. a,b (step)")

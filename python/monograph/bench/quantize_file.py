@@ -157,9 +157,7 @@ def bitsandbytes_ms(shapes: Shapes, threads: int) -> float:
 def run(arguments: argparse.Namespace, report: Report) -> None:
     shapes = llama_shapes(2, 8192) if arguments.quick else llama_shapes(32, 128256)
     size = sum(2 * rows * cols for rows, cols in shapes.values())
-    root = pathlib.Path(
-        arguments.folder if arguments.folder != "build/large-model" else "build/quantize-file"
-    )
+    root = pathlib.Path(arguments.folder or "build/quantize-file")
     root.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(root).free < 2.4 * size:
         print(f"quantize_file: skipped, {root} has no room for {2.4 * size / 1e9:.0f} GB")
