@@ -352,3 +352,13 @@ def test_reading_a_recipe_does_not_load_transformers():
     """A mistake is reported before the seconds that transformers takes to load."""
     code = "import monograph.recipe, sys; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_page_lists_every_key_and_the_ten_messages():
+    root = os.path.join(os.path.dirname(__file__), "../..")
+    check = [sys.executable, os.path.join(root, "tools/recipe_docs.py"), "--check"]
+    assert subprocess.run(check, check=False).returncode == 0
+    with open(os.path.join(root, "docs/recipe.md"), encoding="utf-8") as file:
+        page = file.read()
+    for _, message in BAD.values():
+        assert message.split(" allowed are ")[0] in page
