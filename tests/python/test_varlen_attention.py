@@ -191,6 +191,21 @@ def test_nan_in_one_document_does_not_reach_another(dtype):
     assert torch.equal(portable.isnan(), out.isnan())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("size", [8e4, 1e6])
+def test_huge_scores_stay_finite(dtype, size):
+    """Scores of 1e12 are further from their rounded reference than exp2 can take."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(40, 2, 32, generator=generator).to(dtype) for _ in range(3))
+    q, k = (q * size).requires_grad_(), (k * size).requires_grad_()
+    cu = torch.tensor([0, 23, 40], dtype=torch.int32)
+    out = varlen_attention(q, k, v, cu, cu)
+    gradients = torch.autograd.grad(out.float().sum(), [q, k])
+    assert out.isfinite().all()
+    assert out.abs().max() <= v.abs().max() * (1 + 2**-7)
+    assert all(g.isfinite().all() for g in gradients)
+
+
 def test_decode_padding_and_bottom_right_alignment():
     """One or few queries against a long past: the rows equal those of the whole sequence."""
     torch.manual_seed(0)

@@ -183,7 +183,7 @@ def _check_training(recipe: Recipe, errors: list[str], notices: list[str]) -> No
 
 
 def _check_serving(recipe: Recipe, notices: list[str]) -> None:
-    """What the server named by serve_with cannot load; read in vLLM's and llama.cpp's LoRA loaders."""
+    """What the server named by serve_with is known not to load."""
     if recipe.serve_with is None:
         return
     doubts = {

@@ -171,7 +171,8 @@ class TrainStep:
         return tensors
 
     def _seed(self, micro_batch: int) -> None:
-        self._dropout_seed.fill_((self.seed << 40) + (int(self.state.steps) << 12) + micro_batch)
+        mixed = (self.seed * 0x9E3779B1 + int(self.state.steps)) * 4096 + micro_batch
+        self._dropout_seed.fill_(mixed % 2**63)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self.state.state_dict()

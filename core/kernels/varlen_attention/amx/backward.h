@@ -57,12 +57,13 @@ template <bool kCap>
   if constexpr (kCap) {
     const __m512 t = tanh_lanes(_mm512_mul_ps(score, _mm512_set1_ps(p.scale / p.softcap)));
     const __m512 x = _mm512_fmsub_ps(t, _mm512_set1_ps(p.softcap * kLog2E), lse);
-    probability = _mm512_maskz_mov_ps(seen, exp2_lanes(x));
+    probability = _mm512_maskz_mov_ps(seen, exp2_lanes(_mm512_min_ps(_mm512_setzero_ps(), x)));
     const __m512 slope = _mm512_fnmadd_ps(t, t, _mm512_set1_ps(1.f));
     gradient = _mm512_mul_ps(probability, _mm512_mul_ps(slope, _mm512_sub_ps(dscore, delta)));
   } else {
     const __m512 x = _mm512_fmsub_ps(score, _mm512_set1_ps(p.scale * kLog2E), lse);
-    probability = _mm512_maskz_mov_ps(seen, exp2_lanes(x));
+    // A probability is at most 1, whatever rounding does to huge scores.
+    probability = _mm512_maskz_mov_ps(seen, exp2_lanes(_mm512_min_ps(_mm512_setzero_ps(), x)));
     gradient = _mm512_mul_ps(probability, _mm512_sub_ps(dscore, delta));
   }
   gradient = _mm512_maskz_mov_ps(seen, gradient);

@@ -180,13 +180,16 @@ std::size_t forward_scratch_bytes(const AttentionProblem& p) {
         _mm512_store_ps(at, _mm512_mul_ps(_mm512_load_ps(at), _mm512_set1_ps(shrink[r % 16])));
       }
   }
+  // Two roundings, not a fused one: the product must meet its own rounded maximum in `base`, or a
+  // row of huge scores (1e12) would give 2^100000 or nothing but zeros.
   for (std::int64_t r = 0; r < 16; ++r) {
     const __m512 base = _mm512_set1_ps(peak[r]);
     __m512 lanes = _mm512_setzero_ps();
     for (std::int64_t square = 0; square < squares; ++square) {
       const float* const at = scores + square * kSquareF32 + r * 16;
-      const __m512 a = exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(at), f, base));
-      const __m512 b = exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(at + kTileF32), f, base));
+      const __m512 a = exp2_lanes(_mm512_sub_ps(_mm512_mul_ps(_mm512_load_ps(at), f), base));
+      const __m512 b =
+          exp2_lanes(_mm512_sub_ps(_mm512_mul_ps(_mm512_load_ps(at + kTileF32), f), base));
       lanes = _mm512_add_ps(lanes, _mm512_add_ps(a, b));
       _mm512_store_si512(probabilities + square * kSquare + r * 32, to_bf16_pair(a, b));
     }

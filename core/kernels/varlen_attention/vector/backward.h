@@ -156,7 +156,8 @@ struct VectorBackward {
         slope = L::sub(slope, L::mul(x, x));
         x = L::mul(x, outer);
       }
-      const F32 probability = exp2_of<V>(L::sub(x, L::set(lse)));
+      // At most 1, whatever rounding does to huge scores.
+      const F32 probability = exp2_of<V>(L::min(L::set(0.f), L::sub(x, L::set(lse))));
       const F32 ds = L::mul(probability, L::sub(L::load(dscores + j), L::set(delta)));
       L::store(scores + j, probability);
       L::store(dscores + j, L::mul(ds, slope));
