@@ -73,7 +73,7 @@ class TileDecoder {
   const int shift_;
 };
 
-// E2M1 elements with a scale of one byte for 16 or 32 of them.
+// E2M1 elements with a scale of one byte for 16 of them, or for 32 or more.
 template <class F>
 requires(kHasElements<F>&& F::kPerByte == 2) class TileDecoder<F> {
  public:
@@ -90,8 +90,9 @@ requires(kHasElements<F>&& F::kPerByte == 2) class TileDecoder<F> {
     template <std::size_t g>
     [[gnu::always_inline]] __m512i group(const std::uint8_t* packed) const {
       const __m512i codes = codes_in_tile_order<F::kNibbles>(packed);
-      if constexpr (F::kBlock == 32) {
-        return _mm512_permutexvar_epi16(codes, _mm512_broadcast_i64x4(table(g)));
+      if constexpr (F::kBlock >= 32) {
+        constexpr std::size_t kBlockOfGroup = g * 32 / F::kBlock;
+        return _mm512_permutexvar_epi16(codes, _mm512_broadcast_i64x4(table(kBlockOfGroup)));
       } else {
         // Two tables in one register; bit 4 chooses, set for the words of elements 16 to 31.
         const __m512i upper = _mm512_set_epi64(kSecond, 0, kSecond, 0, kSecond, 0, kSecond, 0);
@@ -124,54 +125,70 @@ template <class V>
   return to_tile_order(_mm512_load_si512(elements));
 }
 
+// What multiplies a group: the scale times 2^8, and whether the fast road may take it.
+struct E4m3Scale {
+  float scale;
+  bool plain;
+  __m512 factor;
+
+  [[gnu::always_inline]] explicit E4m3Scale(float s)
+      : scale(s), plain(s < 0x1p119f), factor(_mm512_set1_ps(s * 256.0f)) {}
+};
+
 // E4M3's bits are those of an fp16 number 2^-8 as large, subnormals included; the product with the
 // scale is rounded to fp32 and then to bf16, as `dequantize` does it.
 template <class V>
-[[gnu::always_inline]] inline __m512i e4m3_group(const std::uint8_t* packed, float scale) {
+[[gnu::always_inline]] inline __m512i e4m3_group(const std::uint8_t* packed, const E4m3Scale& s) {
   const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed));
   const __m256i sign = _mm256_set1_epi8(static_cast<char>(0x80));
   const __mmask32 nan = _mm256_cmpeq_epi8_mask(_mm256_or_si256(codes, sign), _mm256_set1_epi8(-1));
-  if (nan != 0 || !(scale < 0x1p119f)) [[unlikely]]
-    return e4m3_group_slowly<V>(packed, scale);
-  // Word p takes the code of its element as its upper byte.
+  if (nan != 0 || !s.plain) [[unlikely]]
+    return e4m3_group_slowly<V>(packed, s.scale);
+  // Word p takes the code of its element as its upper byte; the lower one is cut off below.
   alignas(64) static constexpr std::uint8_t kOrder[64] = {
       0, 0,  0, 4,  0, 8,  0, 12, 0, 16, 0, 20, 0, 24, 0, 28, 0, 1,  0, 5,  0, 9,
       0, 13, 0, 17, 0, 21, 0, 25, 0, 29, 0, 2,  0, 6,  0, 10, 0, 14, 0, 18, 0, 22,
       0, 26, 0, 30, 0, 3,  0, 7,  0, 11, 0, 15, 0, 19, 0, 23, 0, 27, 0, 31};
-  const __m512i words = _mm512_maskz_permutexvar_epi8(0xaaaaaaaaaaaaaaaa, _mm512_load_si512(kOrder),
-                                                      _mm512_castsi256_si512(codes));
+  const __m512i words =
+      _mm512_permutexvar_epi8(_mm512_load_si512(kOrder), _mm512_castsi256_si512(codes));
   const __m512i half =
-      _mm512_and_si512(_mm512_srai_epi16(words, 1), _mm512_set1_epi16(static_cast<short>(0xbfff)));
-  const __m512 factor = _mm512_set1_ps(scale * 256.0f);
-  const __m512 low = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(half)), factor);
-  const __m512 high = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1)), factor);
+      _mm512_and_si512(_mm512_srai_epi16(words, 1), _mm512_set1_epi16(static_cast<short>(0xbf80)));
+  const __m512 low = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(half)), s.factor);
+  const __m512 high = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1)), s.factor);
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
 
 template <class F>
 requires(kHasElements<F>&& F::kPerByte == 1) class TileDecoder<F> {
  public:
+  static constexpr bool kSquare = F::kShape == BlockShape::kSquare;
+  static_assert(F::kBlock >= 32);
+
   [[gnu::always_inline]] explicit TileDecoder(const DecodeJob& job)
       : weight_(job.weight->packed), across_(ceil_div(weight_.cols, F::kBlock)) {}
 
-  struct Unit {
-    const std::uint8_t* scales;  // of a row of blocks
-    float scale;                 // of a square block
+  struct RowUnit {
+    const std::uint8_t* scales;
     template <std::size_t g>
     [[gnu::always_inline]] __m512i group(const std::uint8_t* packed) const {
-      if constexpr (F::kShape == BlockShape::kSquare)
-        return e4m3_group<simd::Amx>(packed, scale);
-      else
-        return e4m3_group<simd::Amx>(packed, e8m0_value(scales[g]));
+      return e4m3_group<simd::Amx>(packed, E4m3Scale(e8m0_value(scales[g * 32 / F::kBlock])));
     }
   };
+  struct SquareUnit {
+    E4m3Scale scale;
+    template <std::size_t g>
+    [[gnu::always_inline]] __m512i group(const std::uint8_t* packed) const {
+      return e4m3_group<simd::Amx>(packed, scale);
+    }
+  };
+  using Unit = std::conditional_t<kSquare, SquareUnit, RowUnit>;
 
   [[gnu::always_inline]] Unit unit(std::size_t row, std::size_t col, std::size_t element) const {
-    if constexpr (F::kShape == BlockShape::kSquare)
-      // square_block() without its divisions: they would take as long as the unit.
-      return {nullptr, F::block_scale(weight_, row / F::kBlock * across_ + col / F::kBlock)};
+    // square_block() without its divisions: they would take as long as the unit.
+    if constexpr (kSquare)
+      return {E4m3Scale(F::block_scale(weight_, row / F::kBlock * across_ + col / F::kBlock))};
     else
-      return {weight_.scales.blocks + element / F::kBlock, 0.0f};
+      return {weight_.scales.blocks + element / F::kBlock};
   }
 
  private:
