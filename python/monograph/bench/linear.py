@@ -21,7 +21,7 @@ from monograph.bench.memory import recycle_large_blocks
 from monograph.bench.report import Report
 from monograph.bench.rounds import Paired, Work, geometric_mean, paired_rounds
 from monograph.bench.weights import AbsmaxWeights, ElementWeights, Weights
-from monograph.formats import ABSMAX_FORMATS
+from monograph.formats import ABSMAX_FORMATS, format_named
 from monograph.ops.linear import linear, linear_dx
 
 LLAMA = [(4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336)]
@@ -77,7 +77,8 @@ def _measure(
 ) -> Paired:
     copies = 1
     if m <= 16:
-        copies = -(-int(1.2 * last_level_cache()) // (rows * cols // 2))
+        bits = format_named(arguments.format).bits
+        copies = -(-int(1.2 * last_level_cache()) // (rows * cols * bits // 8))
     weights: Weights
     nf4: Weights | None = None
     if arguments.format in ABSMAX_FORMATS:

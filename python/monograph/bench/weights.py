@@ -13,7 +13,7 @@ BLOCK = 64
 
 
 class Weights:
-    """`copies` packed weights of one shape and a quarter as many dense ones."""
+    """`copies` packed weights of one shape, and as many bytes of dense ones."""
 
     peer = ""  # whose dequantisation peer_dense() is
 
@@ -22,7 +22,8 @@ class Weights:
         self.layout = [self.fmt.number, block, rows, cols]
         self.shape = (rows, cols)
         self.copies = copies
-        self.dense = (torch.randn(max(1, -(-copies // 4)), rows, cols) * 0.02).bfloat16()
+        dense = (torch.randn(rows, cols) * 0.02).bfloat16()
+        self.dense = dense.repeat(max(1, -(-copies * self.fmt.bits // 16)), 1, 1)
 
     def packed(self, i: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
         raise NotImplementedError
@@ -75,9 +76,10 @@ class ElementWeights(Weights):
         block = format_named(fmt).default_block
         super().__init__(rows, cols, copies, fmt, block)
         self.peer = "torchao" if "mx" in fmt or fmt == "nvfp4" else ""
-        self.values = torch.randint(0, 256, (copies, rows, cols * self.fmt.bits // 8), dtype=torch.uint8)
+        values = torch.randint(0, 256, (rows, cols * self.fmt.bits // 8), dtype=torch.uint8)
         if self.fmt.bits == 8:
-            self.values[self.values & 0x7F == 0x7F] = 0x3C
+            values[values & 0x7F == 0x7F] = 0x3C
+        self.values = values.repeat(copies, 1, 1)
         blocks = prod(self.fmt.grid(self.shape, block))
         kind = self.fmt.scale_types[0]
         if kind == "float32":
