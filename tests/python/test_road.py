@@ -1,0 +1,75 @@
+"""Requirement Q11: train by recipe, merge with the native tool, generate with transformers."""
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+import monograph as mg
+from monograph.recipe import check_keys
+from monograph.recipe.train import train
+from native_tool import run, run_json
+from recipe_files import make_model, make_tokenizer, write_jsonl
+
+
+@pytest.fixture(scope="module")
+def road(tmp_path_factory):
+    """A model folder, its NF4 copy by the native tool, and an adapter trained on the copy by recipe."""
+    root = tmp_path_factory.mktemp("road")
+    make_tokenizer(root / "model")
+    make_model(root / "model")
+    run("quantize", root / "model", root / "nf4", "--double-quant")
+    rows = [{"instruction": f"What is {n}?", "output": f"{n} dog {n % 7}"} for n in range(40)]
+    recipe = {
+        "base_model": str(root / "nf4"),
+        "adapter": "qlora",
+        "lora_target_linear": True,
+        "lora_r": 8,
+        "datasets": [{"path": write_jsonl(root / "train.jsonl", rows), "type": "instruction"}],
+        "dataset_prepared_path": str(root / "prepared"),
+        "output_dir": str(root / "adapter"),
+        "sequence_len": 64,
+        "sample_packing": True,
+        "torch_compile": False,
+        "learning_rate": 0.01,
+        "num_epochs": 3,
+        "micro_batch_size": 2,
+    }
+    train(check_keys(recipe).recipe)
+    return root
+
+
+def test_train_merge_generate_q11(road):
+    report = run_json(
+        "merge", road / "nf4", "--adapter", road / "adapter", "--base", "dequantized",
+        "--to", "bf16", "--out", road / "merged",
+    )  # fmt: skip
+    assert report["whole"]["cosine"] > 0.99
+    trained = PeftModel.from_pretrained(mg.from_pretrained(road / "nf4"), str(road / "adapter"))
+    mg.optimize(trained)
+    merged = AutoModelForCausalLM.from_pretrained(road / "merged", dtype=torch.bfloat16)
+    assert not hasattr(merged.config, "quantization_config")
+    ids = torch.arange(20, 60)[None]
+    with torch.no_grad():
+        base = mg.from_pretrained(road / "nf4")(ids).logits.float()
+        want, got = trained(ids).logits.float(), merged(ids).logits.float()
+    # Two layers of bf16 weights rounded once more, against what training changed.
+    assert (got - want).norm() <= 2**-5 * want.norm()
+    assert (got - want).norm() <= 0.2 * (want - base).norm()
+    answers = [
+        model.generate(input_ids=ids, max_new_tokens=6, do_sample=False, pad_token_id=2)
+        for model in (trained, merged)
+    ]
+    assert torch.equal(*answers)
+
+
+def test_another_base_is_refused(road, tmp_path):
+    make_model(tmp_path / "other", seed=1)
+    make_tokenizer(tmp_path / "other")
+    run("quantize", tmp_path / "other", tmp_path / "other-nf4", "--double-quant")
+    refused = run(
+        "merge", tmp_path / "other-nf4", "--adapter", road / "adapter", "--base", "dequantized",
+        "--out", tmp_path / "merged", code=3,
+    )  # fmt: skip
+    assert "hash" in refused.stderr or "base" in refused.stderr
+    assert not (tmp_path / "merged").exists()
