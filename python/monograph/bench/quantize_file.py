@@ -3,7 +3,8 @@
 An 8-billion-parameter Llama in bf16, four files of 4 GB (--quick: 1 GB in all) of random weights, to NF4 with
 double-quantised scales. `cp` copies the same files and syncs them; each round runs both from the same cache
 state: cold, the source dropped from the page cache, and warm. bitsandbytes quantises a slice in memory, no
-files: its rate is scaled to the weights that are quantised. The summary has the peak of our anonymous memory.
+files: its rate is scaled to the weights that are quantised. The summary has the peak of our anonymous memory,
+and seconds and memory of `dequantize` and `merge` on the result.
 Needs 40 GB of disk (--quick: 3) under --folder.
 """
 
@@ -117,9 +118,9 @@ def copy_ms(source: pathlib.Path, target: pathlib.Path) -> float:
     return elapsed
 
 
-def quantize_ms(source: pathlib.Path, target: pathlib.Path, threads: int) -> tuple[float, int]:
-    """Milliseconds, and the peak of RssAnon in bytes, looked at every 5 ms."""
-    command = [_tool(), "quantize", str(source), str(target), "--double-quant", "--quiet", "-j", str(threads)]
+def tool_ms(*arguments: object) -> tuple[float, int]:
+    """Milliseconds of `monograph ARGUMENTS`, and the peak of RssAnon in bytes, looked at every 5 ms."""
+    command = [_tool(), *map(str, arguments), "--quiet"]
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     peak = 0
@@ -136,8 +137,40 @@ def quantize_ms(source: pathlib.Path, target: pathlib.Path, threads: int) -> tup
     elapsed = 1e3 * (time.perf_counter() - start)
     if process.returncode != 0:
         raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
-    shutil.rmtree(target)
     return elapsed, peak
+
+
+def write_adapter(folder: pathlib.Path, shapes: Shapes, rank: int = 16) -> None:
+    """A PEFT adapter of random numbers on every linear layer."""
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(1)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, (rows, cols) in shapes.items():
+        if "layers" in name:
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            for part, shape in {"lora_A": (rank, cols), "lora_B": (rows, rank)}.items():
+                tensors[f"{module}.{part}.weight"] = torch.randn(shape, generator=generator) * 0.01
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    targets = sorted({name.split(".")[-2] for name in shapes if "layers" in name})
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+def others(root: pathlib.Path, source: pathlib.Path, shapes: Shapes, threads: int) -> dict[str, float]:
+    """`dequantize` of what quantize wrote, and `merge` of an adapter onto it: seconds and peak memory."""
+    jobs = ("--jobs", threads)
+    packed, adapter, out = root / "quantised", root / "adapter", root / "out"
+    tool_ms("quantize", source, packed, "--double-quant", *jobs)
+    write_adapter(adapter, shapes)
+    numbers: dict[str, float] = {}
+    merging = ("merge", packed, "--adapter", adapter, "--base", "dequantized", "--to", "bf16", "--out", out)
+    for name, command in {"dequantize": ("dequantize", packed, out), "merge": merging}.items():
+        elapsed, peak = tool_ms(*command, *jobs)
+        numbers |= {f"{name}_seconds": elapsed / 1e3, f"{name}_anonymous_gib": peak / 2**30}
+        shutil.rmtree(out)
+    return numbers
 
 
 def bitsandbytes_ms(shapes: Shapes, threads: int) -> float:
@@ -177,7 +210,11 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
                     if name == "cp":
                         times[name].append(copy_ms(source, root / "copy"))
                     else:
-                        elapsed, anonymous = quantize_ms(source, root / "quantised", threads)
+                        target = root / "quantised"
+                        elapsed, anonymous = tool_ms(
+                            "quantize", source, target, "--double-quant", "-j", threads
+                        )
+                        shutil.rmtree(target)
                         times[name].append(elapsed)
                         peak = max(peak, anonymous)
                 times["bitsandbytes"].append(theirs)
@@ -189,6 +226,8 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
             case = {"gb": round(size / 1e9, 2), "format": "nf4+dq", "cache": cache, "threads": threads}
             report.case(case, Paired(best_ms=best, ratio=ratio, repeated=0, tile_tflops=0), "ours")
             ratios |= {f"{name}_{cache}": value for name, value in ratio.items()}
+        ratios |= others(root, source, shapes, threads)
     finally:
-        shutil.rmtree(source, ignore_errors=True)
+        for name in ("source", "quantised", "adapter", "out"):
+            shutil.rmtree(root / name, ignore_errors=True)
     report.summary({**ratios, "peak_anonymous_gib": peak / 2**30})
