@@ -11,7 +11,10 @@ namespace {
 // A name inside Markdown: nothing in it may begin a link, a tag or a new line.
 std::string code(const std::string& name) {
   std::string text = "`";
-  for (const char c : name) text += c == '`' || (c >= 0 && c < 0x20) || c == 0x7f ? '_' : c;
+  for (const char c : name) {
+    const auto byte = static_cast<unsigned char>(c);
+    text += byte == '`' || byte < 0x20 || byte == 0x7f ? '_' : c;
+  }
   return text + "`";
 }
 
