@@ -118,8 +118,10 @@ TEST_F(Convert, QuantisesEachWeightAsTheKernelDoesTheWhole) {
         std::vector<std::uint8_t> values((from.elements + 1) / 2);
         std::vector<float> scales(ceil_div(from.elements, pattern.block));
         const std::vector<float> input = floats(from);
-        const QuantizeJob job = {format,        DType::kFloat32,   input.data(),  input.size(),
-                                 pattern.block, NonFinite::kError, values.data(), scales.data()};
+        const QuantizeJob job = {format,        DType::kFloat32,
+                                 input.data(),  input.size(),
+                                 pattern.block, NonFinite::kError,
+                                 values.data(), reinterpret_cast<std::uint8_t*>(scales.data())};
         ASSERT_EQ(quantize(job, serial_for), std::nullopt);
         const auto stored_values = to.parts.front().tensor.bytes();
         EXPECT_TRUE(std::equal(values.begin(), values.end(), stored_values.begin()));
