@@ -53,12 +53,12 @@ TEST(Isa, TheEnvironmentCapHoldsForWhatIsPicked) {
   for (const FormatInfo& info : formats()) {
     const auto& variants = dequantize_variants();
     const auto chosen = std::find_if(variants.begin(), variants.end(), [&](const auto& v) {
-      return v.run == pick(variants, info.format) && v.format == info.format;
+      return v.run == pick(variants, info.kernels) && v.format == info.kernels;
     });
     ASSERT_NE(chosen, variants.end());
     EXPECT_LE(chosen->isa, limit);
     for (const auto& v : variants)
-      if (v.format == info.format && v.isa <= limit) EXPECT_LE(v.isa, chosen->isa);
+      if (v.format == info.kernels && v.isa <= limit) EXPECT_LE(v.isa, chosen->isa);
   }
 }
 
