@@ -228,8 +228,10 @@ class PatternParser {
       ++position_;
       const char last = text_[position_++];
       if (escaped || last == '\\') fail("has a range with an escape, which is not supported");
-      if (last < c) fail("has a range whose end is below its begin");
-      for (int i = c; i <= last; ++i) members.set(static_cast<std::size_t>(i));
+      const std::size_t first_byte = static_cast<unsigned char>(c);
+      const std::size_t last_byte = static_cast<unsigned char>(last);
+      if (last_byte < first_byte) fail("has a range whose end is below its begin");
+      for (std::size_t i = first_byte; i <= last_byte; ++i) members.set(i);
     }
     ++position_;
     return negated ? ~members : members;

@@ -45,7 +45,7 @@ fs::path absolute_target(const fs::path& given) {
 
 }  // namespace
 
-StagedFolder::StagedFolder(fs::path target, Existing existing,
+StagedFolder::StagedFolder(const fs::path& target, Existing existing,
                            std::span<const fs::path> input_folders, safetensors::FileOps& ops)
     : ops_(ops),
       existing_(existing),

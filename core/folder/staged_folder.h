@@ -24,7 +24,7 @@ class StagedFolder {
   // Throws Error if the target is not a folder, holds something that `existing` does not allow, or
   // holds, is or lies in one of `input_folders`; IoError if another process writes it. `ops` must
   // outlive the object.
-  StagedFolder(std::filesystem::path target, Existing existing,
+  StagedFolder(const std::filesystem::path& target, Existing existing,
                std::span<const std::filesystem::path> input_folders = {},
                safetensors::FileOps& ops = safetensors::system_file_ops());
   // Removes everything unless commit() returned.
