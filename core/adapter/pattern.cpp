@@ -302,7 +302,8 @@ Pattern::Pattern(std::string_view text, std::string_view source) {
   };
   if (text.size() > kMaxPatternChars) refuse(" is longer than 1000 characters");
   for (const char c : text) {
-    if (c < 0x20 || c == 0x7f) refuse(" holds a character that is not printable ASCII");
+    if (const auto byte = static_cast<unsigned char>(c); byte < 0x20 || byte >= 0x7f)
+      refuse(" holds a character that is not printable ASCII");
   }
   PatternParser(text, source).build(*this);
 }
