@@ -215,7 +215,7 @@ class Planner {
       head = &add_base("lm_head.weight", *embedding->base);
     }
     plan_.unties_head = true;
-    plan_.notes.push_back(
+    plan_.notes.emplace_back(
         "input embedding and head were one tensor in the base; the adapter "
         "changes them apart, so both are written and tie_word_embeddings is "
         "false");
