@@ -170,8 +170,10 @@ def test_a_run_writes_what_peft_reads(recipe, root):
             plain = name.replace("base_model.model.", "").replace(".base_layer", "")
             dense.get_submodule(plain).weight.data = layer.dequantize(torch.float32)
     peft = PeftModel.from_pretrained(dense, out).eval()
-    # bf16 activations through two layers: 2^-8 of the largest logit a few times over.
-    assert (peft(ids).logits - after.float()).abs().max() < 0.05 * after.float().abs().max()
+    # bf16 activations through two layers of seven products each: a few units of 2^-8 of the whole.
+    difference = (peft(ids).logits - after.float()).norm()
+    assert difference <= 8 * 2**-8 * after.float().norm()
+    assert difference <= 0.2 * (after - before).float().norm()
 
     with open(os.path.join(out, "monograph.json")) as file:
         record = json.load(file)
@@ -251,7 +253,7 @@ def test_the_best_checkpoint_stays_and_becomes_the_adapter(recipe, worsening):
     read = recipe(**worsening, save_steps=1, save_total_limit=2, max_steps=5, load_best_model_at_end=True)
     outcome = train(read)
     best = outcome.best_step
-    assert best < 3
+    assert best < 4, "the best one must lie before the two that are kept as the last"
     assert list(checkpoints(read.output_dir)) == [best, 4, 5]
     assert adapter_bytes(read.output_dir) == adapter_bytes(f"{read.output_dir}/checkpoint-{best}")
 
