@@ -127,7 +127,8 @@ TEST_F(Convert, QuantisesEachWeightAsTheKernelDoesTheWhole) {
         EXPECT_TRUE(std::equal(values.begin(), values.end(), stored_values.begin()));
         if (double_quant) continue;
         const auto absmax = to.parts[2].tensor.bytes();
-        EXPECT_EQ(std::memcmp(absmax.data(), scales.data(), absmax.size()), 0);
+        ASSERT_EQ(absmax.size(), 4 * scales.size());
+        if (!scales.empty()) EXPECT_EQ(std::memcmp(absmax.data(), scales.data(), absmax.size()), 0);
       }
     }
   }
