@@ -32,6 +32,7 @@ from torch.fx.experimental.symbolic_shapes import optimization_hint
 
 from monograph.nn.quant_linear import QuantLinear
 from monograph.training.loss import forward_loss
+from monograph.training.step import mark_lengths
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
@@ -153,15 +154,13 @@ def _steps(
 
 
 def _marked(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The batch with every length that may change marked as such, as TrainStep does."""
-    marked = {}
-    for name, value in batch.items():
+    """The batch with its lengths marked as TrainStep marks them, but as a wish: other models may fix them."""
+    marked = {
+        name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in batch.items()
+    }
+    for value in marked.values():
         if isinstance(value, torch.Tensor):
-            value = value.clone()
-            for dim in range(value.dim()):
-                if value.shape[dim] > 1:
-                    torch._dynamo.maybe_mark_dynamic(value, dim)
-        marked[name] = value
+            mark_lengths(value, torch._dynamo.maybe_mark_dynamic)
     return marked
 
 

@@ -21,7 +21,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from monograph.bitsandbytes import from_bitsandbytes, to_bitsandbytes
 from monograph.formats import format_named
-from monograph.nn.quant_linear import QuantLinear
+from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.packed_weight import PackedWeight, quantize
 
 METHOD = "monograph"
@@ -220,11 +220,7 @@ class MonographQuantizer(HfQuantizer):
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
         for name, layer in list(model.named_modules()):
             if isinstance(layer, QuantLinear):
-                dense = nn.Linear(
-                    layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta"
-                )
-                dense.weight = nn.Parameter(layer.dequantize(dtype))
-                dense.bias = layer.bias
+                dense = dense_linear(nn.Parameter(layer.dequantize(dtype)), layer.bias)
                 model.set_submodule(name, dense)
         return model
 

@@ -20,7 +20,7 @@ from peft.tuners.lora.variants import DoraLinearVariant
 from peft.tuners.tuners_utils import check_adapters_to_merge
 from torch import nn
 
-from monograph.nn.quant_linear import QuantLinear
+from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.ops.linear import linear, plain_linear
 
 
@@ -153,12 +153,9 @@ class LoraLinear(PeftLinear):
             raise ValueError(
                 f"the merged weight has NaN or infinite entries, wanted finite: adapters {total}"
             )
-        dense = nn.Linear(packed.in_features, packed.out_features, bias=bias is not None, device="meta")
-        dense.weight = nn.Parameter(weight, requires_grad=False)
-        if bias is not None:
-            dense.bias = nn.Parameter(bias, requires_grad=False)
+        frozen = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self._caches["packed_base"] = packed
-        self.base_layer = dense
+        self.base_layer = dense_linear(nn.Parameter(weight, requires_grad=False), frozen)
         self.merged_adapters = total
         return None
 

@@ -109,3 +109,13 @@ class QuantLinear(nn.Linear):
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, format={self.format.name}, block_size={self.block_size}{double}"
         )
+
+
+def dense_linear(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:
+    """An ordinary layer of these parameters; nn.Linear's own would draw others at random first."""
+    rows, cols = weight.shape
+    dense = nn.Linear(cols, rows, bias=bias is not None, device="meta")
+    dense.weight = weight
+    if bias is not None:
+        dense.bias = bias
+    return dense

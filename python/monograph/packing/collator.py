@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-IGNORED = -100  # the label that torch's cross entropy leaves out
+from monograph.ops.linear_cross_entropy import IGNORED as IGNORED
 
 # What a feature may hold beside input_ids. Other per-token columns are refused: dropping them would train on
 # something else than the dataset says.

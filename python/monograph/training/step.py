@@ -11,6 +11,7 @@ import torch._dynamo
 from torch import nn
 from torch.func import functional_call
 
+from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.ops.seeded_dropout import seed_dropouts
 from monograph.training.flat_parameters import FlatParameters
 from monograph.training.loss import forward_loss
@@ -57,7 +58,7 @@ class TrainStep:
     A gradient that is not finite changes nothing. The masks of dropout layers follow from `seed`, the number
     of the step and that of the micro-batch alone, so that a resumed run draws what the first one drew.
 
-    mode: a key of MODES. compile_options: Inductor options, checked by the recipe (docs/recipe.md).
+    mode: a key of MODES.
     dynamic: whether lengths change from batch to batch. If all batches have one shape, False is faster.
     backend: of torch.compile.
     """
@@ -67,7 +68,6 @@ class TrainStep:
         model: nn.Module,
         *,
         mode: str = "graph",
-        compile_options: Mapping[str, Any] | None = None,
         dynamic: bool = True,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -84,11 +84,7 @@ class TrainStep:
         self._dropout_seed = seed_dropouts(model)
         self._rows = 0
         self._hyper = (betas, eps, weight_decay, max_grad_norm)
-        self._compile: dict[str, Any] = {
-            "backend": backend,
-            "fullgraph": True,
-            "options": dict(compile_options) if compile_options else None,
-        }
+        self._compile: dict[str, Any] = {"backend": backend, "fullgraph": True}
         self._forward: Callable[..., torch.Tensor] = self._loss
         self._evaluate: Callable[..., torch.Tensor] = self._eval_loss
         self._whole: Callable[..., tuple[torch.Tensor, torch.Tensor]] = self._whole_step
@@ -104,6 +100,7 @@ class TrainStep:
     def _loss(self, batch: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
         return self._module(batch, targets)
 
+    # A function of its own: the tracer keeps graphs by code, and evaluation must not recompile training.
     def _eval_loss(self, batch: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
         return self._module(batch, targets)
 
@@ -121,7 +118,7 @@ class TrainStep:
 
     def __call__(self, micro_batches: Sequence[Mapping[str, Any]], learning_rate: float) -> StepResult:
         batches = [self._tensors(batch) for batch in micro_batches]
-        counts = [int((batch["labels"] != -100).sum()) for batch in batches]
+        counts = [_count_targets(batch) for batch in batches]
         # float32, so that a count of 1 is no special case for a graph.
         targets = torch.tensor(float(max(sum(counts), 1)))
         rate = torch.tensor(learning_rate, dtype=torch.float32)
@@ -148,7 +145,7 @@ class TrainStep:
     def evaluate(self, batch: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
         """The summed loss over the targets of a batch, and their number."""
         tensors = self._tensors(batch)
-        count = int((tensors["labels"] != -100).sum())
+        count = _count_targets(tensors)
         self.model.eval()
         with torch.no_grad():
             loss = self._evaluate(tensors, torch.ones(()))
@@ -161,13 +158,10 @@ class TrainStep:
         if rows == 1 < self._rows:
             # One row is a constant to the tracer: an epoch's last batch gets a second, without targets.
             tensors = {name: tensor.repeat(2, 1) for name, tensor in tensors.items()}
-            tensors["labels"][1] = -100
+            tensors["labels"][1] = IGNORED
         if self.dynamic and self.mode != "eager":
             for tensor in tensors.values():
-                for dim in range(tensor.dim()):
-                    # Sizes 0 and 1 are constants to the tracer: a packed batch has one row, always.
-                    if tensor.shape[dim] > 1:
-                        torch._dynamo.mark_dynamic(tensor, dim)
+                mark_lengths(tensor, torch._dynamo.mark_dynamic)
         return tensors
 
     def _seed(self, micro_batch: int) -> None:
@@ -179,6 +173,20 @@ class TrainStep:
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.state.load_state_dict(state)
+
+
+def _count_targets(batch: Mapping[str, torch.Tensor]) -> int:
+    return int((batch["labels"] != IGNORED).sum())
+
+
+def mark_lengths(tensor: torch.Tensor, mark: Callable[[torch.Tensor, int], None]) -> None:
+    """Tells the tracer, with `mark`, which sizes change from batch to batch: all that are no constants to it.
+
+    Sizes 0 and 1 are constants: a packed batch has one row, always.
+    """
+    for dim, size in enumerate(tensor.shape):
+        if size > 1:
+            mark(tensor, dim)
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
