@@ -25,7 +25,7 @@ from monograph.recipe import train as train_module
 from monograph.recipe.metrics import read_metrics
 from monograph.training import TrainStep
 from monograph.under_peft import optimize  # noqa: F401  (before the forks)
-from recipe_files import make_model, make_tokenizer, write_jsonl
+from recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 
 # Checkpoints 2, 3 (the best, after the first evaluation), 4 and 6; killed in step 3, or in the second save.
 STEPS, SAVE_EVERY, KILL_AT = 6, 2, 3
@@ -123,25 +123,19 @@ def main(root: pathlib.Path, mode: str, points: list[str]) -> None:
     make_tokenizer(root / "model")
     make_model(root / "model", num_hidden_layers=1 if mode == "compiled" else 2)
     rows = [{"instruction": f"What is {n}?", "output": f"{n} dog {n % 7}"} for n in range(60)]
-    keys = {
-        "base_model": str(root / "model"),
-        "adapter": "qlora",
-        "lora_target_linear": True,
-        "lora_r": 4,
-        "lora_dropout": 0.1,
-        "datasets": [{"path": write_jsonl(root / "train.jsonl", rows), "type": "instruction"}],
-        "dataset_prepared_path": str(root / "prepared"),
-        "sequence_len": 64,
-        "sample_packing": True,
-        "val_set_size": 0 if mode == "compiled" else 10,  # an evaluation is a second graph
-        "eval_steps": 3,
-        "save_steps": SAVE_EVERY,
-        "num_epochs": 10,
-        "max_steps": STEPS,
-        "learning_rate": 0.01,
-        "torch_compile": mode == "compiled",
-        "resume_from_checkpoint": "auto",
-    }
+    write_jsonl(root / "train.jsonl", rows)
+    keys = small_recipe(
+        root,
+        "instruction",
+        lora_dropout=0.1,
+        val_set_size=0 if mode == "compiled" else 10,  # an evaluation is a second graph
+        eval_steps=3,
+        save_steps=SAVE_EVERY,
+        num_epochs=10,
+        max_steps=STEPS,
+        torch_compile=mode == "compiled",
+        resume_from_checkpoint="auto",
+    )
 
     def run(name, point=None):
         recipe = check_keys(keys | {"output_dir": str(root / name)}).recipe

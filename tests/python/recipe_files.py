@@ -60,3 +60,19 @@ def make_model(folder, vocab_size=400, seed=0, **config):
 def write_jsonl(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+def small_recipe(root, kind, **change):
+    """What recipe tests share: LoRA on root/model, packed rows of 64 tokens from root/train.jsonl."""
+    base = {
+        "base_model": str(root / "model"),
+        "adapter": "qlora",
+        "lora_target_linear": True,
+        "lora_r": 4,
+        "datasets": [{"path": str(root / "train.jsonl"), "type": kind}],
+        "dataset_prepared_path": str(root / "prepared"),
+        "sequence_len": 64,
+        "sample_packing": True,
+        "learning_rate": 0.01,
+    }
+    return base | change

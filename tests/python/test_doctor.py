@@ -10,7 +10,7 @@ from torch import nn
 import monograph as mg
 from monograph.__main__ import main
 from monograph.nn import replace_linears
-from recipe_files import make_model, make_tokenizer, write_jsonl
+from recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 from test_train_step import batches, build
 
 
@@ -89,20 +89,14 @@ def test_the_command_reads_a_recipe_and_its_exit_code_is_the_promise(tmp_path, c
     make_tokenizer(tmp_path / "model")
     make_model(tmp_path / "model")
     rows = [{"text": " ".join(["fox"] * (5 + n))} for n in range(30)]
-    recipe = {
-        "base_model": str(tmp_path / "model"),
-        "adapter": "qlora",
-        "lora_target_linear": True,
-        "lora_r": 4,
-        "datasets": [{"path": write_jsonl(tmp_path / "train.jsonl", rows), "type": "completion"}],
-        "dataset_prepared_path": str(tmp_path / "prepared"),
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    change = {
         "output_dir": str(tmp_path / "out"),
-        "sequence_len": 64,
-        "sample_packing": True,
         "micro_batch_size": 1,
         "num_epochs": 1,
         "learning_rate": 0.001,
     }
+    recipe = small_recipe(tmp_path, "completion", **change)
     (tmp_path / "recipe.yml").write_text(yaml.safe_dump(recipe))
     assert main(["doctor", str(tmp_path / "recipe.yml"), "--no-inductor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -19,7 +19,7 @@ from monograph.recipe.prepare import prepare
 from monograph.recipe.progress import Reporter
 from monograph.recipe.schedule import Epochs, event_steps, learning_rate
 from monograph.recipe.train import Run, train
-from recipe_files import make_model, make_tokenizer, write_jsonl
+from recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 
 
 @pytest.fixture(scope="module")
@@ -35,22 +35,15 @@ def root(tmp_path_factory):
 @pytest.fixture
 def keys(root, tmp_path):
     """keys(**change): a recipe of 8 steps, as a mapping."""
-    base = {
-        "base_model": str(root / "model"),
-        "adapter": "qlora",
-        "lora_target_linear": True,
-        "lora_r": 4,
-        "lora_dropout": 0.05,
-        "datasets": [{"path": str(root / "train.jsonl"), "type": "instruction"}],
-        "dataset_prepared_path": str(root / "prepared"),
-        "output_dir": str(tmp_path / "out"),
-        "sequence_len": 64,
-        "sample_packing": True,
-        "torch_compile": False,
-        "learning_rate": 0.01,
-        "num_epochs": 2,
-        "micro_batch_size": 2,
-    }
+    base = small_recipe(
+        root,
+        "instruction",
+        output_dir=str(tmp_path / "out"),
+        lora_dropout=0.05,
+        torch_compile=False,
+        num_epochs=2,
+        micro_batch_size=2,
+    )
     return lambda **change: base | change
 
 

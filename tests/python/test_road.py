@@ -9,7 +9,7 @@ import monograph as mg
 from monograph.recipe import check_keys
 from monograph.recipe.train import train
 from native_tool import run, run_json
-from recipe_files import make_model, make_tokenizer, write_jsonl
+from recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 
 
 @pytest.fixture(scope="module")
@@ -20,21 +20,17 @@ def road(tmp_path_factory):
     make_model(root / "model")
     run("quantize", root / "model", root / "nf4", "--double-quant")
     rows = [{"instruction": f"What is {n}?", "output": f"{n} dog {n % 7}"} for n in range(40)]
-    recipe = {
-        "base_model": str(root / "nf4"),
-        "adapter": "qlora",
-        "lora_target_linear": True,
-        "lora_r": 8,
-        "datasets": [{"path": write_jsonl(root / "train.jsonl", rows), "type": "instruction"}],
-        "dataset_prepared_path": str(root / "prepared"),
-        "output_dir": str(root / "adapter"),
-        "sequence_len": 64,
-        "sample_packing": True,
-        "torch_compile": False,
-        "learning_rate": 0.01,
-        "num_epochs": 3,
-        "micro_batch_size": 2,
-    }
+    write_jsonl(root / "train.jsonl", rows)
+    recipe = small_recipe(
+        root,
+        "instruction",
+        base_model=str(root / "nf4"),
+        output_dir=str(root / "adapter"),
+        lora_r=8,
+        torch_compile=False,
+        num_epochs=3,
+        micro_batch_size=2,
+    )
     train(check_keys(recipe).recipe)
     return root
 
