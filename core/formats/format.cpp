@@ -55,7 +55,6 @@ const char* name_of(ScaleRule rule) {
                                     "torchao",
                                     "compressed-tensors",
                                     "modelopt",
-                                    "deepseek",
                                     "transformers"};
   return kNames[static_cast<std::size_t>(rule)];
 }

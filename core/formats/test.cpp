@@ -116,5 +116,10 @@ TEST(DoubleQuantize, EqualScalesComeBackExactly) {
     EXPECT_EQ(kDynamicMap[codes[i]] * groups[i / 256] + offset, 0.37f);
 }
 
+TEST(Format, TheLastRuleHasItsOwnName) {
+  EXPECT_STREQ(name_of(ScaleRule::kModelOpt), "modelopt");
+  EXPECT_STREQ(name_of(ScaleRule::kTransformers), "transformers");
+}
+
 }  // namespace
 }  // namespace monograph
