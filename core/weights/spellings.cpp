@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "formats/bind.h"
 #include "safetensors/utf8.h"
 
 namespace monograph {
@@ -51,6 +52,8 @@ void describe_rows_of_nibbles(const Candidate& found, std::uint64_t block) {
   set_shape(found, std::move(shape), {1, block});
 }
 
+// ModelOpt stores what multiplies, compressed-tensors what divides.
+template <Format kFormat>
 void describe_nvfp4(const Candidate& found) {
   if (found.part("global_scale")->entry->elements != 1) {
     found.fail("global scale has " + std::to_string(found.part("global_scale")->entry->elements) +
@@ -58,9 +61,13 @@ void describe_nvfp4(const Candidate& found) {
   }
   found.want_dtype("global_scale", StoredDType::kF32);
   describe_rows_of_nibbles(found, 16);
+  found.bind(kFormat, {"scale", "global_scale"});
 }
 
-void describe_mxfp4(const Candidate& found) { describe_rows_of_nibbles(found, 32); }
+void describe_mxfp4(const Candidate& found) {
+  describe_rows_of_nibbles(found, 32);
+  found.bind(Format::kMxfp4, {"scale"});
+}
 
 // blocks [E, rows, groups, 16] and scales [E, rows, groups].
 void describe_gpt_oss(const Candidate& found) {
@@ -73,6 +80,7 @@ void describe_gpt_oss(const Candidate& found) {
   Shape shape(scales.begin(), scales.end() - 1);
   shape.push_back(scales.back() * 32);
   set_shape(found, std::move(shape), {1, 32});
+  found.bind(Format::kMxfp4, {"scale"});
 }
 
 // The block that config.json states, else 128 x 128.
@@ -93,6 +101,12 @@ std::uint64_t tiles(std::uint64_t size, std::uint64_t tile) {
   return size / tile + (size % tile != 0 ? 1 : 0);
 }
 
+// Types that the format knows; fp16 has the size of bf16 and would be taken for it.
+bool has_fp8_block_scales(const Candidate& found) {
+  const StoredDType dtype = dtype_of_part(found, "scale");
+  return dtype == StoredDType::kF32 || dtype == StoredDType::kBF16 || scale_is_e8m0(found);
+}
+
 void describe_fp8(const Candidate& found) {
   Weight& weight = found.weight();
   const Shape shape = shape_of(found, "values"), scale = shape_of(found, "scale");
@@ -106,12 +120,17 @@ void describe_fp8(const Candidate& found) {
   };
   if (scale_is_e8m0(found) && cols % 32 == 0 && scale == with_rows_and_cols(rows, cols / 32)) {
     weight.format = "mxfp8";
-    return set_shape(found, shape, {1, 32});
+    set_shape(found, shape, {1, 32});
+    return found.bind(Format::kMxfp8, {"scale"});
   }
   const Shape block = fp8_block(found);
   if (scale == with_rows_and_cols(tiles(rows, block[0]), tiles(cols, block[1]))) {
-    weight.format = "fp8_block";
-    return set_shape(found, shape, block);
+    weight.format = "fp8-block";
+    set_shape(found, shape, block);
+    const FormatInfo& info = *find_format(Format::kFp8Block);
+    const bool decodable = block[0] == block[1] && block_fits(info, block[0]);
+    if (decodable && has_fp8_block_scales(found)) found.bind(Format::kFp8Block, {"scale"});
+    return;
   }
   weight.format = "fp8";
   if (found.part("scale")->entry->elements == 1) return set_shape(found, shape, {rows, cols});
@@ -171,7 +190,7 @@ constexpr std::array kSpellings = {
                return values_are(found, StoredDType::kU8) &&
                       dtype_of_part(found, "scale") == StoredDType::kF8E4M3;
              },
-             describe_nvfp4},
+             describe_nvfp4<Format::kNvfp4>},
     Spelling{"compressed-tensors",
              "nvfp4",
              ".weight_packed",
@@ -183,7 +202,7 @@ constexpr std::array kSpellings = {
                return values_are(found, StoredDType::kU8) &&
                       dtype_of_part(found, "scale") == StoredDType::kF8E4M3;
              },
-             describe_nvfp4},
+             describe_nvfp4<Format::kNvfp4Divide>},
     Spelling{"compressed-tensors",
              "mxfp4",
              ".weight_packed",
@@ -221,7 +240,7 @@ constexpr std::array kSpellings = {
              },
              describe_mxfp4},
     Spelling{"DeepSeek",
-             "fp8_block",
+             "fp8-block",
              ".weight",
              ".weight",
              {{{".weight_scale_inv", "scale", true}, {".input_scale", "input_scale"}}},
@@ -252,6 +271,22 @@ const LocatedTensor* Candidate::part(std::string_view role) const {
   const auto found = std::find_if(weight_.parts.begin(), weight_.parts.end(),
                                   [&](const Part& part) { return part.role == role; });
   return found == weight_.parts.end() ? nullptr : &found->tensor;
+}
+
+void Candidate::bind(Format format, std::initializer_list<std::string_view> scale_roles) const {
+  const auto bytes_of = [&](std::string_view role) {
+    const auto bytes = part(role)->bytes();
+    return ByteSpan{bytes.data(), bytes.size()};
+  };
+  std::vector<ByteSpan> scales;
+  for (const std::string_view role : scale_roles) scales.push_back(bytes_of(role));
+  const std::vector<std::size_t> shape(weight_.shape.begin(), weight_.shape.end());
+  try {
+    weight_.view =
+        bind_packed(*find_format(format), weight_.block.back(), shape, bytes_of("values"), scales);
+  } catch (const Error& error) {
+    fail(error.what());
+  }
 }
 
 void Candidate::fail(const std::string& what) const {

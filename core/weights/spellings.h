@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <initializer_list>
 #include <span>
 
 #include "weights/weight.h"
@@ -31,6 +32,9 @@ class Candidate {
   // Throws Error unless the part has this shape.
   void want_shape(std::string_view role, std::span<const std::uint64_t> shape) const;
   void want_dtype(std::string_view role, safetensors::StoredDType dtype) const;
+  // Lets the weight be decoded as `format`, the parts of these roles its scales; after shape and
+  // block are set. Throws Error if a size does not fit.
+  void bind(Format format, std::initializer_list<std::string_view> scale_roles) const;
 
  private:
   const safetensors::Checkpoint& checkpoint_;

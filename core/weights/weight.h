@@ -26,7 +26,7 @@ struct Part {
 
 struct Weight {
   std::string name;           // as the model knows it: "model.layers.0.mlp.up_proj.weight"
-  std::string_view format;    // "nf4", "fp8_block" ...; of a plain one its dtype: "bf16", "i64"
+  std::string_view format;    // "nf4", "fp8-block" ...; of a plain one its dtype: "bf16", "i64"
   std::string_view spelling;  // who writes it so: "bitsandbytes", "ModelOpt" ...; "plain"
   std::vector<std::uint64_t> shape;  // logical: of the dequantised weight
   std::uint64_t elements = 0;

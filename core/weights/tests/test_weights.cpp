@@ -112,13 +112,13 @@ TEST(Weights, RecognisesTheKnownSpellings) {
   using T = StoredDType;
   const std::vector<Known> known = {
       {"w.weight",
-       "fp8_block",
+       "fp8-block",
        "DeepSeek",
        {{"w.weight", T::kF8E4M3, {300, 256}, ""}, {"w.weight_scale_inv", T::kF32, {3, 2}, ""}},
        {300, 256},
        {128, 128}},
       {"w.weight",
-       "fp8_block",
+       "fp8-block",
        "compressed-tensors",
        {{"w.weight", T::kF8E4M3, {256, 256}, ""}, {"w.weight_scale", T::kBF16, {2, 2}, ""}},
        {256, 256},
