@@ -5,6 +5,7 @@
 #include <map>
 #include <thread>
 
+#include "convert/packed_parts.h"
 #include "folder/carry_over.h"
 #include "folder/staged_folder.h"
 #include "table.h"
@@ -33,8 +34,7 @@ struct Report {
 std::string target_format(const Conversion& conversion) {
   switch (conversion.action) {
     case Action::kQuantize:
-      return std::string(find_format(conversion.format)->name) +
-             (conversion.double_quant ? "+dq" : "");
+      return std::string(written_name(conversion.format)) + (conversion.double_quant ? "+dq" : "");
     case Action::kCast:
       return std::string(short_name(stored(conversion.dtype)));
     case Action::kCopy:

@@ -79,7 +79,8 @@ void add_piece(Sums& sums, const std::vector<float>& a, const std::vector<float>
 }
 
 bool same_bytes(const Weight& a, const Weight& b) {
-  if (a.format != b.format || a.parts.size() != b.parts.size() || a.shape != b.shape) return false;
+  if (a.format != b.format || a.spelling != b.spelling) return false;
+  if (a.parts.size() != b.parts.size() || a.shape != b.shape) return false;
   for (std::size_t i = 0; i < a.parts.size(); ++i) {
     const auto x = a.parts[i].tensor.bytes(), y = b.parts[i].tensor.bytes();
     if (x.size() != y.size()) return false;

@@ -6,7 +6,9 @@
 #include <thread>
 
 #include "adapter/adapter.h"
+#include "block_size.h"
 #include "command.h"
+#include "convert/packed_parts.h"
 #include "convert/why_kept.h"
 #include "folder/carry_over.h"
 #include "folder/staged_folder.h"
@@ -27,13 +29,19 @@ struct Options {
   std::vector<std::string> adapters;
   bool force = false, json = false, all = false, dry_run = false;
   bool double_quant = false, as_double_quant = false;
-  std::size_t block = 64, as_block = 64;
+  std::optional<std::size_t> block, as_block;
   double warn_below = 0.9, fail_below = -2;
   int jobs = 0;
   std::uint64_t max_shard_bytes = 5'000'000'000;
 };
 
 constexpr std::size_t kShownRows = 10;
+
+std::vector<std::string> output_types() {
+  std::vector<std::string> types = written_names();
+  types.insert(types.begin(), {"same", "bf16", "fp16", "fp32"});
+  return types;
+}
 
 struct GivenAdapter {
   std::string path;
@@ -174,26 +182,21 @@ class Merge {
   }
 
   void set_types() {
-    const auto format = [](const std::string& name, std::size_t block) {
-      const FormatInfo* info = find_format(name);
-      if (info == nullptr) return std::optional<Format>();
-      if (!block_fits(*info, block)) {
-        throw CLI::ValidationError("--block-size",
-                                   std::to_string(block) + ": wanted a power of two from " +
-                                       std::to_string(info->smallest_block) + " to " +
-                                       std::to_string(info->largest_block));
-      }
-      return std::optional(info->format);
-    };
     if (options_.to == "bf16") settings_.dtype = DType::kBFloat16;
     if (options_.to == "fp16") settings_.dtype = DType::kFloat16;
     if (options_.to == "fp32") settings_.dtype = DType::kFloat32;
-    settings_.format = format(options_.to, options_.block);
-    settings_.block = options_.block;
-    settings_.double_quant = options_.double_quant;
-    settings_.base_as = format(options_.as, options_.as_block);
-    settings_.base_block = options_.as_block;
-    settings_.base_double_quant = options_.as_double_quant;
+    settings_.format = written_format(options_.to);
+    if (settings_.format) {
+      settings_.block = block_size(*settings_.format, options_.block);
+      check_double_quant(*settings_.format, options_.double_quant);
+      settings_.double_quant = options_.double_quant;
+    }
+    settings_.base_as = written_format(options_.as);
+    if (settings_.base_as) {
+      settings_.base_block = block_size(*settings_.base_as, options_.as_block);
+      check_double_quant(*settings_.base_as, options_.as_double_quant);
+      settings_.base_double_quant = options_.as_double_quant;
+    }
     if (model_.config && (settings_.format || settings_.base_as)) check_orientation(*model_.config);
   }
 
@@ -308,16 +311,21 @@ Run declare(CLI::App& app) {
   app.add_option("--as", options->as,
                  "With --base dequantized and a base that is not quantised: the format it was "
                  "loaded in for training")
-      ->check(CLI::IsMember({"nf4", "fp4"}));
-  app.add_option("--as-block-size", options->as_block, "Block size of --as")->capture_default_str();
+      ->check(CLI::IsMember(written_names()))
+      ->type_name("FORMAT");
+  app.add_option("--as-block-size", options->as_block, "Block size of --as nf4 or fp4")
+      ->option_text("N [64]");
   app.add_flag("--as-double-quant", options->as_double_quant, "--as with quantised scales");
-  app.add_option("--to", options->to,
-                 "Type of the output. 'same': that of the base, or of the weights it was quantised "
-                 "from; nf4 and fp4: of linear layers only")
-      ->check(CLI::IsMember({"same", "bf16", "fp16", "fp32", "nf4", "fp4"}))
+  app.add_option(
+         "--to", options->to,
+         "Type of the output. 'same': that of the base, or of the weights it was quantised "
+         "from; bf16, fp16, fp32; or a packed format for the linear layers: nf4, fp4, mxfp4, "
+         "mxfp8, nvfp4, fp8-block")
+      ->check(CLI::IsMember(output_types()))
+      ->type_name("TYPE")
       ->capture_default_str();
   app.add_option("--block-size", options->block, "Block size of --to nf4 and fp4")
-      ->capture_default_str();
+      ->option_text("N [64]");
   app.add_flag("--double-quant", options->double_quant, "--to nf4 or fp4 with quantised scales");
   app.add_option("--warn-below", options->warn_below,
                  "Warn about weights whose stored change has a smaller cosine to the trained one")

@@ -1,8 +1,10 @@
-// monograph quantize: a model folder to NF4 or FP4, as bitsandbytes would write it.
+// monograph quantize: a model folder to a packed format, as the format's producers write it.
 #include <memory>
 
 #include "base/error.h"
-#include "convert/bitsandbytes_config.h"
+#include "block_size.h"
+#include "convert/packed_parts.h"
+#include "convert/quantization_config.h"
 #include "convert/why_kept.h"
 #include "convert_folder.h"
 #include "pattern.h"
@@ -13,7 +15,7 @@ namespace {
 struct Options {
   FolderOptions folder;
   std::string to = "nf4", nonfinite = "error", compute_dtype;
-  std::size_t block = 64;
+  std::optional<std::size_t> block;
   bool double_quant = false, requantize = false;
   std::vector<std::string> include, exclude, tensor_types;
 };
@@ -29,9 +31,10 @@ std::vector<TypeRule> type_rules(const std::vector<std::string>& texts) {
   for (const std::string& text : texts) {
     const auto equals = text.rfind('=');
     const std::string type = equals == std::string::npos ? "" : text.substr(equals + 1);
-    if (type != "keep" && find_format(type) == nullptr && !find_dtype(type)) {
-      throw CLI::ValidationError("--tensor-type '" + text +
-                                 "': wanted REGEX=nf4|fp4|bf16|fp16|fp32|keep");
+    if (type != "keep" && !written_format(type) && !find_dtype(type)) {
+      throw CLI::ValidationError(
+          "--tensor-type '" + text +
+          "': wanted REGEX=nf4|fp4|mxfp4|mxfp8|nvfp4|fp8-block|bf16|fp16|fp32|keep");
     }
     rules.push_back({Pattern(text.substr(0, equals)), type});
   }
@@ -49,14 +52,14 @@ class Chooser {
   Conversion choose(const Weight& weight) {
     Conversion conversion;
     conversion.weight = &weight;
-    conversion.block = options_.block;
-    conversion.double_quant = options_.double_quant;
     conversion.nonfinite =
         options_.nonfinite == "saturate" ? NonFinite::kSaturate : NonFinite::kError;
     const std::string type = type_of(weight);
-    if (const FormatInfo* info = find_format(type)) {
+    if (const auto format = written_format(type)) {
       conversion.action = Action::kQuantize;
-      conversion.format = info->format;
+      conversion.format = *format;
+      conversion.block = block_size(*format, options_.block);
+      conversion.double_quant = options_.double_quant && find_format(*format)->double_quant;
     } else if (const auto dtype = find_dtype(type)) {
       conversion.action = weight.format == type ? Action::kCopy : Action::kCast;
       conversion.dtype = *dtype;
@@ -100,12 +103,9 @@ class Chooser {
 };
 
 int quantize_folder(const Options& options, const Session& session) {
-  const FormatInfo& format = *find_format(options.to);
-  if (!block_fits(format, options.block)) {
-    throw CLI::ValidationError(
-        "--block-size " + std::to_string(options.block) + ": wanted a power of two from " +
-        std::to_string(format.smallest_block) + " to " + std::to_string(format.largest_block));
-  }
+  const Format format = *written_format(options.to);
+  block_size(format, options.block);
+  check_double_quant(format, options.double_quant);
   const Model model = open_model(options.folder.from);
   if (model.config) check_orientation(*model.config);
   Chooser chooser(options);
@@ -115,7 +115,9 @@ int quantize_folder(const Options& options, const Session& session) {
     conversions.push_back(chooser.choose(weight));
     const bool kept = conversions.back().action == Action::kCopy;
     any |= conversions.back().action == Action::kQuantize;
-    if (kept && weight.is_packed() && weight.spelling != "bitsandbytes") {
+    const bool fits = weight.spelling == producer_of(format) &&
+                      (weight.format == options.to || weight.spelling == "bitsandbytes");
+    if (kept && weight.is_packed() && !fits) {
       throw Error(options.folder.from + ": weight " + printable(weight.name) + " would stay " +
                   std::string(weight.format) + " beside " + options.to +
                   "; no loader knows such a mixture");
@@ -124,13 +126,13 @@ int quantize_folder(const Options& options, const Session& session) {
   if (!any) throw Error(options.folder.from + ": no weight was chosen to be quantised");
   if (chooser.experts() != 0) {
     session.note("note: " + std::to_string(chooser.experts()) +
-                 " expert weights stay as they are; transformers with bitsandbytes cannot load "
-                 "them packed, Monograph can: --include experts");
+                 " expert weights stay as they are; transformers cannot load them packed: "
+                 "--include experts quantises them all the same");
   }
   std::optional<json::Value> config = model.config;
   if (config) {
     config->set("quantization_config",
-                bitsandbytes_config(*config, conversions, find_dtype(options.compute_dtype)));
+                quantization_config(*config, conversions, find_dtype(options.compute_dtype)));
   }
   return convert_folder("quantize", model, std::move(conversions), config, options.folder, session);
 }
@@ -138,14 +140,13 @@ int quantize_folder(const Options& options, const Session& session) {
 Run declare(CLI::App& app) {
   auto options = std::make_shared<Options>();
   declare_folder_options(app, options->folder);
-  app.add_option("--to", options->to, "Format: nf4 or fp4")
-      ->check(CLI::IsMember({"nf4", "fp4"}))
+  app.add_option("--to", options->to, "Format: nf4, fp4, mxfp4, mxfp8, nvfp4 or fp8-block")
+      ->check(CLI::IsMember(written_names()))
       ->type_name("FORMAT")
       ->capture_default_str();
-  app.add_option("--block-size", options->block, "Weights that share a scale")
-      ->type_name("N")
-      ->capture_default_str();
-  app.add_flag("--double-quant", options->double_quant, "Quantise the scales too");
+  app.add_option("--block-size", options->block, "Weights that share a scale (nf4 and fp4)")
+      ->option_text("N [64]");
+  app.add_flag("--double-quant", options->double_quant, "Quantise the scales too (nf4 and fp4)");
   app.add_option("--include", options->include,
                  "Also quantise matrices whose name matches (repeatable)")
       ->type_name("REGEX")
@@ -155,7 +156,7 @@ Run declare(CLI::App& app) {
       ->allow_extra_args(false);
   app.add_option(
          "--tensor-type", options->tensor_types,
-         "Type of weights whose name matches: nf4, fp4, bf16, fp16, fp32 or keep; the first "
+         "Type of weights whose name matches: a format, bf16, fp16, fp32 or keep; the first "
          "match counts and goes before --include and --exclude (repeatable)")
       ->type_name("REGEX=TYPE")
       ->allow_extra_args(false);
@@ -176,17 +177,18 @@ Run declare(CLI::App& app) {
 
 const Command kQuantize = {
     "quantize",
-    "a model folder to NF4 or FP4, for transformers with bitsandbytes and for Monograph",
-    "Quantise the linear layers of a model folder to 4 bits, as bitsandbytes stores them, and "
-    "write "
-    "config.json so that transformers loads the result. Tokenizer and other files are carried "
-    "over.\n\n"
+    "a model folder to NF4, FP4, MXFP4, MXFP8, NVFP4 or FP8 blocks",
+    "Quantise the linear layers of a model folder and write config.json so that transformers and "
+    "Monograph load the result. nf4 and fp4 are stored as bitsandbytes does, mxfp4, mxfp8 and "
+    "nvfp4 as compressed-tensors does, fp8-block (128 x 128) as DeepSeek and Qwen do. Tokenizer "
+    "and other files are carried over.\n\n"
     "Embeddings, the output head, routers, norms and biases stay as they are; experts do too, "
     "unless "
     "included. The source is streamed, so memory does not grow with the model. The new folder "
     "appears "
     "complete or not at all.",
     "monograph quantize my-llama my-llama-nf4 --double-quant\n"
+    "monograph quantize my-llama my-llama-fp8 --to fp8-block\n"
     "monograph quantize my-llama my-llama-fp4 --to fp4 --exclude 'layers\\.(0|1)\\.' --dry-run\n"
     "monograph quantize my-moe my-moe-nf4 --include 'experts' --tensor-type 'down_proj=keep'",
     declare,

@@ -117,13 +117,45 @@ Finding zero_scales(const Weight& weight) {
   return finding;
 }
 
+bool is_zero_element(const PackedView& view, std::uint64_t i) {
+  const bool bytes = find_format(view.format)->bits == 8;
+  if (bytes) return (view.values[i] & 0x7f) == 0;
+  return ((i % 2 == 0 ? view.values[i / 2] : view.values[i / 2] >> 4) & 7) == 0;
+}
+
+// The same for formats of small floats, told by values that are zero although their codes are not.
+Finding zero_scales_of_floats(const Weight& weight) {
+  Finding finding = {weight.name, "scale", "zero scale", 0, 0};
+  const PackedView& view = *weight.view;
+  const bool square = find_format(view.format)->shape == BlockShape::kSquare;
+  const std::uint64_t matrix_rows = view.matrix_rows == 0 ? view.rows : view.matrix_rows;
+  const std::uint64_t across = ceil_div(view.cols, view.block);
+  std::vector<float> row(view.cols);
+  std::vector<bool> counted(block_count(find_format(view.format)->shape, view.block,
+                                        matrix_rows == 0 ? 0 : view.rows / matrix_rows, matrix_rows,
+                                        view.cols));
+  for (std::uint64_t r = 0; r < view.rows; ++r) {
+    read_elements(weight, r * view.cols, (r + 1) * view.cols, DType::kFloat32, row.data());
+    const std::uint64_t matrix = r / matrix_rows, down = r % matrix_rows / view.block;
+    const std::uint64_t first =
+        square ? (matrix * ceil_div(matrix_rows, view.block) + down) * across : r * across;
+    for (std::uint64_t c = 0; c < view.cols; ++c) {
+      const std::uint64_t block = first + c / view.block;
+      if (row[c] != 0.0f || counted[block] || is_zero_element(view, r * view.cols + c)) continue;
+      counted[block] = true;
+      if (finding.count++ == 0) finding.first = block;
+    }
+  }
+  return finding;
+}
+
 class Scanner {
  public:
   Scanner(const std::vector<Weight>& weights, const std::function<void(std::uint64_t)>& advance)
       : advance_(advance) {
     for (const Weight& weight : weights) {
       const bool flat = weight.view && (weight.format == "nf4" || weight.format == "fp4");
-      if (flat) pieces_.push_back({&weight, nullptr, 0, 0});
+      if (weight.view) pieces_.push_back({&weight, nullptr, 0, 0});
       for (const Part& part : weight.parts) {
         // Packed 4-bit values are bytes of any storage type: no number there is wrong.
         if (flat && part.role == "values") {
@@ -157,7 +189,9 @@ class Scanner {
 
   void look_at(const Piece& piece) {
     if (piece.part == nullptr) {
-      const Finding finding = zero_scales(*piece.weight);
+      const bool floats = piece.weight->format != "nf4" && piece.weight->format != "fp4";
+      const Finding finding =
+          floats ? zero_scales_of_floats(*piece.weight) : zero_scales(*piece.weight);
       if (finding.count != 0) add(finding);
       return;
     }

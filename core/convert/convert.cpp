@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "base/error.h"
 #include "base/float_types.h"
@@ -33,10 +35,15 @@ std::span<const std::uint8_t> as_bytes(const void* data, std::size_t size) {
 // One weight in work: shared by the threads that have its pieces.
 struct Job {
   const Conversion* conversion = nullptr;
-  std::uint64_t pieces = 0;
   std::atomic<std::uint64_t> left = 0;
-  std::mutex mutex;           // of making the scales
-  std::vector<float> scales;  // of kQuantize: from the first piece begun to the last one done
+  // Of kQuantize.
+  std::optional<PackedLayout> layout;
+  PackedScales scales;  // from the first piece begun to the last one done
+  bool has_scales = false;
+  // For a format with a scale of the whole weight: the pieces still to be searched for the largest
+  // magnitude, and what was found.
+  std::uint64_t unsearched = 0;
+  float largest = 0.0f;
 };
 
 // A range of elements, or of bytes of one part for a copy.
@@ -44,6 +51,7 @@ struct Piece {
   Job* job = nullptr;
   const LocatedTensor* part = nullptr;
   std::uint64_t begin = 0, end = 0;
+  bool search = false;  // for the largest magnitude, before the pieces that quantise
 };
 
 // Tells the kernel about a part of a mapping; a hint, so errors do not matter.
@@ -101,13 +109,28 @@ class Converter {
       for (const Part& part : conversion.weight->parts) {
         cut(job, &part.tensor, part.tensor.entry->size_bytes, kPieceBytes);
       }
+    } else if (conversion.action == Action::kQuantize) {
+      job.layout.emplace(conversion);
+      add_quantize(job);
+      job.left = pieces_.size() - first - job.unsearched;
     } else {
       cut(job, nullptr, conversion.weight->elements, kPieceElements);
-      // Its other parts are written even if it is empty.
       if (conversion.weight->elements == 0) pieces_.push_back({&job, nullptr, 0, 0});
     }
-    job.pieces = pieces_.size() - first;
-    job.left = job.pieces;
+  }
+
+  void add_quantize(Job& job) {
+    const std::uint64_t elements = job.conversion->weight->elements;
+    const std::uint64_t step = job.layout->range(kPieceElements);
+    if (job.layout->info().tensor_scale != TensorScale::kNone) {
+      const std::size_t first = pieces_.size();
+      cut(job, nullptr, elements, step);
+      for (std::size_t i = first; i < pieces_.size(); ++i) pieces_[i].search = true;
+      job.unsearched = pieces_.size() - first;
+    }
+    cut(job, nullptr, elements, step);
+    // Its other parts are written even if it is empty.
+    if (elements == 0) pieces_.push_back({&job, nullptr, 0, 0});
   }
 
   void cut(Job& job, const LocatedTensor* part, std::uint64_t count, std::uint64_t step) {
@@ -129,11 +152,14 @@ class Converter {
       }
     } catch (...) {
       stop_ = true;
+      const std::lock_guard lock(mutex_);
+      searched_.notify_all();
       throw;
     }
   }
 
   void do_piece(const Piece& piece, Scratch& scratch) {
+    if (piece.search) return search_piece(piece, scratch);
     const auto source = source_of(piece);
     switch (piece.job->conversion->action) {
       case Action::kCopy:
@@ -159,7 +185,7 @@ class Converter {
           weight.parts.front().tensor.bytes().data() + piece.begin * size_bytes(dtype);
       if (reinterpret_cast<std::uintptr_t>(at) % size_bytes(dtype) == 0) return at;
     }
-    scratch.decoded.resize(kPieceElements);
+    scratch.decoded.resize(std::max(kPieceElements, piece.end - piece.begin));
     read_elements(weight, piece.begin, piece.end, dtype, scratch.decoded.data());
     return scratch.decoded.data();
   }
@@ -168,30 +194,43 @@ class Converter {
     Job& job = *piece.job;
     const Conversion& conversion = *job.conversion;
     const Weight& weight = *conversion.weight;
-    float* scales = nullptr;
-    {
-      const std::lock_guard lock(job.mutex);
-      job.scales.resize(ceil_div(weight.elements, conversion.block));
-      scales = job.scales.data();
-    }
+    const PackedLayout& layout = *job.layout;
+    if (!make_scales(job)) return;
     const std::uint64_t count = piece.end - piece.begin;
-    scratch.out.resize(ceil_div(count, 2));
+    scratch.out.resize(layout.value_bytes(count));
     const DType dtype = source_dtype(weight);
-    const QuantizeJob work = {
-        conversion.format,
-        dtype,
-        input_of(piece, dtype, scratch),
-        count,
-        conversion.block,
-        conversion.nonfinite,
-        scratch.out.data(),
-        reinterpret_cast<std::uint8_t*>(scales + piece.begin / conversion.block)};
+    const QuantizeJob work =
+        layout.job(dtype, input_of(piece, dtype, scratch), count, scratch.out.data(),
+                   job.scales.at(layout, layout.block_at(piece.begin)), &job.scales.tensor);
     if (const auto bad = quantize(work, serial_for)) fail_nonfinite(weight, piece.begin + *bad);
-    writer_.write(weight.name, piece.begin / 2, scratch.out);
+    writer_.write(values_name(conversion), layout.value_bytes(piece.begin), scratch.out);
     if (--job.left == 0) {
       write_packed_parts(conversion, job.scales, writer_);
       job.scales = {};
     }
+  }
+
+  // False if the work has ended.
+  bool make_scales(Job& job) {
+    std::unique_lock lock(mutex_);
+    // Pieces are begun in order: those that search are done or in work.
+    searched_.wait(lock, [&] { return stop_ || job.unsearched == 0; });
+    if (stop_ || job.has_scales) return !stop_;
+    const FormatInfo& info = job.layout->info();
+    job.scales.make_room(*job.layout);
+    job.scales.tensor = tensor_scales_for(info.kernels, info.rules.front(), job.largest);
+    job.has_scales = true;
+    return true;
+  }
+
+  void search_piece(const Piece& piece, Scratch& scratch) {
+    Job& job = *piece.job;
+    const DType dtype = source_dtype(*job.conversion->weight);
+    const float found =
+        largest_magnitude(dtype, input_of(piece, dtype, scratch), piece.end - piece.begin);
+    const std::lock_guard lock(mutex_);
+    job.largest = std::max(job.largest, found);
+    if (--job.unsearched == 0) searched_.notify_all();
   }
 
   void cast_piece(const Piece& piece, Scratch& scratch) {
@@ -233,6 +272,8 @@ class Converter {
   std::vector<Piece> pieces_;
   std::atomic<std::size_t> next_ = 0;
   std::atomic<bool> stop_ = false;
+  std::mutex mutex_;  // of the scales of all jobs
+  std::condition_variable searched_;
 };
 
 }  // namespace

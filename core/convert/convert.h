@@ -19,14 +19,14 @@ namespace monograph {
 
 enum class Action : std::uint8_t {
   kCopy,      // every part as it is
-  kQuantize,  // to a 4-bit format, in the spelling of bitsandbytes
+  kQuantize,  // to a packed format, in the spelling of a producer: see packed_parts.h
   kCast,      // decoded if packed, then rounded to a float type
 };
 
 struct Conversion {
   const Weight* weight = nullptr;  // readable, unless it is copied
   Action action = Action::kCopy;
-  // For kQuantize.
+  // For kQuantize; a format of packed_parts.h and a block of it.
   Format format = Format::kNf4;
   std::size_t block = 64;
   bool double_quant = false;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "convert/packed_parts.h"
 #include "merge/packed.h"
 #include "merge/panels.h"
 #include "merge/round.h"
@@ -84,7 +85,7 @@ std::vector<MergeRow> run_merge(const MergePlan& plan, safetensors::ShardedWrite
     const Survival survival =
         weight.packed ? merge_packed(weight, writer, parallel_for, done) : runner.merge(weight);
     if (!weight.is_changed()) continue;
-    const std::string format(weight.packed ? find_format(weight.packed->format)->name
+    const std::string format(weight.packed ? written_name(weight.packed->format)
                                            : short_name(stored(*weight.dtype)));
     rows.push_back({weight.name, weight.change(), format, survival});
   }

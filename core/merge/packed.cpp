@@ -45,20 +45,32 @@ Survival measure(const MergedPanels& panels, const PackedCopy& copy, DType type,
   return whole;
 }
 
+float largest_merged(const MergedPanels& panels, ParallelFor parallel_for) {
+  std::vector<float> largest(panels.panels());
+  each_panel(panels, parallel_for,
+             [&](std::size_t first, const std::vector<float>&, const std::vector<double>& merged) {
+               const std::vector<float> rounded(merged.begin(), merged.end());
+               largest[first / panels.panel_rows()] =
+                   largest_magnitude(DType::kFloat32, rounded.data(), rounded.size());
+             });
+  return largest.empty() ? 0.0f : *std::max_element(largest.begin(), largest.end());
+}
+
 }  // namespace
 
 Survival merge_packed(const MergedWeight& weight, safetensors::ShardedWriter& writer,
                       ParallelFor parallel_for, FunctionRef<void(std::uint64_t)> done) {
   const Conversion& conversion = *weight.packed;
-  const MergedPanels panels(weight, parallel_for, conversion.block);
+  const MergedPanels panels(weight, parallel_for, PackedLayout(conversion).unit());
   PackedCopy copy(conversion, panels.rows(), panels.cols());
+  if (copy.wants_largest()) copy.set_largest(largest_merged(panels, parallel_for));
   each_panel(panels, parallel_for,
              [&](std::size_t first, const std::vector<float>&, const std::vector<double>& merged) {
                const std::vector<float> rounded(merged.begin(), merged.end());
                copy.quantize(first * panels.cols(), DType::kFloat32, rounded.data(),
                              rounded.size());
              });
-  writer.write(weight.name, 0, copy.values());
+  writer.write(values_name(conversion), 0, copy.values());
   write_packed_parts(conversion, copy.scales(), writer);
   std::uint64_t bytes = 0;
   for (const auto& spec : specs_of(conversion)) bytes += size_bytes(spec);

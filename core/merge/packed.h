@@ -1,4 +1,4 @@
-// A merged weight stored in a 4-bit format.
+// A merged weight stored in a packed format.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,10 @@
 #include "merge/packed_copy.h"
 
+#include <array>
+
 #include "base/error.h"
 #include "base/float_types.h"
+#include "formats/bind.h"
 #include "formats/dynamic_map.h"
 #include "kernels/dequantize/dequantize.h"
 #include "safetensors/utf8.h"
@@ -10,46 +13,52 @@ namespace monograph {
 
 PackedCopy::PackedCopy(const Conversion& conversion, std::size_t rows, std::size_t cols)
     : conversion_(conversion),
-      values_(packed_bytes(*find_format(conversion.format), rows * cols)),
-      scales_(ceil_div(rows * cols, conversion.block)) {
-  view_.format = conversion.format;
+      layout_(conversion, rows, cols),
+      values_(layout_.value_bytes(rows * cols)) {
+  scales_.make_room(layout_);
   view_.rows = rows;
   view_.cols = cols;
-  view_.block = conversion.block;
+}
+
+void PackedCopy::set_largest(float magnitude) {
+  const FormatInfo& info = layout_.info();
+  scales_.tensor = tensor_scales_for(info.kernels, info.rules.front(), magnitude);
 }
 
 void PackedCopy::quantize(std::size_t at, DType dtype, const void* input, std::size_t count) {
-  const QuantizeJob job = {
-      conversion_.format,
-      dtype,
-      input,
-      count,
-      conversion_.block,
-      NonFinite::kError,
-      values_.data() + at / 2,
-      reinterpret_cast<std::uint8_t*>(scales_.data() + at / conversion_.block)};
-  QuantizeFn* run = pick(quantize_variants(), conversion_.format);
-  const std::size_t bad = run(job, 0, ceil_div(count, conversion_.block));
-  if (bad == kAllFinite) return;
+  const QuantizeJob job = layout_.job(dtype, input, count, values_.data() + layout_.value_bytes(at),
+                                      scales_.at(layout_, layout_.block_at(at)), &scales_.tensor);
+  const auto bad = monograph::quantize(job, serial_for);
+  if (!bad) return;
   throw Error("weight " + safetensors::in_quotes(conversion_.weight->name) + ": element " +
-              std::to_string(at + bad) + " is no finite number and cannot be quantised");
+              std::to_string(at + *bad) + " is no finite number and cannot be quantised");
 }
 
 void PackedCopy::finish(ParallelFor parallel_for) {
-  view_.values = values_.data();
-  view_.scales.blocks = reinterpret_cast<const std::uint8_t*>(scales_.data());
-  if (!conversion_.double_quant) return;
-  codes_.resize(scales_.size());
-  groups_.resize(ceil_div(scales_.size(), kScaleGroup));
-  double_quantize(scales_.data(), scales_.size(), codes_.data(), groups_.data(),
-                  &view_.scales.offset, parallel_for);
-  view_.scales.blocks = codes_.data();
-  view_.scales.groups = reinterpret_cast<const std::uint8_t*>(groups_.data());
-  view_.scales.map = reinterpret_cast<const std::uint8_t*>(kDynamicMap);
+  const auto bytes = [](const auto* data, std::size_t count) {
+    return ByteSpan{reinterpret_cast<const std::uint8_t*>(data), count * sizeof *data};
+  };
+  std::vector<ByteSpan> scales = {
+      bytes(scales_.at(layout_, 0), layout_.blocks() * layout_.scale_bytes())};
+  float offset = 0.0f;
+  if (conversion_.double_quant) {
+    codes_.resize(layout_.blocks());
+    groups_.resize(ceil_div(codes_.size(), kScaleGroup));
+    double_quantize(scales_.words.data(), codes_.size(), codes_.data(), groups_.data(), &offset,
+                    parallel_for);
+    scales = {bytes(codes_.data(), codes_.size()), bytes(groups_.data(), groups_.size()),
+              bytes(kDynamicMap, 256), bytes(&offset, 1)};
+  } else if (wants_largest()) {
+    const bool divides = layout_.info().tensor_scale == TensorScale::kDivides;
+    scales.push_back(bytes(divides ? &scales_.tensor.encode : &scales_.tensor.decode, 1));
+  }
+  view_ = bind_packed(layout_.info(), conversion_.block,
+                      std::array<std::size_t, 2>{view_.rows, view_.cols},
+                      bytes(values_.data(), values_.size()), scales);
 }
 
 void PackedCopy::read_row(std::size_t row, DType dtype, float* out) const {
-  DequantizeFn* decode = pick(dequantize_variants(), conversion_.format);
+  DequantizeFn* decode = pick(dequantize_variants(), view_.format);
   if (dtype == DType::kFloat32) {
     decode(view_, row, 0, view_.cols, dtype, Stores::kCached, out);
     return;

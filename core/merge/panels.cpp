@@ -91,16 +91,27 @@ MergedPanels::MergedPanels(const MergedWeight& weight, ParallelFor parallel_for,
 void MergedPanels::quantize_base(ParallelFor parallel_for) {
   auto copy = std::make_unique<PackedCopy>(*weight_.base_as, rows_, cols_);
   const DType type = source_dtype(*weight_.base);
-  const std::size_t piece =
-      ceil_div(kPanelElements, weight_.base_as->block) * weight_.base_as->block;
+  const std::size_t piece = copy->layout().range(kPanelElements);
   const std::size_t count = rows_ * cols_;
-  parallel_for(ceil_div(count, piece), 1, [&](std::size_t at, std::size_t end) {
-    std::vector<std::uint8_t> values(piece * size_bytes(type));
-    for (at *= piece, end *= piece; at < std::min(end, count); at += piece) {
-      const std::size_t last = std::min(count, at + piece);
-      read_elements(*weight_.base, at, last, type, values.data());
-      copy->quantize(at, type, values.data(), last - at);
-    }
+  const auto each_piece = [&](auto&& body) {
+    parallel_for(ceil_div(count, piece), 1, [&](std::size_t at, std::size_t end) {
+      std::vector<std::uint8_t> values(piece * size_bytes(type));
+      for (at *= piece, end *= piece; at < std::min(end, count); at += piece) {
+        const std::size_t last = std::min(count, at + piece);
+        read_elements(*weight_.base, at, last, type, values.data());
+        body(at, values.data(), last - at);
+      }
+    });
+  };
+  if (copy->wants_largest()) {
+    std::vector<float> largest(ceil_div(count, piece) + 1);
+    each_piece([&](std::size_t at, const void* values, std::size_t n) {
+      largest[at / piece] = largest_magnitude(type, values, n);
+    });
+    copy->set_largest(*std::max_element(largest.begin(), largest.end()));
+  }
+  each_piece([&](std::size_t at, const void* values, std::size_t n) {
+    copy->quantize(at, type, values, n);
   });
   copy->finish(parallel_for);
   packed_base_ = std::move(copy);

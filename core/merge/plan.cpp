@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "convert/bitsandbytes_config.h"
+#include "convert/quantization_config.h"
 #include "convert/why_kept.h"
 #include "safetensors/utf8.h"
 
@@ -308,7 +308,7 @@ json::Value merged_config(json::Value config, const MergePlan& plan,
     for (const MergedWeight& weight : plan.weights) {
       conversions.push_back(weight.packed ? *weight.packed : Conversion{.weight = weight.base});
     }
-    config.set("quantization_config", bitsandbytes_config(config, conversions));
+    config.set("quantization_config", quantization_config(config, conversions));
   }
   if (const json::Value* text = config.find("text_config")) {
     json::Value inner = *text;

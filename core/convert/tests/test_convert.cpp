@@ -146,6 +146,54 @@ TEST_F(Convert, GivesTheSameBytesForAnyNumberOfThreads) {
   }
 }
 
+// Pieces of one weight wait for the largest magnitude of all.
+TEST_F(Convert, QuantisesToSmallFloatsTheSameForAnyNumberOfThreads) {
+  TensorList list;
+  list.add("a.weight", StoredDType::kBF16, {2100, 4096}, numbers<Bf16>(2100 * 4096));
+  list.add("b.weight", StoredDType::kF32, {7, 32}, numbers<float>(7 * 32, 30.0f));
+  list.add("c.weight", StoredDType::kBF16, {0, 32});
+  open(list);
+  for (const Format format :
+       {Format::kMxfp4, Format::kMxfp8, Format::kNvfp4Divide, Format::kFp8Block}) {
+    Conversion pattern;
+    pattern.action = Action::kQuantize;
+    pattern.format = format;
+    pattern.block = find_format(format)->smallest_block;
+    const auto one = run(all(pattern), 1), more = run(all(pattern), 3);
+    EXPECT_EQ(safetensors::read_all(one->folder / "model.safetensors"),
+              safetensors::read_all(more->folder / "model.safetensors"));
+    ASSERT_EQ(one->weights.size(), 3u);
+    const double allowed = find_format(format)->bits == 8 ? 0.04 : 0.15;
+    for (std::size_t i = 0; i < 2; ++i) {
+      double error = 0, all_of_it = 0;
+      const std::vector<float> from = floats(weights_[i]), to = floats(one->weights[i]);
+      for (std::size_t j = 0; j < from.size(); ++j) {
+        error += (from[j] - to[j]) * (from[j] - to[j]);
+        all_of_it += from[j] * from[j];
+      }
+      EXPECT_LT(std::sqrt(error / all_of_it), allowed) << one->weights[i].format;
+    }
+  }
+}
+
+TEST_F(Convert, WhatAdvanceThrowsWhilePiecesWaitEndsTheWork) {
+  TensorList list;
+  list.add("a.weight", StoredDType::kBF16, {2100, 4096}, numbers<Bf16>(2100 * 4096));
+  open(list);
+  Conversion pattern;
+  pattern.action = Action::kQuantize;
+  pattern.format = Format::kNvfp4Divide;
+  pattern.block = 16;
+  const std::vector<Conversion> conversions = all(pattern);
+  const TemporaryFolder folder;
+  ShardedWriter writer(folder.path(),
+                       safetensors::plan_shards(specs_of(conversions[0]), {}, 1 << 30));
+  ConvertOptions options;
+  options.threads = 3;
+  options.advance = [](std::uint64_t) { throw Error("enough"); };
+  EXPECT_EQ(error_of([&] { convert(conversions, writer, options); }), "enough");
+}
+
 TEST_F(Convert, CastsWithOneRoundingAndDecodesWhatIsPacked) {
   Conversion pattern;
   pattern.action = Action::kCast;

@@ -62,23 +62,31 @@ TensorScales scales_for(FormatList<Fs...>, Format format, ScaleRule rule, float 
 
 }  // namespace
 
+float largest_magnitude(DType dtype, const void* input, std::size_t count) {
+  AbsmaxFn* absmax = pick_absmax(VectorTargets{});
+  const std::uint32_t found = absmax(dtype, input, count);
+  return std::bit_cast<float>(found < 0x7f800000 ? found : largest_finite(dtype, input, count));
+}
+
+TensorScales tensor_scales_for(Format format, ScaleRule rule, float absmax) {
+  return scales_for(PackedFormats{}, format, rule, absmax);
+}
+
 TensorScales choose_tensor_scales(Format format, ScaleRule rule, DType dtype, const void* input,
                                   std::size_t count, ParallelFor parallel_for) {
   constexpr std::size_t kPiece = 65536;
-  AbsmaxFn* absmax = pick_absmax(VectorTargets{});
-  std::atomic<std::uint32_t> largest = 0;
+  std::atomic<float> largest = 0.0f;
   parallel_for(ceil_div(count, kPiece), 1, [&](std::size_t first, std::size_t last) {
     for (std::size_t piece = first; piece < last; ++piece) {
       const std::size_t begin = piece * kPiece, size = std::min(kPiece, count - begin);
       const void* in = static_cast<const std::byte*>(input) + begin * size_bytes(dtype);
-      std::uint32_t found = absmax(dtype, in, size);
-      if (found >= 0x7f800000) found = largest_finite(dtype, in, size);
-      std::uint32_t seen = largest.load();
+      const float found = largest_magnitude(dtype, in, size);
+      float seen = largest.load();
       while (found > seen && !largest.compare_exchange_weak(seen, found)) {
       }
     }
   });
-  return scales_for(PackedFormats{}, format, rule, std::bit_cast<float>(largest.load()));
+  return tensor_scales_for(format, rule, largest.load());
 }
 
 const std::vector<Variant<QuantizeFn>>& quantize_variants() {

@@ -55,8 +55,14 @@ const std::vector<Variant<QuantizeFn>>& quantize_variants();
 // The largest magnitude among `count` elements as bits; infinity or above if one is not finite.
 using AbsmaxFn = std::uint32_t(DType dtype, const void* input, std::size_t count);
 
-// The scale of one matrix of `count` elements by the rule of the format; {1, 1} for a format
-// without. Non-finite elements are left out.
+// The largest magnitude among `count` elements, non-finite ones left out.
+float largest_magnitude(DType dtype, const void* input, std::size_t count);
+
+// The scale of a matrix with this largest magnitude by the rule of the format; {1, 1} for a format
+// without.
+TensorScales tensor_scales_for(Format format, ScaleRule rule, float absmax);
+
+// The same of one matrix of `count` elements.
 TensorScales choose_tensor_scales(Format format, ScaleRule rule, DType dtype, const void* input,
                                   std::size_t count, ParallelFor parallel_for);
 
