@@ -9,6 +9,7 @@
 #pragma once
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 namespace monograph {
@@ -66,8 +67,18 @@ struct Minifloat {
   }
 };
 
+// The values of all codes.
+template <class E, std::size_t kCodes>
+struct MinifloatTable {
+  float values[kCodes];
+  constexpr MinifloatTable() : values{} {
+    for (std::uint32_t code = 0; code < kCodes; ++code) values[code] = E::decode(code);
+  }
+};
+
 using E2m1 = Minifloat<2, 1, 0x07>;
 using E4m3 = Minifloat<4, 3, 0x7e>;
 using E5m2 = Minifloat<5, 2, 0x7b>;
+inline constexpr MinifloatTable<E4m3, 256> kE4m3Values;
 
 }  // namespace monograph

@@ -17,12 +17,12 @@ struct E4m3Format {
   static constexpr std::size_t kPerByte = 1;
 
   template <class V, class T>
-  [[gnu::always_inline]] static float prepare(float scale) {
-    return scale;
+  [[gnu::always_inline]] static auto prepare(float scale) {
+    return V::template e4m3_scale<T>(scale);
   }
 
   template <class V, class T>
-  [[gnu::always_inline]] static auto decode(float scale, const std::uint8_t* packed) {
+  [[gnu::always_inline]] static auto decode(const auto& scale, const std::uint8_t* packed) {
     return V::template scaled_e4m3<T>(packed, scale);
   }
 

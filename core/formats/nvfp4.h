@@ -33,7 +33,7 @@ struct Nvfp4 : E2m1Format<Nvfp4> {
 
   [[gnu::always_inline]] static float scale_of(const ScalesView& scales, std::uint8_t stored,
                                                std::size_t tensor) {
-    const float s = E4m3::decode(stored);
+    const float s = kE4m3Values.values[stored];
     if (scales.tensor == nullptr) return s;
     const float t = load_f32(scales.tensor + 4 * tensor);
     return scales.tensor_divides ? s / t : s * t;
@@ -63,21 +63,21 @@ struct Nvfp4 : E2m1Format<Nvfp4> {
     };
     if (context.rule == ScaleRule::kTorchao) {
       const std::uint32_t s = clamped(absmax / 6.0f / decode, 0x1p-6f);
-      return {s, {encode / E4m3::decode(s), /*divide=*/false, -0.0f}};
+      return {s, {encode / kE4m3Values.values[s], /*divide=*/false, -0.0f}};
     }
     if (context.rule == ScaleRule::kTransformerEngine) {
       const std::uint32_t s = clamped(absmax * (encode * (1.0f / 6.0f)), 0.0f);
-      const float factor = 1.0f / (E4m3::decode(s) * (1.0f / encode));
+      const float factor = 1.0f / (kE4m3Values.values[s] * (1.0f / encode));
       return {s, {factor > kLargestFloat ? kLargestFloat : factor, /*divide=*/false, -0.0f}};
     }
     if (context.rule == ScaleRule::kCompressedTensors) {
       std::uint32_t s = clamped(encode * (absmax / 6.0f), 0.0f);
       if (s == 0) s = E4m3::encode(0.125f);
-      return {s, {E4m3::decode(s) / encode, /*divide=*/true, 0.0f}};
+      return {s, {kE4m3Values.values[s] / encode, /*divide=*/true, 0.0f}};
     }
     const float ratio = absmax / (6.0f * decode);
     const std::uint32_t s = clamped(ratio == 0.0f ? 1.0f : ratio, 0x1p-9f);
-    return {s, {E4m3::decode(s) * decode, /*divide=*/true, 0.0f}};
+    return {s, {kE4m3Values.values[s] * decode, /*divide=*/true, 0.0f}};
   }
 };
 

@@ -120,6 +120,10 @@ struct Avx2 {
   }
 
   template <class T>
+  [[gnu::always_inline]] static float e4m3_scale(float scale) {
+    return scale;
+  }
+  template <class T>
   [[gnu::always_inline]] static Vec<T> scaled_e4m3(const std::uint8_t* codes, float scale) {
     if constexpr (sizeof(T) == 4) {
       return e4m3_times(codes, scale);

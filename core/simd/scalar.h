@@ -46,6 +46,10 @@ struct Scalar {
 
   // kLanes<T> E4M3 codes times `scale`, the product rounded to fp32 and then to T.
   template <class T>
+  [[gnu::always_inline]] static float e4m3_scale(float scale) {
+    return scale;
+  }
+  template <class T>
   [[gnu::always_inline]] static Vec<T> scaled_e4m3(const std::uint8_t* codes, float scale) {
     return {from_float<T>(E4m3::decode(codes[0]) * scale),
             from_float<T>(E4m3::decode(codes[1]) * scale)};

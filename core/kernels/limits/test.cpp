@@ -15,6 +15,12 @@ TEST(Limits, MoveWritesEveryByte) {
   for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], i / 64);
 }
 
+TEST(Limits, MoveWritesEveryByteOfTwiceAsMany) {
+  std::vector<std::uint8_t> in(1024, 7), out(2048, 0xff);
+  move_bytes(in.data(), in.size(), out.data(), out.size());
+  for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], 7) << i;
+}
+
 TEST(Limits, TilesCountTheirWorkWhereTheyExist) {
   EXPECT_EQ(tile_products(10), best_isa() == Isa::kAmx ? 10 * 65536.0 : 0.0);
 }

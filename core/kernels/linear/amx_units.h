@@ -6,7 +6,8 @@
 // scales of a unit, and the unit's group<g>(bytes) gives the elements. There are three kinds:
 //   absmax formats     one scale for the unit: sixteen products, rounded to bf16, in a register
 //   scales of a byte   (MXFP4, NVFP4): the products of all 256 scales stand ready in CodeTables
-//   E4M3 elements      (MXFP8, FP8 blocks): by way of fp16 and fp32
+//   E4M3 elements      (MXFP8, FP8 blocks): the rounded product of each mantissa with the scale
+//                      from a register, and the exponent added to it
 #pragma once
 
 #include <immintrin.h>
@@ -116,46 +117,41 @@ requires(kHasElements<F>&& F::kPerByte == 2) class TileDecoder<F> {
   const std::uint16_t (*const tables_)[16];
 };
 
-// A group that holds a NaN, or whose scale is beyond what the fast road can multiply with.
+// Any group with any scale.
 template <class V>
 [[gnu::noinline]] __m512i e4m3_group_slowly(const std::uint8_t* codes, float scale) {
-  alignas(64) Bf16 elements[32];
-  for (std::size_t i = 0; i < 32; ++i)
-    elements[i] = from_float<Bf16>(E4m3::decode(codes[i]) * scale);
-  return to_tile_order(_mm512_load_si512(elements));
+  return to_tile_order(V::template scaled_e4m3<Bf16>(codes, scale));
 }
 
-// What multiplies a group: the scale times 2^8, and whether the fast road may take it.
-struct E4m3Scale {
-  float scale;
-  bool plain;
-  __m512 factor;
-
-  [[gnu::always_inline]] explicit E4m3Scale(float s)
-      : scale(s), plain(s < 0x1p119f), factor(_mm512_set1_ps(s * 256.0f)) {}
-};
-
-// E4M3's bits are those of an fp16 number 2^-8 as large, subnormals included; the product with the
-// scale is rounded to fp32 and then to bf16, as `dequantize` does it.
+// V::e4m3_scale by the instruction for bf16: it flushes subnormals, of which there are none here.
 template <class V>
-[[gnu::always_inline]] inline __m512i e4m3_group(const std::uint8_t* packed, const E4m3Scale& s) {
-  const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed));
-  const __m256i sign = _mm256_set1_epi8(static_cast<char>(0x80));
-  const __mmask32 nan = _mm256_cmpeq_epi8_mask(_mm256_or_si256(codes, sign), _mm256_set1_epi8(-1));
-  if (nan != 0 || !s.plain) [[unlikely]]
-    return e4m3_group_slowly<V>(packed, s.scale);
-  // Word p takes the code of its element as its upper byte; the lower one is cut off below.
+[[gnu::always_inline]] inline typename V::E4m3Scale tile_scale(float scale) {
+  const __m512 mantissas =
+      _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 15, 14, 13, 12, 11, 10, 9, 8);
+  const __m512 product = _mm512_mul_ps(mantissas, _mm512_set1_ps(scale));
+  const __m512i rounded = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(product, product));
+  return {scale, V::is_fast_e4m3(scale), _mm512_sub_epi16(rounded, _mm512_set1_epi16(10 << 7))};
+}
+
+// Word p of the result has the code of its element in both bytes.
+[[gnu::always_inline]] inline __m512i e4m3_in_tile_order(__m256i codes) {
   alignas(64) static constexpr std::uint8_t kOrder[64] = {
-      0, 0,  0, 4,  0, 8,  0, 12, 0, 16, 0, 20, 0, 24, 0, 28, 0, 1,  0, 5,  0, 9,
-      0, 13, 0, 17, 0, 21, 0, 25, 0, 29, 0, 2,  0, 6,  0, 10, 0, 14, 0, 18, 0, 22,
-      0, 26, 0, 30, 0, 3,  0, 7,  0, 11, 0, 15, 0, 19, 0, 23, 0, 27, 0, 31};
-  const __m512i words =
-      _mm512_permutexvar_epi8(_mm512_load_si512(kOrder), _mm512_castsi256_si512(codes));
-  const __m512i half =
-      _mm512_and_si512(_mm512_srai_epi16(words, 1), _mm512_set1_epi16(static_cast<short>(0xbf80)));
-  const __m512 low = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(half)), s.factor);
-  const __m512 high = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1)), s.factor);
-  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+      0,  0,  4,  4,  8,  8,  12, 12, 16, 16, 20, 20, 24, 24, 28, 28, 1,  1,  5,  5,  9,  9,
+      13, 13, 17, 17, 21, 21, 25, 25, 29, 29, 2,  2,  6,  6,  10, 10, 14, 14, 18, 18, 22, 22,
+      26, 26, 30, 30, 3,  3,  7,  7,  11, 11, 15, 15, 19, 19, 23, 23, 27, 27, 31, 31};
+  return _mm512_permutexvar_epi8(_mm512_load_si512(kOrder), _mm512_castsi256_si512(codes));
+}
+
+// The elements of one group under an E4m3Scale (simd/avx512.h).
+template <class V>
+[[gnu::always_inline]] inline __m512i e4m3_group(const std::uint8_t* packed,
+                                                 const typename V::E4m3Scale& scale) {
+  const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed));
+  if (scale.fast && V::all_normal_e4m3(codes)) [[likely]]
+    return V::normal_e4m3(e4m3_in_tile_order(codes), scale);
+  if (scale.fast && !V::any_nan_e4m3(codes))
+    return V::finite_e4m3(e4m3_in_tile_order(codes), scale);
+  return e4m3_group_slowly<V>(packed, scale.scale);
 }
 
 template <class F>
@@ -171,11 +167,11 @@ requires(kHasElements<F>&& F::kPerByte == 1) class TileDecoder<F> {
     const std::uint8_t* scales;
     template <std::size_t g>
     [[gnu::always_inline]] __m512i group(const std::uint8_t* packed) const {
-      return e4m3_group<simd::Amx>(packed, E4m3Scale(e8m0_value(scales[g * 32 / F::kBlock])));
+      return e4m3_group<simd::Amx>(packed, simd::Amx::e8m0_scale<Bf16>(scales[g * 32 / F::kBlock]));
     }
   };
   struct SquareUnit {
-    E4m3Scale scale;
+    simd::Amx::E4m3Scale scale;
     template <std::size_t g>
     [[gnu::always_inline]] __m512i group(const std::uint8_t* packed) const {
       return e4m3_group<simd::Amx>(packed, scale);
@@ -186,7 +182,8 @@ requires(kHasElements<F>&& F::kPerByte == 1) class TileDecoder<F> {
   [[gnu::always_inline]] Unit unit(std::size_t row, std::size_t col, std::size_t element) const {
     // square_block() without its divisions: they would take as long as the unit.
     if constexpr (kSquare)
-      return {E4m3Scale(F::block_scale(weight_, row / F::kBlock * across_ + col / F::kBlock))};
+      return {tile_scale<simd::Amx>(
+          F::block_scale(weight_, row / F::kBlock * across_ + col / F::kBlock))};
     else
       return {weight_.scales.blocks + element / F::kBlock};
   }

@@ -78,6 +78,30 @@ template <class F>
   return count < kTogether<F> ? count : kTogether<F>;
 }
 
+// The scale of the matrix that a block lies in, for blocks asked in order.
+class TensorOfBlock {
+ public:
+  [[gnu::always_inline]] TensorOfBlock(const QuantizeJob& job, std::size_t block)
+      : next_(job.tensors), per_tensor_(job.blocks_per_tensor) {
+    if (next_ == nullptr) return;
+    next_ += block / per_tensor_;
+    left_ = per_tensor_ - block % per_tensor_;
+  }
+  [[gnu::always_inline]] TensorScales next() {
+    if (next_ == nullptr) return {};
+    if (left_ == 0) {
+      ++next_;
+      left_ = per_tensor_;
+    }
+    --left_;
+    return *next_;
+  }
+
+ private:
+  const TensorScales* next_;
+  std::size_t per_tensor_, left_ = 0;
+};
+
 // A copy of as many bytes as the kind has would be a call for each block.
 template <class F>
 [[gnu::always_inline]] inline void store_scale(const QuantizeJob& job, std::size_t block,
@@ -120,6 +144,7 @@ template <class F, class V, class T>
   using Element = typename F::Element;
   const T* input = static_cast<const T*>(job.input);
   RuleContext context = {job.rule, job.kind, {}};
+  TensorOfBlock tensor(job, first);
   for (std::size_t block = first; block < last;) {
     const std::size_t count = blocks_together<F>(job, block, last);
     const std::size_t rows = rectangle_of<F>(job, block).rows;
@@ -142,10 +167,11 @@ template <class F, class V, class T>
       std::size_t bad = kAllFinite;
       if (!finite[b]) bits[b] = examine_nonfinite<F, V, T>(job, r[b], bad);
       if (bad != kAllFinite) return bad;
-      if (job.tensors != nullptr) context.tensor = job.tensors[(block + b) / job.blocks_per_tensor];
+      context.tensor = tensor.next();
       const BlockScale chosen = F::choose_scale(context, std::bit_cast<float>(bits[b]));
       store_scale<F>(job, block + b, chosen.stored);
       scaling[b] = chosen.scaling;
+      if (scaling[b].divide) with_inverse(scaling[b]);
     }
     for (std::size_t row = 0; row < rows; ++row)
       for (std::size_t b = 0; b < count; ++b) {

@@ -46,7 +46,7 @@ def main() -> None:
         help="thread counts, e.g. 1,2 (the default)",
     )
     parser.add_argument("--isa", help="cap our kernels and oneDNN: scalar, avx2, avx512, avx512_bf16 or amx")
-    parser.add_argument("--plot", help="draw the result to this file (linear)")
+    parser.add_argument("--plot", help="draw the result to this file (linear, step)")
     parser.add_argument("--format", default="nf4", help="of linear, quantize, dequantize; nf4 by default")
     parser.add_argument(
         "--plain", action="store_true", help="fp32 scales instead of double-quantised (linear)"

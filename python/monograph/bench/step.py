@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monograph.bench.attention import log_normal_lengths
+from monograph.bench.plot import plot_step
 from monograph.bench.report import Report
 from monograph.bench.rounds import Paired
 
@@ -252,3 +253,5 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
                 report.case(line, Paired(best, ratio, 0, 0.0), "ours")
                 summary |= numbers(f"{name}_{threads}_threads", tokens, found)
     report.summary(summary)
+    if arguments.plot:
+        plot_step(summary, arguments.plot)

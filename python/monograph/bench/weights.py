@@ -70,14 +70,15 @@ class AbsmaxWeights(Weights):
 
 
 class ElementWeights(Weights):
-    """MXFP4, MXFP8, NVFP4 or FP8 blocks; codes of every magnitude but no NaN."""
+    """MXFP4, MXFP8, NVFP4 or FP8 blocks; codes as often as normal weights have them, no NaN."""
 
     def __init__(self, rows: int, cols: int, copies: int, fmt: str) -> None:
         block = format_named(fmt).default_block
         super().__init__(rows, cols, copies, fmt, block)
         self.peer = "torchao" if "mx" in fmt or fmt == "nvfp4" else ""
         values = torch.randint(0, 256, (rows, cols * self.fmt.bits // 8), dtype=torch.uint8)
-        if self.fmt.bits == 8:
+        if self.fmt.bits == 8:  # largest of a block about four times the deviation
+            values = (torch.randn(rows, cols) * 100).to(torch.float8_e4m3fn).view(torch.uint8)
             values[values & 0x7F == 0x7F] = 0x3C
         self.values = values.repeat(copies, 1, 1)
         blocks = prod(self.fmt.grid(self.shape, block))
