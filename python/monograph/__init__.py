@@ -12,9 +12,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from monograph import nn, ops, packing
-from monograph.bitsandbytes import dequantize_4bit, from_bitsandbytes, to_bitsandbytes
 from monograph.packed_weight import PackedWeight, linear, quantize
 from monograph.show_config import show_config
+from monograph.spellings.bitsandbytes import dequantize_4bit, from_bitsandbytes, to_bitsandbytes
 
 if TYPE_CHECKING:
     from monograph.diagnosis import doctor

@@ -19,10 +19,10 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from monograph.bitsandbytes import from_bitsandbytes, to_bitsandbytes
 from monograph.formats import format_named
 from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.packed_weight import PackedWeight, quantize
+from monograph.spellings.bitsandbytes import from_bitsandbytes, to_bitsandbytes
 
 METHOD = "monograph"
 

@@ -5,8 +5,8 @@ import torch
 
 import bnb_reference as bnb
 import monograph as mg
-from monograph.bitsandbytes import from_quant_state
 from monograph.ops.dequantize import portable_dequantize
+from monograph.spellings.bitsandbytes import from_quant_state
 
 pytestmark = pytest.mark.per_isa  # run once for each MONOGRAPH_ISA
 

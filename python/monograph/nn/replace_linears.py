@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from monograph.bitsandbytes import from_bitsandbytes
 from monograph.nn.quant_linear import QuantLinear
 from monograph.packed_weight import quantize
+from monograph.spellings.bitsandbytes import from_bitsandbytes
 
 
 def replace_linears(

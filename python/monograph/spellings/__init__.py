@@ -1,0 +1,1 @@
+"""How producers write packed weights into checkpoints; one producer, one file."""
