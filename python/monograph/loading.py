@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
@@ -9,7 +10,23 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from monograph import transformers_attention
-from monograph.transformers_quantizer import METHOD, MonographConfig
+from monograph.transformers_config import loading_dict
+from monograph.transformers_quantizer import MonographConfig
+
+MODELOPT_FILE = "hf_quant_config.json"
+
+
+def stored_quantization(folder: str | os.PathLike[str], config: Any = None) -> dict[str, Any] | None:
+    """The quantization_config of a folder; None if it is not quantised.
+
+    ModelOpt may write it to a file of its own only, which transformers does not read.
+    """
+    config = AutoConfig.from_pretrained(folder) if config is None else config
+    stored = getattr(config, "quantization_config", None)
+    if stored is None and os.path.isfile(os.path.join(folder, MODELOPT_FILE)):
+        with open(os.path.join(folder, MODELOPT_FILE), encoding="utf-8") as file:
+            stored = {"quant_method": "modelopt", **json.load(file)}
+    return stored
 
 
 def from_pretrained(
@@ -22,23 +39,25 @@ def from_pretrained(
 ) -> PreTrainedModel:
     """Loads `folder` with transformers; `options` go to its `from_pretrained`.
 
-    A folder that bitsandbytes or `monograph quantize` wrote is taken as it is: its packed bytes are mapped
-    from the file, not copied or repacked, and what it left dense stays dense. A folder of 16- or 32-bit
+    A folder that is quantised is taken as it is, if bitsandbytes, `monograph quantize`, transformers (fp8),
+    compressed-tensors or ModelOpt wrote it: its packed bytes are mapped from the file, not copied or
+    repacked, and what it left dense stays dense. docs/formats.md has the table. Only weights are packed;
+    rounding of activations, which such a folder may want for serving, is left out. A folder of 16- or 32-bit
     weights is quantised while it loads if `quantization` is given, and else stays dense.
 
         model = mg.from_pretrained("Llama-3.1-8B-nf4")
         model = mg.from_pretrained("Llama-3.1-8B", mg.MonographConfig("nf4", double_quant=True))
     """
     config = options.pop("config", None) or AutoConfig.from_pretrained(folder)
-    stored = getattr(config, "quantization_config", None)
+    stored = stored_quantization(folder, config)
     if stored is not None:
-        method = stored.get("quant_method")
         if quantization is not None:
+            method = stored.get("quant_method")
             raise ValueError(f"{folder}: already quantised by {method!r}; wanted quantization=None")
-        if method == "bitsandbytes":
-            config.quantization_config = MonographConfig.from_bitsandbytes(stored).loading_dict()
-        elif method != METHOD:
-            raise ValueError(f"{folder}: quant_method is {method!r}, wanted 'bitsandbytes'")
+        try:
+            config.quantization_config = loading_dict(stored)
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from None
     return AutoModelForCausalLM.from_pretrained(
         folder,
         config=config,

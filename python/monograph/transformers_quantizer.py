@@ -1,10 +1,11 @@
-"""transformers' road to packed weights: MonographConfig, and the quantizer behind `from_pretrained`.
+"""transformers' road to packed weights: the quantizer behind `from_pretrained`.
 
     AutoModelForCausalLM.from_pretrained(folder, quantization_config=mg.MonographConfig("nf4"))
 
 The model keeps its dense layers on the meta device until a weight arrives; the weight is then quantised (or,
 in a folder that is quantised already, taken as it is) and its layer replaced. No placeholder of another dtype
 is ever registered: transformers casts a checkpoint to the placeholder's dtype before it quantises.
+How a folder names its tensors and its config is the business of monograph.spellings.
 """
 
 from __future__ import annotations
@@ -14,88 +15,27 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.core_model_loading import ConversionOps
-from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
-from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from monograph.formats import format_named
 from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.packed_weight import PackedWeight, quantize
-from monograph.spellings.bitsandbytes import from_bitsandbytes, to_bitsandbytes
+from monograph.transformers_config import METHOD, MonographConfig
 
-METHOD = "monograph"
-
-
-@register_quantization_config(METHOD)
-class MonographConfig(QuantizationConfigMixin):
-    """How `from_pretrained` quantises: format, block size, double quantisation, and which modules stay dense.
-
-    `skip_modules` are module names as transformers matches them; None takes transformers' own choice, the
-    output head and what is tied to it. A saved model carries bitsandbytes' config and keys, so that
-    transformers with bitsandbytes loads it too.
-    """
-
-    def __init__(
-        self,
-        format: str = "nf4",
-        *,
-        block_size: int = 64,
-        double_quant: bool = False,
-        skip_modules: list[str] | None = None,
-        **unknown: Any,
-    ) -> None:
-        unknown.pop("quant_method", None)
-        if unknown:
-            raise ValueError(f"MonographConfig: unknown arguments {sorted(unknown)}")
-        format_named(format).check_block(block_size)
-        self.quant_method = METHOD  # type: ignore[assignment]
-        self.format = format
-        self.block_size = block_size
-        self.double_quant = double_quant
-        self.skip_modules = skip_modules
-
-    @classmethod
-    def from_bitsandbytes(cls, config: dict[str, Any]) -> MonographConfig:
-        """From the quantization_config of a folder that bitsandbytes wrote."""
-        if not config.get("load_in_4bit"):
-            raise ValueError("quantization_config: load_in_4bit is not set, wanted a 4-bit checkpoint")
-        return cls(
-            config.get("bnb_4bit_quant_type", "fp4"),
-            double_quant=config.get("bnb_4bit_use_double_quant", False),
-            skip_modules=config.get("llm_int8_skip_modules"),
-        )
-
-    def loading_dict(self) -> dict[str, Any]:
-        """What `config.quantization_config` must hold for transformers to choose this quantizer."""
-        return dict(self.__dict__)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "quant_method": "bitsandbytes",
-            "load_in_4bit": True,
-            "load_in_8bit": False,
-            "_load_in_4bit": True,
-            "_load_in_8bit": False,
-            "bnb_4bit_quant_type": self.format,
-            "bnb_4bit_use_double_quant": self.double_quant,
-            "bnb_4bit_compute_dtype": "bfloat16",
-            "bnb_4bit_quant_storage": "uint8",
-            "llm_int8_enable_fp32_cpu_offload": False,
-            "llm_int8_has_fp16_weight": False,
-            "llm_int8_skip_modules": self.skip_modules,
-            "llm_int8_threshold": 6.0,
-        }
+__all__ = ["MonographConfig", "MonographQuantizer"]
 
 
 class _Replace(ConversionOps):
     """Turns the tensors of one weight into a QuantLinear and puts it in place of the dense layer."""
 
+    dense_dtype: torch.dtype | None = None  # what a weight that stays dense is cast to
+
     def __init__(self, hf_quantizer: MonographQuantizer) -> None:
         self.hf_quantizer = hf_quantizer
 
-    def packed(self, tensors: dict[str, torch.Tensor]) -> PackedWeight | None:
-        """None leaves the layer dense."""
+    def packed(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> PackedWeight | None:
+        """The weight, which dequantises to `dtype`; None leaves the layer dense."""
         raise NotImplementedError
 
     def convert(  # type: ignore[override]
@@ -109,12 +49,14 @@ class _Replace(ConversionOps):
         assert model is not None
         assert full_layer_name is not None
         tensors = {key: value[0] if isinstance(value, list) else value for key, value in input_dict.items()}
-        packed = self.packed(tensors)
-        if packed is None:
-            return {full_layer_name: next(iter(tensors.values()))}
         path = full_layer_name.rpartition(".")[0]
-        parent, child = path.rpartition(".")[::2]
         dense: Any = model.get_submodule(path)
+        packed = self.packed(tensors, dense.weight.dtype)
+        if packed is None:
+            return {full_layer_name: tensors["weight"].to(dtype=self.dense_dtype)}
+        if not isinstance(dense, nn.Linear):
+            raise ValueError(f"{full_layer_name}: packed in a {type(dense).__name__}, wanted nn.Linear")
+        parent, child = path.rpartition(".")[::2]
         wanted = (dense.out_features, dense.in_features)
         if packed.shape != wanted:
             raise ValueError(f"{full_layer_name}: the checkpoint has shape {packed.shape}, wanted {wanted}")
@@ -132,19 +74,32 @@ class _Replace(ConversionOps):
 class Quantize(_Replace):
     """A dense weight of the checkpoint, quantised as it is read."""
 
-    def packed(self, tensors: dict[str, torch.Tensor]) -> PackedWeight:
+    def packed(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> PackedWeight:
         (weight,) = tensors.values()
         config = self.hf_quantizer.quantization_config
-        return quantize(weight, config.format, block_size=config.block_size, double_quant=config.double_quant)
+        return quantize(
+            weight,
+            config.format,
+            block_size=config.block_size,
+            double_quant=config.double_quant,
+            rule=config.rule,
+            scale_type=config.scale_type,
+        )
 
 
 class Deserialize(_Replace):
-    """The tensors bitsandbytes wrote for one weight; a weight without a quant_state stays dense."""
+    """The tensors that a producer wrote for one weight; a weight without scales stays dense."""
 
-    def packed(self, tensors: dict[str, torch.Tensor]) -> PackedWeight | None:
-        if len(tensors) == 1:
-            return None
-        return from_bitsandbytes(tensors, "weight")
+    def packed(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> PackedWeight | None:
+        return self.hf_quantizer.quantization_config.spelling.pack(tensors, dtype)
+
+
+def dense_linears(model: nn.Module) -> list[str]:
+    return [
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and not isinstance(layer, QuantLinear)
+    ]
 
 
 @register_quantizer(METHOD)
@@ -152,21 +107,29 @@ class MonographQuantizer(HfQuantizer):
     """Behind `from_pretrained` for `MonographConfig`, and behind `monograph.from_pretrained`."""
 
     quantization_config: MonographConfig
-    serialized_names: dict[str, list[str]] = {  # noqa: RUF012  (an attribute of the base class)
-        "weight": [
-            "weight",
-            "weight.nested_absmax",
-            "weight.nested_quant_map",
-            "weight.quant_map",
-            "weight.absmax",
-            "weight.quant_state.bitsandbytes__nf4",
-            "weight.quant_state.bitsandbytes__fp4",
-        ]
-    }
+
+    @property
+    def serialized_names(self) -> dict[str, list[str]]:  # type: ignore[override]
+        return {"weight": list(self.quantization_config.spelling.parts)}
 
     @property
     def quantized_element_size(self) -> float:
-        return 0.5
+        return self.quantization_config.bits / 8
+
+    def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> torch.dtype | None:
+        """The tensors of a weight are read as they lie. Those that no Deserialize receives must be numbers:
+        transformers would cast codes without their scales."""
+        for op in getattr(converter, "operations", ()):
+            if isinstance(op, Deserialize):
+                op.dense_dtype = dtype
+                return None
+        kind = param.get_dtype() if hasattr(param, "get_dtype") else str(param.dtype)
+        if kind.startswith(("F8", "U8", "I8", "torch.float8", "torch.uint8", "torch.int8")):
+            raise ValueError(
+                f"{', '.join(converter.target_patterns)}: packed ({kind}) and no linear layer; mixture of "
+                "experts is not built yet"
+            )
+        return super().get_new_dtype(converter, param, dtype)
 
     def param_needs_quantization(self, model: nn.Module, param_name: str, **_: Any) -> bool:
         path, name = param_name.rpartition(".")[::2]
@@ -188,6 +151,9 @@ class MonographQuantizer(HfQuantizer):
             raise ValueError(f"{type(model).__name__}: no layer was quantised, wanted at least one")
         for layer in layers:
             layer.requires_grad_(False)
+        self.dense_at_load = dense_linears(model)
+        if self.quantization_config.stored is None:
+            self.quantization_config.dense_modules = self.dense_at_load
         # Saving reverts the conversions of loading; ours is undone by get_state_dict_and_metadata instead.
         model._weight_conversions = [
             conversion
@@ -205,16 +171,20 @@ class MonographQuantizer(HfQuantizer):
     def get_state_dict_and_metadata(
         self, model: Any
     ) -> tuple[dict[str, torch.Tensor] | None, dict[str, str]]:
-        """bitsandbytes' keys. A model whose layers were all merged is saved as an ordinary dense one."""
+        """The keys of the config's spelling. A model whose layers were all merged is saved as a dense one."""
         layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantLinear)}
         if not layers:
             self.remove_quantization_config(model)
             return None, {}
+        dense = dense_linears(model)
+        if dense != self.dense_at_load:
+            self.quantization_config.dense_modules = dense
         state = model.state_dict()
         for name, layer in layers.items():
-            for part in ("values", "absmax", "groups", "map", "offset"):
-                state.pop(f"{name}.{part}", None)
-            state.update(to_bitsandbytes(layer.packed, f"{name}.weight"))
+            for part in ("values", *layer.scale_names):
+                del state[f"{name}.{part}"]
+            parts = self.quantization_config.spelling.unpack(layer.packed)
+            state.update({f"{name}.{part}": tensor for part, tensor in parts.items()})
         return state, {}
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:

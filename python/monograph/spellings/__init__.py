@@ -1,1 +1,44 @@
-"""How producers write packed weights into checkpoints; one producer, one file."""
+"""How producers write packed weights into checkpoints; one producer, one file.
+
+`spelling_of(config)` is the one that a folder's quantization_config names, `spelling_saving(format)` the one
+in which a format is saved. A new producer is a class in a file of its own and a place in SPELLINGS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from monograph.spellings.bitsandbytes import BitsAndBytes
+from monograph.spellings.compressed_tensors import CompressedTensors
+from monograph.spellings.fp8_block import Fp8Block
+from monograph.spellings.modelopt import ModelOpt
+from monograph.spellings.spelling import Spelling
+
+SPELLINGS: tuple[Spelling, ...] = (BitsAndBytes(), Fp8Block(), CompressedTensors(), ModelOpt())
+
+# Methods that are known and not built, with the reason.
+_NOT_YET = {"mxfp4": "gpt-oss has packed experts in three dimensions; mixture of experts is not built yet"}
+
+
+def spelling_of(config: Mapping[str, Any]) -> Spelling:
+    """The spelling of a folder with this quantization_config, whose formats are known to be readable."""
+    method = config.get("quant_method")
+    for spelling in SPELLINGS:
+        if method in spelling.methods:
+            spelling.formats(config)
+            return spelling
+    known = ", ".join(method for spelling in SPELLINGS for method in spelling.methods)
+    reason = _NOT_YET.get(str(method))
+    raise ValueError(
+        f"quant_method is {method!r}" + (f": {reason}" if reason else f", wanted one of {known}")
+    )
+
+
+def spelling_saving(format: str) -> Spelling:
+    """The spelling in which a model quantised to `format` is saved."""
+    for spelling in SPELLINGS:
+        if format in spelling.saves:
+            return spelling
+    known = ", ".join(name for spelling in SPELLINGS for name in spelling.saves)
+    raise ValueError(f"format {format} is saved in no spelling, wanted one of {known}")

@@ -8,7 +8,7 @@ state.update(to_bitsandbytes(w, "model.layers.0.mlp.up_proj.weight"))
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from monograph.formats import ABSMAX_FORMATS, SCALE_GROUP, Format, value_table
 from monograph.ops.dequantize import as_float32
 from monograph.packed_weight import PackedWeight, canonical
+from monograph.spellings.spelling import Config, Spelling, listed
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _STATE = "quant_state.bitsandbytes__"
@@ -145,3 +146,51 @@ def dequantize_4bit(tensor: torch.Tensor, quant_state: Any = None) -> torch.Tens
     transposed = tensor.dim() == 2 and tensor.shape[0] == 1 and tensor.shape[1] != 1
     weight = from_quant_state(tensor, quant_state)
     return (weight.t() if transposed else weight).dequantize()
+
+
+class BitsAndBytes(Spelling):
+    """4-bit weights; the rest of a model is dense."""
+
+    name = "bitsandbytes"
+    methods = ("bitsandbytes",)
+    saves = ("nf4", "fp4")
+    parts = (
+        *("weight", "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"),
+        *(f"weight.{_STATE}nf4", f"weight.{_STATE}fp4"),
+    )
+
+    def formats(self, config: Mapping[str, Any]) -> list[str]:
+        if not config.get("load_in_4bit"):
+            raise ValueError("load_in_4bit is not set, wanted a 4-bit checkpoint")
+        return [config.get("bnb_4bit_quant_type", "fp4")]
+
+    def pack(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> PackedWeight | None:
+        return None if len(tensors) == 1 else from_bitsandbytes(tensors, "weight")
+
+    def unpack(self, weight: PackedWeight) -> dict[str, torch.Tensor]:
+        return to_bitsandbytes(weight, "weight")
+
+    def config(
+        self, format: str, *, dense: Sequence[str] | None, double_quant: bool, scale_type: str | None
+    ) -> Config:
+        return {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+            "load_in_8bit": False,
+            "_load_in_4bit": True,
+            "_load_in_8bit": False,
+            "bnb_4bit_quant_type": format,
+            "bnb_4bit_use_double_quant": double_quant,
+            "bnb_4bit_compute_dtype": "bfloat16",
+            "bnb_4bit_quant_storage": "uint8",
+            "llm_int8_enable_fp32_cpu_offload": False,
+            "llm_int8_has_fp16_weight": False,
+            "llm_int8_skip_modules": None if dense is None else list(dense),
+            "llm_int8_threshold": 6.0,
+        }
+
+    def saved_again(self, config: Mapping[str, Any], dense: Sequence[str]) -> Config:
+        again = dict(config) | {"bnb_4bit_quant_storage": "uint8"}
+        if dense:
+            again["llm_int8_skip_modules"] = listed(config.get("llm_int8_skip_modules"), dense)
+        return again

@@ -1,0 +1,140 @@
+"""compressed-tensors (llm-compressor, vLLM): `weight_packed` or `weight`, beside `weight_scale`.
+
+    {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {...}, ...}},
+     "format": "nvfp4-pack-quantized", "quantization_status": "compressed", "ignore": ["lm_head"]}
+
+| weights in a group | tensors | format |
+|---|---|---|
+| float, 4 bits, tensor_group of 16 | weight_packed, weight_scale E4M3, weight_global_scale | nvfp4-divide |
+| float, 4 bits, group of 32 | weight_packed, weight_scale bytes | mxfp4 |
+| float, 8 bits, group of 32 | weight E4M3, weight_scale bytes | mxfp8 |
+| float, 8 bits, block of [128, 128] | weight E4M3, weight_scale fp32 or bf16 | fp8-block |
+
+`weight_global_scale` is fp32 and divides. Groups may differ from layer to layer ("mixed-precision"). What a
+group says of activations, `input_global_scale` and the KV cache concern serving and are not used here: only
+the weights are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from monograph.packed_weight import PackedWeight
+from monograph.spellings.element_tensors import (
+    DENSE,
+    e4m3_weight,
+    element_weight,
+    stored_scales,
+    stored_values,
+)
+from monograph.spellings.spelling import Config, Spelling, listed
+
+
+def _weights(bits: int, strategy: str, **options: Any) -> dict[str, Any]:
+    """The arguments of a scheme's weights, as the library writes them."""
+    fixed = {"num_bits": bits, "type": "float", "symmetric": True, "strategy": strategy, "dynamic": False}
+    return {"group_size": None, **fixed, **options}
+
+
+# Format: the library's name of the way of storing it, and the arguments.
+_SCHEMES = {
+    "nvfp4-divide": (
+        "nvfp4-pack-quantized",
+        _weights(4, "tensor_group", group_size=16, scale_dtype="torch.float8_e4m3fn"),
+    ),
+    "mxfp4": ("mxfp4-pack-quantized", _weights(4, "group", group_size=32, scale_dtype="torch.uint8")),
+    "mxfp8": ("mxfp8-quantized", _weights(8, "group", group_size=32, scale_dtype="torch.uint8")),
+    "fp8-block": ("float-quantized", _weights(8, "block", block_structure=[128, 128])),
+}
+_MEANING = ("num_bits", "type", "symmetric", "strategy", "group_size", "block_structure")
+
+
+def _format_of(weights: Mapping[str, Any], where: str) -> str:
+    found = {key: weights.get(key) for key in _MEANING} | {"symmetric": weights.get("symmetric", True)}
+    for format, (_, scheme) in _SCHEMES.items():
+        if all(scheme.get(key) == value for key, value in found.items()):
+            return format
+    raise ValueError(
+        f"{where}: weights are {found}; wanted symmetric float in groups of 16 (NVFP4) or 32 (MXFP4, MXFP8) "
+        "or in blocks of [128, 128] (FP8)"
+    )
+
+
+class CompressedTensors(Spelling):
+    name = "compressed-tensors"
+    methods = ("compressed-tensors",)
+    saves = ("mxfp4", "mxfp8", "nvfp4-divide")
+    parts = (
+        *("weight", "weight_packed", "weight_scale", "weight_global_scale", "weight_zero_point"),
+        *("input_scale", "input_global_scale"),
+    )
+
+    def formats(self, config: Mapping[str, Any]) -> list[str]:
+        if config.get("quantization_status") != "compressed":
+            found = config.get("quantization_status")
+            raise ValueError(f"quantization_status is {found!r}, wanted 'compressed'")
+        for key in ("transform_config", "sparsity_config"):
+            value = config.get(key) or {}
+            if value and value.get("format") != "dense":
+                raise ValueError(f"{key} is {value}, wanted none: it changes what a layer computes")
+        found_formats: list[str] = []
+        for name, group in (config.get("config_groups") or {}).items():
+            if not isinstance(group, Mapping):
+                raise ValueError(f"config_groups.{name} is {group!r}, wanted a scheme with its weights")
+            if group.get("weights") is not None:
+                format = _format_of(group["weights"], f"config_groups.{name}")
+                found_formats = listed(found_formats, [format])
+        if not found_formats:
+            raise ValueError("config_groups has no group with weights, wanted at least one")
+        return found_formats
+
+    def pack(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> PackedWeight | None:
+        weight, packed, scale = (tensors.get(name) for name in ("weight", "weight_packed", "weight_scale"))
+        if packed is None and scale is None and weight is not None and weight.dtype in DENSE:
+            return None
+        if scale is None or (packed is None) == (weight is None) or "weight_zero_point" in tensors:
+            raise ValueError(
+                f"found {sorted(tensors)}, wanted weight_packed or weight, weight_scale, no zero point"
+            )
+        if packed is not None:
+            if packed.dtype != torch.uint8:
+                raise ValueError(f"weight_packed is {packed.dtype}, wanted torch.uint8")
+            global_scale = tensors.get("weight_global_scale")
+            format = "mxfp4" if global_scale is None else "nvfp4-divide"
+            return element_weight(format, packed, scale, dtype, global_scale)
+        assert weight is not None
+        if weight.dtype != torch.float8_e4m3fn:
+            raise ValueError(f"weight is {weight.dtype} beside weight_scale, wanted torch.float8_e4m3fn")
+        return e4m3_weight(weight, scale, dtype)
+
+    def unpack(self, weight: PackedWeight) -> dict[str, torch.Tensor]:
+        name = "weight" if weight.format.bits == 8 else "weight_packed"
+        found = {name: stored_values(weight), "weight_scale": stored_scales(weight)}
+        if weight.format.tensor_scale:
+            found["weight_global_scale"] = weight.scales[1].clone().view(torch.float32)
+        return found
+
+    def config(
+        self, format: str, *, dense: Sequence[str] | None, double_quant: bool, scale_type: str | None
+    ) -> Config:
+        name, weights = _SCHEMES[format]
+        scheme: Config = {"targets": ["Linear"], "weights": dict(weights), "format": name}
+        scheme |= {"input_activations": None, "output_activations": None}
+        return {
+            "config_groups": {"group_0": scheme},
+            "quant_method": "compressed-tensors",
+            "kv_cache_scheme": None,
+            "format": name,
+            "quantization_status": "compressed",
+            "global_compression_ratio": None,
+            "ignore": ["lm_head"] if dense is None else list(dense),
+        }
+
+    def saved_again(self, config: Mapping[str, Any], dense: Sequence[str]) -> Config:
+        nothing = dict.fromkeys(("input_activations", "output_activations"))
+        groups = {name: {**group, **nothing} for name, group in config["config_groups"].items()}
+        again = dict(config) | {"config_groups": groups, "kv_cache_scheme": None}
+        return again | {"ignore": listed(config.get("ignore"), dense)}

@@ -1,0 +1,107 @@
+"""NVIDIA ModelOpt: `weight` bytes, `weight_scale` and, in NVFP4, `weight_scale_2`, which multiplies.
+
+    {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], ...}     config.json
+    {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"], ...}}      hf_quant_config.json
+
+Other algorithms are refused although some use the same names: the tensor scale of W4A8_NVFP4_FP8 lacks the
+factor 6, and those with AWQ or SVD scale the activations of a layer or add to it. `input_scale` and the
+scales of a KV cache concern serving and are not used here: only the weights are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from monograph.packed_weight import PackedWeight
+from monograph.spellings.element_tensors import (
+    DENSE,
+    e4m3_weight,
+    element_weight,
+    stored_scales,
+    stored_values,
+)
+from monograph.spellings.spelling import Config, Spelling, listed
+
+_ALGORITHMS = {"NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "MXFP8": "mxfp8"}
+
+
+def _details(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part that names the algorithm: hf_quant_config.json has it one level down."""
+    return config.get("quantization") or config
+
+
+def _layers(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    details = _details(config)
+    if details.get("quant_algo") == "MIXED_PRECISION":
+        return list(details.get("quantized_layers", {}).values())
+    return [details]
+
+
+def _weights_alone(layer: Mapping[str, Any]) -> str:
+    return "W4A16_NVFP4" if layer["quant_algo"] == "NVFP4" else layer["quant_algo"]
+
+
+class ModelOpt(Spelling):
+    name = "ModelOpt"
+    methods = ("modelopt", "modelopt_fp4", "modelopt_mxfp8")
+    parts = ("weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
+
+    def formats(self, config: Mapping[str, Any]) -> list[str]:
+        found: list[str] = []
+        wanted = ", ".join(_ALGORITHMS)
+        for layer in _layers(config):
+            algorithm, group = layer.get("quant_algo"), layer.get("group_size")
+            format = _ALGORITHMS.get(str(algorithm))
+            if format is None:
+                raise ValueError(f"quant_algo is {algorithm}, wanted one of {wanted}")
+            size = 32 if format == "mxfp8" else 16
+            if group not in (None, size):
+                raise ValueError(f"group_size of {algorithm} is {group}, wanted {size}")
+            found = listed(found, [format])
+        if not found:
+            raise ValueError(f"quantized_layers is empty, wanted layers in one of {wanted}")
+        return found
+
+    def pack(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> PackedWeight | None:
+        weight, scale = tensors.get("weight"), tensors.get("weight_scale")
+        if weight is None or (scale is None and weight.dtype not in DENSE):
+            raise ValueError(f"found {sorted(tensors)}, wanted weight and weight_scale")
+        if "pre_quant_scale" in tensors:
+            raise ValueError("there is a pre_quant_scale, which scales activations; wanted none")
+        if scale is None:
+            return None
+        if weight.dtype == torch.float8_e4m3fn:
+            return e4m3_weight(weight, scale, dtype)
+        if weight.dtype != torch.uint8:
+            raise ValueError(f"weight is {weight.dtype} beside weight_scale, wanted uint8 or float8_e4m3fn")
+        return element_weight("nvfp4", weight, scale, dtype, tensors.get("weight_scale_2"))
+
+    def unpack(self, weight: PackedWeight) -> dict[str, torch.Tensor]:
+        found = {"weight": stored_values(weight), "weight_scale": stored_scales(weight)}
+        if weight.format.tensor_scale:
+            found["weight_scale_2"] = weight.scales[1].clone().view(torch.float32).reshape(())
+        return found
+
+    def saved_again(self, config: Mapping[str, Any], dense: Sequence[str]) -> Config:
+        """Weights alone: NVFP4 without its input scales is what ModelOpt calls W4A16_NVFP4."""
+        details = _details(config)
+        again = {key: config[key] for key in ("producer",) if key in config} | {"quant_method": "modelopt"}
+        again["ignore"] = listed(details.get("ignore", details.get("exclude_modules")), dense)
+        again["quant_algo"] = _weights_alone(details)
+        if "group_size" in details:
+            again["group_size"] = details["group_size"]
+        if "quantized_layers" in details:
+            again["quantized_layers"] = {
+                name: dict(layer) | {"quant_algo": _weights_alone(layer)}
+                for name, layer in details["quantized_layers"].items()
+            }
+        groups = details.get("config_groups")
+        if groups:
+            again["config_groups"] = {
+                name: {key: value for key, value in group.items() if key != "input_activations"}
+                for name, group in groups.items()
+            }
+        return again

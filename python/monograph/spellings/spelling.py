@@ -1,0 +1,59 @@
+"""What every producer's file says: how its config is recognised, read and written, and its tensors too."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from monograph.packed_weight import PackedWeight
+
+Config = dict[str, Any]
+
+
+class Spelling(ABC):
+    """One producer's way to write packed weights into a checkpoint.
+
+    Which layers are packed is read from the tensors, never from a config's list of exceptions: a list that
+    says too much or too little cannot turn codes into weights. The config is checked before any tensor is
+    read, so that a scheme with another meaning under the same names is refused.
+    """
+
+    name: str
+    methods: tuple[str, ...]  # `quant_method` in a quantization_config
+    saves: tuple[str, ...] = ()  # the formats that are saved in this spelling
+    parts: tuple[str, ...]  # tensors of one linear layer that belong to its weight; `weight` comes first
+
+    @abstractmethod
+    def formats(self, config: Mapping[str, Any]) -> list[str]:
+        """The formats of a folder with this quantization_config; a ValueError names what cannot be taken."""
+
+    @abstractmethod
+    def pack(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> PackedWeight | None:
+        """The weight of one layer from its `parts`, views without a copy; None if it is dense.
+
+        `dtype` is what the weight dequantises to, unless the tensors say it themselves.
+        """
+
+    @abstractmethod
+    def unpack(self, weight: PackedWeight) -> dict[str, torch.Tensor]:
+        """The `parts` of one layer, for saving."""
+
+    def config(
+        self, format: str, *, dense: Sequence[str] | None, double_quant: bool, scale_type: str | None
+    ) -> Config:
+        """The quantization_config to save for a format of `saves`. `dense` names the linear layers that are
+        not packed; None leaves the choice to the reader: the output head."""
+        raise NotImplementedError(f"{self.name}: nothing is quantised into this spelling")
+
+    @abstractmethod
+    def saved_again(self, config: Mapping[str, Any], dense: Sequence[str]) -> Config:
+        """The quantization_config of a folder that was loaded and is saved: `config` without what concerns
+        activations, whose scales are not kept, and with `dense` added to the layers that are not packed."""
+
+
+def listed(names: Sequence[str] | None, more: Sequence[str]) -> list[str]:
+    """`names` with `more` at the end, each once."""
+    return list(dict.fromkeys([*(names or ()), *more]))

@@ -1,0 +1,89 @@
+"""MonographConfig: how transformers' `from_pretrained` quantises, and what it makes of a quantised folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.quantizers.auto import register_quantization_config
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from monograph.formats import format_named
+from monograph.spellings import spelling_of, spelling_saving
+from monograph.spellings.spelling import Spelling
+
+METHOD = "monograph"
+
+
+@register_quantization_config(METHOD)
+class MonographConfig(QuantizationConfigMixin):
+    """How `from_pretrained` quantises: format, block size, double quantisation, and which modules stay dense.
+
+    `skip_modules` are module names as transformers matches them; None takes transformers' own choice, the
+    output head and what is tied to it. `rule` and `scale_type` are those of `monograph.quantize`. A saved
+    model carries the config and keys of a library that transformers loads it with: bitsandbytes for nf4 and
+    fp4, transformers' own fp8 for fp8-block, compressed-tensors for the others. The latter divides by
+    NVFP4's tensor scale, so "nvfp4" here is the format "nvfp4-divide".
+
+    `stored` is set by `monograph.from_pretrained`: the quantization_config of a folder that is quantised.
+    """
+
+    def __init__(
+        self,
+        format: str = "nf4",
+        *,
+        block_size: int | None = None,
+        double_quant: bool = False,
+        rule: str = "default",
+        scale_type: str | None = None,
+        skip_modules: list[str] | None = None,
+        stored: dict[str, Any] | None = None,
+        **unknown: Any,
+    ) -> None:
+        unknown.pop("quant_method", None)
+        if unknown:
+            raise ValueError(f"MonographConfig: unknown arguments {sorted(unknown)}")
+        fmt = format_named("nvfp4-divide" if format == "nvfp4" else format)
+        block_size = fmt.default_block if block_size is None else block_size
+        fmt.check_block(block_size)
+        fmt.rule_number(rule)
+        fmt.scale_bytes(scale_type)
+        if double_quant and not fmt.double_quant:
+            raise ValueError(f"MonographConfig: double_quant is True, format {format} has none")
+        self.quant_method = METHOD  # type: ignore[assignment]
+        self.format = fmt.name
+        self.block_size = block_size
+        self.double_quant = double_quant
+        self.rule = rule
+        self.scale_type = scale_type
+        self.skip_modules = skip_modules
+        self.stored = stored
+        # Linear layers that are not packed, for the saved config; of a stored one only if they have changed.
+        self.dense_modules: list[str] | None = None
+
+    @property
+    def spelling(self) -> Spelling:
+        return spelling_saving(self.format) if self.stored is None else spelling_of(self.stored)
+
+    @property
+    def bits(self) -> int:
+        """Of an element; the larger if a folder has several formats."""
+        names = [self.format] if self.stored is None else self.spelling.formats(self.stored)
+        return max(format_named(name).bits for name in names)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a saved config holds."""
+        if self.stored is not None:
+            return self.spelling.saved_again(self.stored, self.dense_modules or [])
+        return self.spelling.config(
+            self.format,
+            dense=self.skip_modules if self.dense_modules is None else self.dense_modules,
+            double_quant=self.double_quant,
+            scale_type=self.scale_type,
+        )
+
+
+def loading_dict(stored: dict[str, Any]) -> dict[str, Any]:
+    """What `config.quantization_config` must hold for transformers to choose this quantizer for a folder with
+    the quantization_config `stored`; an error if that cannot be read."""
+    spelling_of(stored)
+    return {"quant_method": METHOD, "stored": stored}

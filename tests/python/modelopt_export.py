@@ -1,0 +1,48 @@
+"""Quantises and exports a folder with NVIDIA ModelOpt, and writes what ModelOpt dequantises it to.
+
+modelopt_export.py SOURCE FOLDER LAYER_TO_LEAVE_DENSE ALGORITHM ...       # FOLDER/ALGORITHM{/,.dense}
+"""
+
+import copy
+import sys
+
+import modelopt.torch.quantization as mtq
+import torch
+from modelopt.torch.export import export_hf_checkpoint
+from modelopt.torch.quantization.qtensor import NVFP4QTensor
+from modelopt.torch.quantization.qtensor.mxfp8_tensor import MXFP8QTensor
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+
+def quantize(source, folder, algorithm, dense):
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+    config = copy.deepcopy(getattr(mtq, f"{algorithm}_DEFAULT_CFG"))
+    config["quant_cfg"].append({"quantizer_name": f"*{dense}*", "enable": False})
+    mtq.quantize(model, config, forward_loop=lambda model: model(torch.arange(24)[None]))
+    export_hf_checkpoint(model, export_dir=folder)
+
+
+def dequantized(folder):
+    state, found = load_file(f"{folder}/model.safetensors"), {}
+    for name, scale in state.items():
+        layer = name.removesuffix(".weight_scale")
+        if layer == name:
+            continue
+        weight = state[f"{layer}.weight"]
+        if weight.dtype == torch.uint8:
+            tensor = NVFP4QTensor(torch.Size((weight.shape[0], 2 * weight.shape[1])), torch.bfloat16, weight)
+            double = state[f"{layer}.weight_scale_2"]
+            options = {"scale": scale, "double_scale": double, "block_sizes": {-1: 16}}
+            found[layer] = tensor.dequantize(torch.bfloat16, **options)
+        else:
+            tensor = MXFP8QTensor(weight.shape, torch.bfloat16, weight)
+            found[layer] = tensor.dequantize(torch.bfloat16, scale=scale)
+    return found
+
+
+if __name__ == "__main__":
+    source, folder, dense, *algorithms = sys.argv[1:]
+    for algorithm in algorithms:
+        quantize(source, f"{folder}/{algorithm}", algorithm, dense)
+        save_file(dequantized(f"{folder}/{algorithm}"), f"{folder}/{algorithm}.dense")
