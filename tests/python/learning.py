@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 
@@ -23,6 +24,17 @@ def make_world(folder):
         keys = yaml.safe_load(file)
     with open(os.path.join(folder, "held_back.jsonl")) as file:
         return path, keys, [json.loads(line) for line in file]
+
+
+def quantised_folder(source, folder, format):
+    """A model folder in another format, with its tokenizer."""
+    import monograph as mg
+
+    mg.from_pretrained(source, mg.MonographConfig(format)).save_pretrained(folder)
+    for name in os.listdir(source):
+        if name.startswith(("tokenizer", "special_tokens")):
+            shutil.copy(os.path.join(source, name), folder)
+    return folder
 
 
 def exact_match(generator, asked):

@@ -2,6 +2,7 @@
 learns it as transformers, PEFT and bitsandbytes do."""
 
 import io
+import json
 import sys
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 import learning
 from monograph.__main__ import main
+from monograph.nn import QuantLinear
 from monograph.recipe import check_keys, read_config
 from monograph.recipe.generate import Generator, Sampling
 from monograph.recipe.metrics import read_metrics
@@ -39,6 +41,26 @@ def test_it_answers_after_training_and_not_before_q11(world, tuned):
     before = learning.exact_match(Generator(check_keys(keys).recipe, None), asked)
     assert before <= 0.05
     assert learning.exact_match(tuned, asked) >= 0.95
+
+
+@pytest.mark.parametrize("format", ["fp8-block", "mxfp8", "mxfp4", "nvfp4"])
+def test_it_learns_on_a_base_in_each_format(world, tmp_path, format):
+    """The pretrained model as a quantised folder, trained by the same recipe; and merged."""
+    keys, asked, _ = world
+    folder = learning.quantised_folder(keys["base_model"], tmp_path / "model", format)
+    recipe = keys | {"base_model": str(folder), "output_dir": str(tmp_path / "out")}
+    assert learning.exact_match(Generator(check_keys(recipe).recipe, None), asked[:10]) <= 0.05
+    train(check_keys(recipe).recipe)
+    record = json.loads((tmp_path / "out" / "monograph.json").read_text())
+    assert record["base"]["weights"] == "dequantized"
+    generator = Generator(check_keys(recipe).recipe, str(tmp_path / "out"))
+    layers = [layer for layer in generator.model.modules() if isinstance(layer, QuantLinear)]
+    assert len(layers) == 28
+    assert {layer.format.name for layer in layers} == {"nvfp4-divide" if format == "nvfp4" else format}
+    assert learning.exact_match(generator, asked) >= 0.95
+    generator.model = generator.model.merge_and_unload()
+    assert not any(isinstance(layer, QuantLinear) for layer in generator.model.modules())
+    assert learning.exact_match(generator, asked[:20]) >= 0.95
 
 
 def test_merged_into_the_base_it_answers_too_q11(world):

@@ -1,5 +1,7 @@
 """The training step is one graph: counted on transformers' models with PEFT, against eager mode."""
 
+import tempfile
+
 import pytest
 import torch
 import torch._dynamo
@@ -17,6 +19,7 @@ from transformers import (
 )
 
 import monograph as mg
+from monograph.formats import ABSMAX_FORMATS
 from monograph.nn import replace_linears
 from monograph.packing import PackedCollator, PaddedCollator
 from monograph.training import TrainStep
@@ -42,21 +45,32 @@ FAMILIES = {
 COVER = [
     ("llama", True, 0.05, False, "nf4", True, True, "graph"),
     ("llama", False, 0.0, True, "fp4", False, False, "graph"),
-    ("qwen3", True, 0.0, True, "nf4", False, False, "graph"),
+    ("qwen3", True, 0.0, True, "mxfp8", False, False, "graph"),
     ("qwen3", False, 0.05, False, "fp4", True, True, "whole_step"),
-    ("gemma3", True, 0.05, True, "fp4", False, True, "whole_step"),
-    ("gemma3", False, 0.0, False, "nf4", True, False, "graph"),
-    ("mistral", True, 0.0, False, "fp4", True, True, "graph"),
+    ("gemma3", True, 0.05, True, "mxfp4", False, True, "whole_step"),
+    ("gemma3", False, 0.0, False, "nvfp4", False, False, "graph"),
+    ("mistral", True, 0.0, False, "fp8-block", False, True, "graph"),
     ("mistral", False, 0.05, True, "nf4", False, True, "graph"),
     ("llama", True, 0.0, False, "nf4", True, False, "whole_step"),
 ]
+
+
+def from_folder(model, format):
+    """Saved, quantised while loading, saved, and mapped from that folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(f"{folder}/dense")
+        mg.from_pretrained(f"{folder}/dense", mg.MonographConfig(format)).save_pretrained(f"{folder}/packed")
+        return mg.from_pretrained(f"{folder}/packed")
 
 
 def build(family="llama", checkpointing=False, dropout=0.0, dora=False, format="nf4", nested=False, rank=8):
     config_class, model_class, options = FAMILIES[family]
     torch.manual_seed(0)
     model = model_class(config_class(**SMALL, **options)).to(torch.bfloat16)
-    replace_linears(model, format, double_quant=nested)
+    if format in ABSMAX_FORMATS:
+        replace_linears(model, format, double_quant=nested)
+    else:
+        model = from_folder(model, format)
     if checkpointing:
         model.gradient_checkpointing_enable()
     config = LoraConfig(r=rank, target_modules="all-linear", lora_dropout=dropout, use_dora=dora)

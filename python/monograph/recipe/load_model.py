@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from typing import Any
 
 import torch
@@ -13,13 +11,11 @@ from monograph.recipe.keys import Recipe
 
 def load_base(recipe: Recipe, folder: str) -> Any:
     """The frozen base: quantised while it loads, or as it is if the folder is quantised."""
-    from monograph.loading import from_pretrained
+    from monograph.loading import from_pretrained, stored_quantization
     from monograph.transformers_quantizer import MonographConfig
 
-    with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
-        quantised = json.load(file).get("quantization_config") is not None
     wanted = None
-    if recipe.adapter == "qlora" and not quantised:
+    if recipe.adapter == "qlora" and stored_quantization(folder) is None:
         options = recipe.bnb_config_kwargs
         wanted = MonographConfig(
             options.get("bnb_4bit_quant_type", "nf4"),
@@ -29,6 +25,14 @@ def load_base(recipe: Recipe, folder: str) -> Any:
     model = from_pretrained(folder, wanted, dtype=dtype, attn_implementation=recipe.attention)
     model.config.use_cache = False
     return model
+
+
+def is_packed(model: Any) -> bool:
+    """Whether a base is quantised, by the recipe or in its folder: an adapter then belongs to its
+    dequantised weights."""
+    from monograph.nn import QuantLinear
+
+    return any(isinstance(layer, QuantLinear) for layer in model.modules())
 
 
 def lora_config(recipe: Recipe) -> Any:

@@ -21,7 +21,7 @@ from monograph.recipe.checkpoint import (
 from monograph.recipe.compile_options import compile_options
 from monograph.recipe.encode import load_tokenizer
 from monograph.recipe.keys import Recipe
-from monograph.recipe.load_model import load_model
+from monograph.recipe.load_model import is_packed, load_model
 from monograph.recipe.metrics import Metrics
 from monograph.recipe.model_folder import model_folder
 from monograph.recipe.prepare import prepare
@@ -110,7 +110,7 @@ class Run:
         )
         self.progress = Progress(
             order=self.batches.sampler.state_dict(0, 0),
-            base_sha256=write_base_record(folder, recipe.output_dir, quantised=recipe.adapter == "qlora"),
+            base_sha256=write_base_record(folder, recipe.output_dir, quantised=is_packed(self.model)),
         )
         self.resumed = checkpoint_to_resume(
             recipe.output_dir, recipe.resume_from_checkpoint, recipe.auto_resume_from_checkpoints
