@@ -1,0 +1,99 @@
+"""doctor: runs two training steps and says whether the promise holds: one graph, no copy of a weight.
+
+    report = mg.doctor(model, [batch, other_batch])
+    print(report)           # graphs, breaks, recompiles with cause and line; what is saved for backward
+    report.holds            # False: print(report) says why
+
+For another trainer's loss give it as `loss`:
+
+    mg.doctor(trainer.model, batches, loss=lambda model, batch: trainer.compute_loss(model, batch))
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import nn
+from torch._dynamo.utils import counters
+
+from monograph.diagnosis.report import Cause, Report
+from monograph.diagnosis.tracing import breaks, counting, recompiles
+from monograph.training.loss import forward_loss
+from monograph.training.step import mark_lengths
+
+__all__ = ["Cause", "Report", "doctor"]
+
+Loss = Callable[[nn.Module, Any], torch.Tensor]
+
+
+def doctor(
+    model: nn.Module,
+    batches: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    *,
+    loss: Loss | None = None,
+    inductor: bool = False,
+) -> Report:
+    """Forward and backward over the batches, compiled, without changing the model.
+
+    batches: one batch, or several; with different lengths they also tell whether a new length compiles anew.
+    loss: gives the loss of (model, batch); default: `forward_loss`, what `TrainStep` uses.
+    inductor: also generate code, and tell how long that takes and what the compile cache had.
+    """
+    rows = [batches] if isinstance(batches, Mapping) else list(batches)
+    if len(rows) == 1:
+        rows = rows * 2
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError("doctor: the model has no trainable parameter, wanted an adapter")
+    compute = loss or forward_loss
+
+    def run(batch: Any) -> torch.Tensor:
+        return compute(model, batch)
+
+    report = Report()
+    was_training = model.training
+    model.train()
+    try:
+        with recompiles(report):
+            _steps(run, rows, parameters, counting(model, report))
+        report.graphs = counters["stats"]["unique_graphs"] - len(report.recompiles)
+        if counters["graph_break"] or report.graphs != 1:
+            report.breaks = breaks(run, _marked(rows[0]))
+        if inductor:
+            report.step_seconds = _steps(run, rows, parameters, "inductor")
+            report.cache_hits = counters["inductor"]["fxgraph_cache_hit"]
+            report.cache_misses = counters["inductor"]["fxgraph_cache_miss"]
+    finally:
+        torch._dynamo.reset()
+        model.train(was_training)
+    return report
+
+
+def _steps(
+    run: Callable[[Any], torch.Tensor], rows: Sequence[Any], parameters: Sequence[torch.Tensor], backend: Any
+) -> list[float]:
+    """The seconds of each forward and backward; the tracer's counters are this run's afterwards."""
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(run, backend=backend)
+    seconds = []
+    for row in rows:
+        began = time.perf_counter()
+        torch.autograd.grad(compiled(_marked(row)), parameters, allow_unused=True)
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def _marked(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch with its lengths marked as TrainStep marks them, but as a wish: other models may fix them."""
+    marked = {
+        name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in batch.items()
+    }
+    for value in marked.values():
+        if isinstance(value, torch.Tensor):
+            mark_lengths(value, torch._dynamo.maybe_mark_dynamic)
+    return marked

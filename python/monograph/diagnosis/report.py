@@ -1,0 +1,65 @@
+"""What `doctor` found, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a graph broke or was compiled again, and where in Python."""
+
+    reason: str
+    where: str
+
+
+@dataclass
+class Report:
+    """What `doctor` found. bytes are for one micro-batch."""
+
+    graphs: int = 0
+    breaks: list[Cause] = field(default_factory=list)
+    recompiles: list[Cause] = field(default_factory=list)
+    saved_bytes: dict[str, int] = field(default_factory=dict)
+    weight_copies: list[str] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    cache_hits: int = 0
+    cache_misses: int = 0
+
+    @property
+    def holds(self) -> bool:
+        return self.graphs == 1 and not (self.breaks or self.recompiles or self.weight_copies)
+
+    def to_json(self) -> str:
+        return json.dumps({"holds": self.holds, **asdict(self)}, indent=2)
+
+    def __str__(self) -> str:
+        lines = [
+            f"graphs          {self.graphs}  (wanted 1)",
+            f"graph breaks    {len(self.breaks)}  (wanted 0)",
+            *_causes(self.breaks),
+            f"recompiles      {len(self.recompiles)}  (wanted 0)",
+            *_causes(self.recompiles),
+            "saved for backward",
+            *(f"  {kind:<28}{size / 2**20:10.2f} MiB" for kind, size in self.saved_bytes.items()),
+            f"copies of a weight  {len(self.weight_copies)}  (wanted 0)",
+            *(f"  {name}" for name in self.weight_copies),
+            *self._times(),
+            "The step is one graph." if self.holds else "The promise does not hold; see above.",
+        ]
+        return "\n".join(lines)
+
+    def _times(self) -> list[str]:
+        if not self.step_seconds:
+            return []
+        first, *_, last = self.step_seconds
+        return [
+            f"first step      {first:.1f} s with compilation, last {last:.2f} s; "
+            f"compile cache: {self.cache_hits} hits, {self.cache_misses} misses"
+        ]
+
+
+def _causes(found: Sequence[Cause]) -> list[str]:
+    return [f"  {cause.where}\n    {cause.reason}" for cause in found]

@@ -1,0 +1,99 @@
+"""What the tracer did: graphs, breaks and recompiles with their causes, and what is saved for backward."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import torch
+import torch._dynamo
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import optimization_hint
+
+from monograph.diagnosis.report import Cause, Report
+from monograph.nn.quant_linear import QuantLinear
+
+
+def breaks(run: Callable[[Any], torch.Tensor], batch: dict[str, Any]) -> list[Cause]:
+    torch._dynamo.reset()
+    found = torch._dynamo.explain(run)(batch).break_reasons
+    causes = []
+    for reason in found:
+        frames = traceback.StackSummary.from_list(list(reason.user_stack))
+        where = (
+            f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "unknown line"
+        )
+        causes.append(Cause(reason.reason.strip().splitlines()[0], where))
+    return causes
+
+
+@contextmanager
+def recompiles(report: Report) -> Iterator[None]:
+    """Collects the tracer's own log of recompilations."""
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            head, _, rest = record.getMessage().partition("\n")
+            reasons = [line.strip().lstrip("- ") for line in rest.splitlines()[1:] if line.strip()]
+            where = head.removeprefix("Recompiling function ")
+            report.recompiles.append(Cause(reasons[0] if reasons else head, where))
+
+    logger = logging.getLogger("torch._dynamo.guards.__recompiles")
+    handler = Collect()
+    state = (logger.level, logger.propagate)
+    torch._logging._internal.log_state.enable_artifact("recompiles")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(state[0])
+        logger.propagate = state[1]
+        torch._logging._internal.log_state.artifact_names.discard("recompiles")
+
+
+def counting(model: nn.Module, report: Report) -> Any:
+    """A backend that runs the graphs as they are and looks at what the forward keeps for the backward."""
+    shapes: dict[tuple[int, ...], str] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, QuantLinear):
+            shapes.setdefault((layer.out_features, layer.in_features), name)
+            shapes.setdefault((layer.in_features, layer.out_features), name)
+
+    def partition(joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        parts = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+        outputs = next(node for node in parts[0].graph.nodes if node.op == "output").args[0]
+        for node in outputs[num_fwd_outputs:]:
+            value = node.meta.get("val") if hasattr(node, "meta") else None
+            if isinstance(value, torch.Tensor):
+                _count_saved(report, node, value, shapes)
+        return parts
+
+    def as_it_is(graph: GraphModule, inputs: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    return aot_autograd(fw_compiler=as_it_is, bw_compiler=as_it_is, partition_fn=partition)
+
+
+def _count_saved(report: Report, node: Any, value: torch.Tensor, shapes: dict[tuple[int, ...], str]) -> None:
+    size = prod(optimization_hint(n, fallback=0) for n in value.shape)
+    size *= value.element_size()
+    if node.op == "placeholder":
+        kind = "packed weights, no copy" if value.dtype == torch.uint8 else "parameters and inputs, no copy"
+    elif value.is_floating_point():
+        kind = f"activations {str(value.dtype).removeprefix('torch.')}"
+        shape = tuple(value.shape)
+        if all(isinstance(n, int) for n in shape) and shape in shapes:
+            report.weight_copies.append(f"{node.name} {shape} {value.dtype}: the size of {shapes[shape]}")
+    else:
+        kind = f"other {str(value.dtype).removeprefix('torch.')}"
+    report.saved_bytes[kind] = report.saved_bytes.get(kind, 0) + size
