@@ -295,3 +295,15 @@ def test_wrong_arguments_name_the_thing_found_and_wanted():
         varlen_attention(q, k, v, torch.tensor([0, 9, 7], dtype=torch.int32))
     with pytest.raises(RuntimeError, match="key_lengths has 1 entries, wanted 2"):
         varlen_attention(q, k, v, cu, key_lengths=torch.zeros(1, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_chooses_the_type(dtype):
+    """Rotary embeddings in float32 leave q and k in float32 beside a v of the layer above."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(9, 2, 16, generator=generator) for _ in range(3))
+    cu = torch.tensor([0, 4, 9], dtype=torch.int32)
+    with torch.autocast("cpu", dtype=dtype):
+        out = varlen_attention(q, k, v.to(dtype), cu)
+    assert out.dtype == dtype
+    assert torch.equal(out, varlen_attention(*(t.to(dtype) for t in (q, k, v)), cu))

@@ -184,6 +184,17 @@ def _backward(ctx: Any, dout: torch.Tensor, _: Any) -> tuple[Any, ...]:
 torch.library.register_autograd("monograph::varlen_attention", _backward, setup_context=_setup_context)
 
 
+@torch.library.impl("monograph::varlen_attention", "AutocastCPU")
+def _autocast(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As torch treats its own attention: a rotary embedding in float32 leaves q and k wider than v."""
+    dtype = torch.get_autocast_dtype("cpu")
+    q, k, v = (t.to(dtype) for t in (q, k, v))
+    with torch.amp.autocast("cpu", enabled=False):
+        return torch.ops.monograph.varlen_attention(q, k, v, cu_q, cu_k, *rest)
+
+
 @register_flop_formula(torch.ops.monograph.varlen_attention)
 def _flops(q, k, v, cu_q, *rest, out_shape=None, **_):  # type: ignore[no-untyped-def]
     """As for one document of average length: shapes do not tell where documents end."""
