@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
+import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.layer import Linear as PeftLinear
 from torch import nn
@@ -13,14 +17,16 @@ from monograph import transformers_attention
 from monograph.nn.lora_linear import LoraLinear
 from monograph.nn.quant_linear import QuantLinear
 
+_INPUT_HOOK = "make_inputs_require_grad"  # how its names begin in transformers and PEFT
+
 
 def optimize(model: nn.Module, *, attention: bool = True) -> nn.Module:
     """Changes a PEFT model in place and returns it. Call it once, after the adapters are there.
 
     - PEFT's LoRA layers over a QuantLinear become `LoraLinear`: same names, same files, fused arithmetic.
     - With `attention`, a transformers model uses our packed attention.
-    - The input hook of `gradient_checkpointing_enable` is removed where checkpointing does not need it: it
-      breaks the graph, and only reentrant checkpointing wants inputs that require gradients.
+    - The input hook of checkpointing breaks the graph. It is removed where checkpointing does not need it and
+      else kept out of graphs: only reentrant checkpointing wants inputs that require gradients.
 
         model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))
         mg.optimize(model)
@@ -35,6 +41,8 @@ def optimize(model: nn.Module, *, attention: bool = True) -> nn.Module:
         if attention:
             base.set_attn_implementation(transformers_attention.NAME)
         _drop_input_hook(base)
+        # A trainer turns checkpointing on, and with it the hook, only in `train()`.
+        base.enable_input_require_grads = MethodType(enable_input_require_grads, base)  # type: ignore[method-assign]
     return model
 
 
@@ -45,16 +53,37 @@ def add_lora(model: nn.Module, config: LoraConfig, **options: Any) -> PeftModel:
     return wrapped
 
 
+def enable_input_require_grads(model: PreTrainedModel) -> None:
+    """In place of the model's own method, which `gradient_checkpointing_enable` calls."""
+    type(model).enable_input_require_grads(model)
+    _drop_input_hook(model)
+
+
 def _drop_input_hook(model: PreTrainedModel) -> None:
-    """transformers and PEFT each install one; `disable_input_require_grads` alone would leave one behind."""
-    if not model.is_gradient_checkpointing:
-        return
-    for module in model.modules():
-        function = getattr(module, "_gradient_checkpointing_func", None)
-        if function is not None and getattr(function, "keywords", {}).get("use_reentrant", True):
-            return
-    model.disable_input_require_grads()
+    """transformers, PEFT and TRL install it; `disable_input_require_grads` alone would leave one behind.
+
+    For reentrant checkpointing, and as long as its kind is not known, the hook stays, but outside graphs: a
+    traced checkpoint of either kind needs no inputs that require gradients.
+    """
     hooks = model.get_input_embeddings()._forward_hooks
-    for number, hook in list(hooks.items()):
-        if getattr(hook, "__name__", "").startswith("make_inputs_require_grad"):
-            del hooks[number]
+    found = [n for n, hook in hooks.items() if getattr(hook, "__name__", "").startswith(_INPUT_HOOK)]
+    if model.is_gradient_checkpointing and not _checkpoints_reentrantly(model):
+        model.disable_input_require_grads()
+        for number in found:
+            hooks.pop(number, None)
+    else:
+        for number in found:
+            hooks[number] = _outside_graphs(hooks[number])
+
+
+def _checkpoints_reentrantly(model: PreTrainedModel) -> bool:
+    functions = (getattr(module, "_gradient_checkpointing_func", None) for module in model.modules())
+    return any(f is not None and getattr(f, "keywords", {}).get("use_reentrant", True) for f in functions)
+
+
+def _outside_graphs(hook: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(hook)
+    def unless_traced(*arguments: Any) -> Any:
+        return None if torch.compiler.is_compiling() else hook(*arguments)
+
+    return unless_traced

@@ -2,104 +2,20 @@
 
 import pytest
 import torch
-import transformers
-import trl
-from datasets import Dataset
-from peft import LoraConfig, PeftModel
-from tokenizers import Tokenizer, models, pre_tokenizers
+from peft import PeftModel
 
 import monograph as mg
 from monograph.nn.lora_linear import LoraLinear
-
-WORDS = [f"w{i}" for i in range(60)]
-TEXTS = [" ".join(WORDS[(7 * i + j) % 60] for j in range(12)) for i in range(8)]
-ROWS = {
-    "sft": {"text": TEXTS},
-    "dpo": {
-        "prompt": [text + " " for text in TEXTS],
-        "chosen": [" ".join(WORDS[i : i + 9]) for i in range(8)],
-        "rejected": [" ".join(WORDS[i + 20 : i + 27]) for i in range(8)],
-    },
-    "grpo": {"prompt": TEXTS},
-}
-
-
-def tokenizer():
-    vocabulary = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *WORDS])}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
-    )
+from trl_runs import make_folder, trainer_for
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tiny Llama with NF4 weights in bitsandbytes' own files."""
-    root = tmp_path_factory.mktemp("tiny")
-    config = transformers.LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=64,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-        initializer_range=0.3,  # logits far enough from uniform to matter
-    )
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(root / "dense")
-    packed = transformers.AutoModelForCausalLM.from_pretrained(
-        root / "dense", quantization_config=mg.MonographConfig("nf4", double_quant=True), dtype=torch.float32
-    )
-    packed.save_pretrained(root / "nf4")
-    tokenizer().save_pretrained(root / "nf4")
-    return root / "nf4"
+    return make_folder(tmp_path_factory.mktemp("tiny"))
 
 
-def variety(completions, **_):
-    """A reward that two different completions hardly share."""
-    return [
-        sum(0.01 * i * WORDS.index(w) for i, w in enumerate(c.split(), 1) if w in WORDS) for c in completions
-    ]
-
-
-def trainer_for(kind, model, output):
-    config, trainer, options = {
-        "sft": (trl.SFTConfig, trl.SFTTrainer, {"max_length": 16}),
-        "dpo": (trl.DPOConfig, trl.DPOTrainer, {"max_length": 24}),
-        "grpo": (trl.GRPOConfig, trl.GRPOTrainer, {"num_generations": 2, "max_completion_length": 6}),
-    }[kind]
-    arguments = config(
-        output_dir=str(output),
-        max_steps=3,
-        per_device_train_batch_size=2,
-        learning_rate=1e-3,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        bf16=False,
-        disable_tqdm=True,
-        seed=0,
-        **options,
-    )
-    rewards = {"reward_funcs": variety} if kind == "grpo" else {}
-    torch.manual_seed(0)
-    return trainer(
-        model=model,
-        args=arguments,
-        train_dataset=Dataset.from_dict(ROWS[kind]),
-        processing_class=tokenizer(),
-        peft_config=LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"),
-        **rewards,
-    )
-
-
-def trained(kind, model, output):
-    trainer = trainer_for(kind, model, output)
+def trained(kind, model, output, **change):
+    trainer = trainer_for(kind, model, output, **change)
     if any(isinstance(layer, mg.nn.QuantLinear) for layer in model.modules()):
         mg.optimize(trainer.model)  # with the loading, the lines that change in a script
         assert any(isinstance(layer, LoraLinear) for layer in trainer.model.modules())
@@ -131,6 +47,15 @@ def test_three_steps_and_an_adapter_that_reloads(kind, folder, tmp_path):
     assert torch.equal(got, want)
     torch.testing.assert_close(plain, want, rtol=1e-4, atol=1e-4)
     assert (base - want).abs().max() > 1e-3  # the adapter does something
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo", "grpo"])
+def test_autocast_as_trl_sets_it_by_default(kind, folder, tmp_path):
+    """bf16=True. Norms and embeddings are float32 in this folder: rotary embeddings make q and k float32, and
+    v is bfloat16 as every product is."""
+    _, _, steps = trained(kind, mg.from_pretrained(folder), tmp_path, bf16=True)
+    assert len(steps) == 3
+    assert all(entry["grad_norm"] > 0 for entry in steps)
 
 
 @pytest.mark.parametrize("kind", ["sft", "dpo"])

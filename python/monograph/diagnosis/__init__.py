@@ -1,19 +1,19 @@
-"""doctor: runs two training steps and says whether the promise holds: one graph, no copy of a weight.
+"""doctor: runs a few training steps and says whether the promise holds: one graph, no copy of a weight.
 
     report = mg.doctor(model, [batch, other_batch])
     print(report)           # graphs, breaks, recompiles with cause and line; what is saved for backward
     report.holds            # False: print(report) says why
 
-For another trainer's loss give it as `loss`:
+Under another trainer, transformers' or TRL's, with its own data and loss:
 
-    mg.doctor(trainer.model, batches, loss=lambda model, batch: trainer.compute_loss(model, batch))
+    print(mg.doctor(trainer))
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo
@@ -21,9 +21,13 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from monograph.diagnosis.report import Cause, Report
-from monograph.diagnosis.tracing import breaks, counting, recompiles
+from monograph.diagnosis.tracing import breaks, counting, forget, recompiles
+from monograph.diagnosis.trainer import doctor_trainer
 from monograph.training.loss import forward_loss
 from monograph.training.step import mark_lengths
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 __all__ = ["Cause", "Report", "doctor"]
 
@@ -31,18 +35,27 @@ Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
 def doctor(
-    model: nn.Module,
-    batches: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    model: nn.Module | Trainer,
+    batches: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     *,
     loss: Loss | None = None,
     inductor: bool = False,
+    steps: int = 3,
 ) -> Report:
     """Forward and backward over the batches, compiled, without changing the model.
 
+    model: a model with an adapter, or a transformers or TRL trainer; then `steps` of its steps are run on its
+    own batches, and afterwards model and trainer are as they were.
     batches: one batch, or several; with different lengths they also tell whether a new length compiles anew.
     loss: gives the loss of (model, batch); default: `forward_loss`, what `TrainStep` uses.
     inductor: also generate code, and tell how long that takes and what the compile cache had.
     """
+    if not isinstance(model, nn.Module):
+        if batches is not None or loss is not None or inductor:
+            raise ValueError("doctor: batches, loss and inductor are for a model; a trainer has its own")
+        return doctor_trainer(model, steps)
+    if batches is None:
+        raise ValueError("doctor: batches is None, wanted one batch or several for a model")
     rows = [batches] if isinstance(batches, Mapping) else list(batches)
     if len(rows) == 1:
         rows = rows * 2
@@ -60,9 +73,7 @@ def doctor(
     try:
         with recompiles(report):
             _steps(run, rows, parameters, counting(model, report))
-        report.graphs = counters["stats"]["unique_graphs"] - len(report.recompiles)
-        if counters["graph_break"] or report.graphs != 1:
-            report.breaks = breaks(run, _marked(rows[0]))
+        report.breaks = breaks()
         if inductor:
             report.step_seconds = _steps(run, rows, parameters, "inductor")
             report.cache_hits = counters["inductor"]["fxgraph_cache_hit"]
@@ -77,8 +88,7 @@ def _steps(
     run: Callable[[Any], torch.Tensor], rows: Sequence[Any], parameters: Sequence[torch.Tensor], backend: Any
 ) -> list[float]:
     """The seconds of each forward and backward; the tracer's counters are this run's afterwards."""
-    torch._dynamo.reset()
-    counters.clear()
+    forget()
     compiled = torch.compile(run, backend=backend)
     seconds = []
     for row in rows:

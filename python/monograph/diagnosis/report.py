@@ -13,6 +13,7 @@ class Cause:
 
     reason: str
     where: str
+    times: int = 1
 
 
 @dataclass
@@ -62,4 +63,5 @@ class Report:
 
 
 def _causes(found: Sequence[Cause]) -> list[str]:
-    return [f"  {cause.where}\n    {cause.reason}" for cause in found]
+    again = {cause: f" ({cause.times} times)" if cause.times > 1 else "" for cause in found}
+    return [f"  {cause.where}{again[cause]}\n    {cause.reason}" for cause in found]

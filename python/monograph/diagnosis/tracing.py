@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -14,6 +14,8 @@ import torch._dynamo
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters, graph_break_reasons
+from torch._guards import CompileContext
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import optimization_hint
 
@@ -21,17 +23,28 @@ from monograph.diagnosis.report import Cause, Report
 from monograph.nn.quant_linear import QuantLinear
 
 
-def breaks(run: Callable[[Any], torch.Tensor], batch: dict[str, Any]) -> list[Cause]:
+def forget() -> None:
+    """What was compiled before is gone, and so are the tracer's counters and causes."""
     torch._dynamo.reset()
-    found = torch._dynamo.explain(run)(batch).break_reasons
-    causes = []
-    for reason in found:
-        frames = traceback.StackSummary.from_list(list(reason.user_stack))
+    counters.clear()
+    graph_break_reasons.clear()
+
+
+def breaks() -> list[Cause]:
+    """The breaks since `forget`, each line with its reason once.
+
+    A break inside a function that was inlined is met again when that function is traced by itself, which is
+    what `times` counts.
+    """
+    times: dict[Cause, int] = {}
+    for found in graph_break_reasons:
+        frames = list(found.user_stack)
         where = (
             f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "unknown line"
         )
-        causes.append(Cause(reason.reason.strip().splitlines()[0], where))
-    return causes
+        cause = Cause(found.reason.strip().splitlines()[0], where)
+        times[cause] = times.get(cause, 0) + 1
+    return [replace(cause, times=number) for cause, number in times.items()]
 
 
 @contextmanager
@@ -62,7 +75,7 @@ def recompiles(report: Report) -> Iterator[None]:
 
 
 def counting(model: nn.Module, report: Report) -> Any:
-    """A backend that runs the graphs as they are and looks at what the forward keeps for the backward."""
+    """A backend that counts the graphs, runs them as they are and looks at what is kept for the backward."""
     shapes: dict[tuple[int, ...], str] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, QuantLinear):
@@ -72,7 +85,7 @@ def counting(model: nn.Module, report: Report) -> Any:
     def partition(joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
         parts = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
         outputs = next(node for node in parts[0].graph.nodes if node.op == "output").args[0]
-        for node in outputs[num_fwd_outputs:]:
+        for node in outputs[num_fwd_outputs:] if _first_time() else ():
             value = node.meta.get("val") if hasattr(node, "meta") else None
             if isinstance(value, torch.Tensor):
                 _count_saved(report, node, value, shapes)
@@ -81,7 +94,19 @@ def counting(model: nn.Module, report: Report) -> Any:
     def as_it_is(graph: GraphModule, inputs: Any) -> Any:
         return make_boxed_func(graph.forward)
 
-    return aot_autograd(fw_compiler=as_it_is, bw_compiler=as_it_is, partition_fn=partition)
+    compile_graph = aot_autograd(fw_compiler=as_it_is, bw_compiler=as_it_is, partition_fn=partition)
+
+    def backend(graph: GraphModule, inputs: Any) -> Any:
+        report.graphs += _first_time()
+        return compile_graph(graph, inputs)
+
+    return backend
+
+
+def _first_time() -> bool:
+    """Whether the frame that is being compiled was not compiled before: else it is a recompile."""
+    compiling = CompileContext.current_compile_id()
+    return compiling is None or compiling.frame_compile_id == 0
 
 
 def _count_saved(report: Report, node: Any, value: torch.Tensor, shapes: dict[tuple[int, ...], str]) -> None:

@@ -1,0 +1,84 @@
+"""doctor under TRL: breaks with cause and line, what torch_compile really compiles, and no trace left."""
+
+import re
+
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.utils import counters
+
+import monograph as mg
+from trl_runs import make_folder, trainer_for
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("tiny"), layers=1)
+
+
+def breaks_by_file(report):
+    return {cause.where.split("site-packages/")[1].split(":")[0]: cause.reason for cause in report.breaks}
+
+
+def test_doctor_finds_the_breaks_of_plain_peft_under_a_trainer(folder, tmp_path):
+    trainer = trainer_for("sft", mg.from_pretrained(folder, dtype=torch.float32), tmp_path)
+    report = mg.doctor(trainer, steps=1)
+    found = breaks_by_file(report)
+    assert set(found) == {"trl/kernels/chunked_logprob.py", "transformers/modeling_utils.py"}
+    assert "requires_grad_()" in found["transformers/modeling_utils.py"]
+    assert all(re.search(r"\.py:\d+ in \w+", cause.where) for cause in report.breaks)
+    assert "make_inputs_require_grads" in str(report)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "grpo"])
+def test_doctor_reports_what_breaks_and_changes_nothing(kind, folder, tmp_path):
+    """One cause is left, TRL's own head; afterwards the trainer has the losses of one that was not asked."""
+    trainer = trainer_for(kind, mg.from_pretrained(folder, dtype=torch.float32), tmp_path)
+    mg.optimize(trainer.model)
+    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    torch.manual_seed(7)
+    report = mg.doctor(trainer, steps=2)
+    assert breaks_by_file(report) == {
+        "trl/kernels/chunked_logprob.py": "Attempted to call op with non-contiguous `out=` tensor"
+    }
+    assert (report.graphs, report.recompiles, report.weight_copies) == (3, [], [])
+    assert not report.holds
+    assert all(torch.equal(before[n], p) for n, p in trainer.model.named_parameters())
+    assert not trainer.state.log_history
+
+    other = trainer_for(kind, mg.from_pretrained(folder, dtype=torch.float32), tmp_path)
+    mg.optimize(other.model)
+    losses = []
+    for each in (trainer, other):
+        torch.manual_seed(7)
+        each.train()
+        losses.append([entry["loss"] for entry in each.state.log_history if "loss" in entry])
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 3
+
+
+def test_doctor_counts_what_torch_compile_in_the_arguments_compiles(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # the arguments write it; undone after the test
+    model = mg.from_pretrained(folder, dtype=torch.float32)
+    trainer = trainer_for("sft", model, tmp_path, torch_compile_backend="eager")
+    mg.optimize(trainer.model)
+    report = mg.doctor(trainer, steps=2)
+    assert list(breaks_by_file(report)) == ["trl/kernels/chunked_logprob.py"]
+    torch._dynamo.reset()
+    counters.clear()
+    trainer.train()
+    assert isinstance(trainer.model_wrapped, torch._dynamo.OptimizedModule)
+    assert counters["stats"]["unique_graphs"] == report.graphs == 3
+    torch._dynamo.reset()
+
+
+def test_doctor_refuses_what_it_cannot_run(folder, tmp_path):
+    trainer = trainer_for("sft", mg.from_pretrained(folder, dtype=torch.float32), tmp_path)
+    with pytest.raises(ValueError, match=r"got str, wanted a model or a transformers\.Trainer"):
+        mg.doctor("trainer")
+    with pytest.raises(ValueError, match="batches is None, wanted one batch or several"):
+        mg.doctor(trainer.model)
+    with pytest.raises(ValueError, match="batches, loss and inductor are for a model"):
+        mg.doctor(trainer, {"input_ids": torch.ones(1, 4)})
+    with pytest.raises(ValueError, match="steps is 0, wanted 1 or more"):
+        mg.doctor(trainer, steps=0)
