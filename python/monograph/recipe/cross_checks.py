@@ -49,6 +49,7 @@ def check_together(recipe: Recipe) -> tuple[list[str], list[str]]:
     _check_model(recipe, errors, notices)
     _check_data(recipe, errors, notices)
     _check_training(recipe, errors, notices)
+    _check_step_mode(recipe, errors)
     _check_serving(recipe, notices)
     return errors, notices
 
@@ -179,6 +180,18 @@ def _check_training(recipe: Recipe, errors: list[str], notices: list[str]) -> No
         notices.append(
             f"gradient_checkpointing: {recipe.gradient_checkpointing} is plain recomputation here; "
             "nothing is offloaded"
+        )
+
+
+def _check_step_mode(recipe: Recipe, errors: list[str]) -> None:
+    if recipe.step_mode != "graph" and recipe.torch_compile is False:
+        errors.append(
+            f"step_mode is {recipe.step_mode} and torch_compile false, so nothing is compiled; leave one out"
+        )
+    if recipe.step_mode == "whole_step" and recipe.gradient_accumulation_steps > 1:
+        errors.append(
+            "step_mode is whole_step, which holds one forward pass, and gradient_accumulation_steps is "
+            f"{recipe.gradient_accumulation_steps}; write step_mode: graph"
         )
 
 

@@ -123,7 +123,9 @@ class Recipe:
         None, "auto, the default: compiled if a C++ compiler is there"
     )
     torch_compile_options: dict[str, Any] | None = key(None, "ten Inductor options; see below")
-    step_mode: Literal["graph", "whole_step", "per_layer"] = key("graph", "what is compiled; ours")
+    step_mode: Literal["graph", "whole_step", "per_layer"] = key(
+        "graph", "what is compiled, see training.md; ours"
+    )
     # Output
     logging_steps: int = key(1, "every so many steps a line in metrics.jsonl")
     evals_per_epoch: int | None = key(None, "evaluations")

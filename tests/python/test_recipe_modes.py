@@ -1,0 +1,82 @@
+"""A recipe in every step mode: the graphs that the mode promises, no break, and the losses of eager."""
+
+import functools
+import os
+
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.utils import counters
+
+from monograph.recipe import ConfigError, check_keys
+from monograph.recipe import train as train_module
+from monograph.recipe.metrics import read_metrics
+from monograph.training import MODES, TrainStep
+from recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
+
+# per_layer has two: the input of the first layer needs no gradient.
+GRAPHS = {"graph": 1, "whole_step": 1, "per_layer": 2}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("modes")
+    make_tokenizer(root / "model")
+    make_model(root / "model")
+    rows = [{"instruction": f"What is {n}?", "output": f"{n} dog {n % 7}"} for n in range(40)]
+    write_jsonl(root / "train.jsonl", rows)
+    return root
+
+
+def losses(root, name, **change):
+    """The losses and gradient norms of four steps."""
+    keys = small_recipe(root, "instruction", output_dir=str(root / name), lora_dropout=0.05, max_steps=4)
+    read = check_keys(keys | {"gradient_checkpointing": True} | change).recipe
+    train_module.train(read)
+    return [
+        (line["loss"], line["grad_norm"])
+        for line in read_metrics(os.path.join(read.output_dir, "metrics.jsonl"))
+    ]
+
+
+@pytest.fixture(scope="module")
+def eager(root):
+    return losses(root, "eager", torch_compile=False)
+
+
+@pytest.mark.parametrize("mode", GRAPHS)
+def test_every_mode_trains_without_a_break_to_the_losses_of_eager(mode, root, eager, monkeypatch, capsys):
+    """aot_eager runs eager mode's operators in their order: same bits. fullgraph=True lets no break pass."""
+    monkeypatch.setattr(train_module, "TrainStep", functools.partial(TrainStep, backend="aot_eager"))
+    torch._dynamo.reset()
+    counters.clear()
+    assert losses(root, mode, torch_compile=True, step_mode=mode) == eager
+    assert f"the step is {mode}" in capsys.readouterr().err
+    assert counters["stats"]["unique_graphs"] == GRAPHS[mode]
+    assert not counters["graph_break"]
+    torch._dynamo.reset()
+
+
+def test_every_mode_of_the_step_can_be_written(root):
+    assert set(GRAPHS) | {"eager"} == set(MODES)
+    for mode in GRAPHS:
+        assert check_keys(small_recipe(root, "instruction", step_mode=mode)).recipe.step_mode == mode
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step_mode": "eager"}, "step_mode is 'eager'"),
+        (
+            {"step_mode": "per_layer", "torch_compile": False},
+            "step_mode is per_layer and torch_compile false",
+        ),
+        (
+            {"step_mode": "whole_step", "gradient_accumulation_steps": 4},
+            "step_mode is whole_step, which holds one forward pass, and gradient_accumulation_steps is 4",
+        ),
+    ],
+)
+def test_a_mode_that_would_not_be_taken_is_refused(change, message, root):
+    with pytest.raises(ConfigError, match=message):
+        check_keys(small_recipe(root, "instruction", **change))
