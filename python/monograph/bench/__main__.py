@@ -24,6 +24,8 @@ BENCHES = (
     "packing",
     "loss",
     "step",
+    "trl",
+    "load",
     "first_step",
     "large_model",
 )
@@ -51,11 +53,11 @@ def main() -> None:
     parser.add_argument(
         "--plain", action="store_true", help="fp32 scales instead of double-quantised (linear)"
     )
-    parser.add_argument("--folder", help="where models lie (large_model, quantize_file, step)")
+    parser.add_argument("--folder", help="where models lie (large_model, quantize_file, step, trl, load)")
     parser.add_argument("--mode", default="graph", help="of the training step (large_model)")
     names = lambda text: text.split(",")  # noqa: E731
-    parser.add_argument("--case", type=names, help="only these cases, e.g. a,b (step)")
-    parser.add_argument("--peers", type=names, help="only these peers, e.g. packed_eager,padded_eager (step)")
+    parser.add_argument("--case", type=names, help="only these cases, e.g. a,b (step, trl, load)")
+    parser.add_argument("--peers", type=names, help="only these peers, e.g. packed_eager (step, trl)")
     parser.add_argument("--profile", action="store_true", help="where our step spends its time (step)")
     arguments = parser.parse_args()
     if arguments.isa and os.environ.get("MONOGRAPH_ISA") != arguments.isa:

@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from dataclasses import dataclass, field
 from typing import Any
 
 from monograph.bench.attention import log_normal_lengths
+from monograph.bench.contenders import Contender, Measured, compare
 from monograph.bench.plot import plot_step
 from monograph.bench.report import Report
 from monograph.bench.rounds import Paired
@@ -49,6 +46,7 @@ QWEN = {
     "tie_word_embeddings": True,
 }
 
+MODULE = "monograph.bench.step_contender"
 QUICK_PEERS = ["packed_eager", "packed_eager_logits"]
 
 
@@ -91,115 +89,28 @@ model.save_pretrained(folder + "/packed")
 """
 
 
-def make_folder(config: dict[str, Any], folder: pathlib.Path) -> str:
-    """A random model in bitsandbytes' own files, made once for all contenders."""
+def make_folder(config: dict[str, Any], folder: pathlib.Path, keep_dense: bool = False) -> str:
+    """A random model in bitsandbytes' own files, made once; what it was made of may stay beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "packed" / "config.json").exists():
         command = [sys.executable, "-c", _MAKE, json.dumps(config), str(folder)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for file in (folder / "dense").iterdir():
+        for file in () if keep_dense else (folder / "dense").iterdir():
             file.unlink()
     return str(folder / "packed")
 
 
-def resident_bytes(root: int) -> int:
-    """The sum of the resident sets of a process and all below it."""
-    parents: dict[int, list[int]] = {}
-    sizes = {}
-    for entry in pathlib.Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
-            continue
-        parents.setdefault(int(fields[1]), []).append(int(entry.name))
-        sizes[int(entry.name)] = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
-    total, waiting = 0, [root]
-    while waiting:
-        process = waiting.pop()
-        total += sizes.get(process, 0)
-        waiting += parents.get(process, [])
-    return total
-
-
-class Contender:
-    """A process that steps on command, and the most memory it and its children ever held."""
-
-    def __init__(self, job: dict[str, Any]) -> None:
-        self.log = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "monograph.bench.step_contender", json.dumps(job)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-        )
-        self.peak = 0
-        threading.Thread(target=self._watch, daemon=True).start()
-        self.start = self._read()
-
-    def _watch(self) -> None:
-        while self.process.poll() is None:
-            self.peak = max(self.peak, resident_bytes(self.process.pid))
-            time.sleep(0.25)
-
-    def _read(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            self.log.seek(0)
-            raise RuntimeError(f"a contender ended: {self.log.read().decode()[-2000:]}")
-        return json.loads(line)
-
-    def ask(self, word: str) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(word + "\n")
-        self.process.stdin.flush()
-        return self._read()
-
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-
-
-@dataclass
-class Measured:
-    """One contender: what it said first, its steps, its peak, the ratios of paired steps to ours."""
-
-    start: dict[str, Any]
-    ms: list[float] = field(default_factory=list)
-    ratio: list[float] = field(default_factory=list)
-    processor_ratio: list[float] = field(default_factory=list)  # what a busy machine distorts less
-    peak: int = 0
-
-
-def compare(ours: Contender, own: Measured, job: dict[str, Any], rounds: int) -> Measured:
-    """Starts a peer and lets it step in turn with ours."""
-    other = Contender(job)
-    found = Measured(other.start)
-    if abs(other.start["loss"] / own.start["loss"] - 1) > 0.01:
-        raise RuntimeError(f"{job['contender']}: first loss {other.start['loss']}, ours {own.start['loss']}")
-    for _ in range(rounds):
-        mine, theirs = ours.ask("step"), other.ask("step")
-        own.ms.append(mine["ms"])
-        found.ms.append(theirs["ms"])
-        found.ratio.append(theirs["ms"] / mine["ms"])
-        found.processor_ratio.append(theirs["cpu_ms"] / mine["cpu_ms"])
-    other.end()
-    found.peak = other.peak
-    return found
-
-
 def measure(job: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Measured]:
-    ours = Contender(job | {"contender": "ours", "mode": "graph"})
+    ours = Contender(job | {"contender": "ours", "mode": "graph"}, MODULE)
     found = {"ours": Measured(ours.start)}
     wanted = arguments.peers or (QUICK_PEERS if arguments.quick else list(peers()))
     for peer, options in peers().items():
         if peer in wanted:
-            job_of_peer = job | options | {"contender": peer}
-            found[peer] = compare(ours, found["ours"], job_of_peer, 2 if arguments.quick else 5)
+            other = Contender(job | options | {"contender": peer}, MODULE)
+            loss, own_loss = other.start["loss"], ours.start["loss"]
+            if abs(loss / own_loss - 1) > 0.01:
+                raise RuntimeError(f"{peer}: first loss {loss}, ours {own_loss}")
+            found[peer] = compare(ours, found["ours"], other, 2 if arguments.quick else 5)
             ratio, processor = (
                 statistics.median(r) for r in (found[peer].ratio, found[peer].processor_ratio)
             )
