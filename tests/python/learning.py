@@ -17,13 +17,13 @@ import yaml
 from monograph.recipe.example import write_example
 
 
-def make_world(folder):
-    """The example of the recipe; gives its path, its keys, and the questions held back."""
-    path = write_example(str(folder))
+def open_world(folder):
+    """Of an example that was made: its keys, the questions held back, and the path of its recipe."""
+    path = os.path.join(folder, "recipe.yml")
     with open(path) as file:
         keys = yaml.safe_load(file)
     with open(os.path.join(folder, "held_back.jsonl")) as file:
-        return path, keys, [json.loads(line) for line in file]
+        return keys, [json.loads(line) for line in file], path
 
 
 def quantised_folder(source, folder, format):
@@ -100,7 +100,8 @@ def main(path: str) -> None:
     from monograph.recipe.train import train
 
     with tempfile.TemporaryDirectory() as folder:
-        _, keys, _ = make_world(folder)
+        write_example(folder)
+        keys, _, _ = open_world(folder)
         train(check_keys(keys).recipe)
         lines = read_metrics(os.path.join(keys["output_dir"], "metrics.jsonl"))
         runs = {"monograph": lines}
