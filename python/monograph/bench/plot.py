@@ -45,41 +45,36 @@ def plot_linear(lines: list[dict[str, Any]], path: str) -> None:
 
 
 _CASES = {
-    "a": "4 layers of Llama-3.1-8B width\n2048 tokens in documents of about 350, checkpointing",
+    "a": "4 layers of Llama-3.1-8B width\n2048 tokens, documents of about 350\ncheckpointing",
     "b": "8 layers of Qwen3-0.6B width\n4 documents of 512 tokens",
 }
 
 
-def plot_step(summary: dict[str, float], path: str) -> None:
-    """Tokens a second and peak memory of every contender, fastest first, at the most threads measured."""
+def plot_step(lines: list[dict[str, Any]], summary: dict[str, float], path: str) -> None:
+    """The time of every contender over ours, in paired steps, and its peak memory; one row a case."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    cases = [case for case in _CASES if any(key.startswith(f"{case}_") for key in summary)]
-    figure, rows = plt.subplots(len(cases), 2, figsize=(11, 3.2 * len(cases)), squeeze=False)
-    for case, axes in zip(cases, rows, strict=True):
-        threads = max(int(key.split("_")[1]) for key in summary if key.startswith(f"{case}_"))
-        prefix = f"{case}_{threads}_threads_"
-        speeds = {
-            key.removeprefix(prefix).removesuffix("_tokens_per_s"): value
-            for key, value in summary.items()
-            if key.startswith(prefix) and key.endswith("_tokens_per_s")
-        }
-        names = sorted(speeds, key=speeds.__getitem__)
+    lines = [line for line in lines if line["case"]["case"] in _CASES]
+    figure, rows = plt.subplots(len(lines), 2, figsize=(11, 3 * len(lines)), squeeze=False)
+    for line, axes in zip(lines, rows, strict=True):
+        case, threads = line["case"]["case"], line["case"]["threads"]
+        times = {"ours": 1.0} | line["ratio"]
+        names = sorted(times, key=times.__getitem__, reverse=True)
         labels = ["Monograph" if name == "ours" else name.replace("_", " ") for name in names]
         colours = ["#0b6e4f" if name == "ours" else "#c1440e" for name in names]
-        memory = [summary[f"{prefix}{name}_peak_MiB"] / 1024 for name in names]
+        memory = [summary[f"{case}_{threads}_threads_{name}_peak_MiB"] / 1024 for name in names]
         for axis, values, title in (
-            (axes[0], [speeds[name] for name in names], "tokens/s"),
-            (axes[1], memory, "peak memory, GiB"),
+            (axes[0], [times[name] for name in names], "time of a step, Monograph = 1"),
+            (axes[1], memory, "peak memory of the process tree, GiB"),
         ):
             axis.bar_label(axis.barh(labels, values, color=colours), fmt="%.3g", padding=3)
             axis.set_xlim(0, 1.15 * max(values))
             axis.set_title(title, fontsize=10)
             axis.spines[["top", "right"]].set_visible(False)
-        axes[0].set_ylabel(_CASES[case] + f", {threads} threads", fontsize=7)
-    figure.suptitle("A QLoRA step: Monograph and transformers + PEFT + bitsandbytes", fontsize=11)
+        axes[0].set_ylabel(f"{_CASES[case]}, {threads} threads", fontsize=7)
+    figure.suptitle("A QLoRA step: Monograph against transformers + PEFT + bitsandbytes", fontsize=11)
     figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=110)

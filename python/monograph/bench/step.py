@@ -165,4 +165,4 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
                 summary |= numbers(f"{name}_{threads}_threads", tokens, found)
     report.summary(summary)
     if arguments.plot:
-        plot_step(summary, arguments.plot)
+        plot_step(report.lines, summary, arguments.plot)
