@@ -28,6 +28,7 @@ BENCHES = (
     "load",
     "first_step",
     "large_model",
+    "format_memory",
 )
 
 # Caps the peer to the same instruction set; read by oneDNN at its first call.
@@ -53,8 +54,10 @@ def main() -> None:
     parser.add_argument(
         "--plain", action="store_true", help="fp32 scales instead of double-quantised (linear)"
     )
-    parser.add_argument("--folder", help="where models lie (large_model, quantize_file, step, trl, load)")
-    parser.add_argument("--mode", default="graph", help="of the training step (large_model)")
+    parser.add_argument(
+        "--folder", help="where models lie (large_model, quantize_file, step, trl, load, format_memory)"
+    )
+    parser.add_argument("--mode", default="graph", help="of the training step (large_model, format_memory)")
     names = lambda text: text.split(",")  # noqa: E731
     parser.add_argument("--case", type=names, help="only these cases, e.g. a,b (step, trl, load)")
     parser.add_argument("--peers", type=names, help="only these peers, e.g. packed_eager (step, trl)")

@@ -3,7 +3,8 @@
     python -m monograph.bench.step_contender '{"case": "b", "contender": "ours", "folder": "...", ...}'
 
 Prints one JSON object a line: first {"loss", "load_s", "first_step_s"}, then for each line "step" read from
-stdin {"ms", "cpu_ms", "loss"}, for "profile" {"profile": [[operator, ms, calls], ...]}.
+stdin {"ms", "cpu_ms", "loss"}, for "profile" {"profile": [[operator, ms, calls], ...]}, for "memory" the
+{"resident", "anonymous"} MiB of this process: the most it ever held, and what it holds beyond mapped files.
 """
 
 from __future__ import annotations
@@ -101,6 +102,13 @@ def profile(step: Step) -> list[list[Any]]:
     return [[event.key, round(event.self_cpu_time_total / 1e3, 1), event.count] for event in events[:25]]
 
 
+def memory() -> dict[str, float]:
+    with open("/proc/self/status") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    sizes = {"resident": "VmHWM", "anonymous": "RssAnon"}
+    return {name: int(fields[key].split()[0]) / 2**10 for name, key in sizes.items()}
+
+
 def main() -> None:
     job = json.loads(sys.argv[1])
     out = sys.stdout
@@ -118,6 +126,8 @@ def main() -> None:
     for line in sys.stdin:
         if line.strip() == "profile":
             answer: dict[str, Any] = {"profile": profile(step)}
+        elif line.strip() == "memory":
+            answer = memory()
         else:
             begin, used = time.perf_counter(), time.process_time()
             loss = step()
