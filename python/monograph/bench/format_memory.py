@@ -19,8 +19,9 @@ import sys
 import tempfile
 from typing import Any
 
+from monograph.bench.contenders import Contender
 from monograph.bench.report import Report
-from monograph.bench.step import LLAMA, QWEN, Contender
+from monograph.bench.step import LLAMA, MODULE, QWEN
 
 FORMATS = ("mxfp4", "nvfp4", "mxfp8", "fp8-block")
 
@@ -46,7 +47,8 @@ def _weight_bytes(folder: pathlib.Path) -> int:
 
 def _train(folder: pathlib.Path, job: dict[str, Any]) -> dict[str, float]:
     """The memory of a process that trained on `folder`, in MiB, and its first loss."""
-    contender = Contender(job | {"folder": str(folder), "contender": "ours", "checkpointing": True})
+    job = job | {"folder": str(folder), "contender": "ours", "checkpointing": True}
+    contender = Contender(job, MODULE)
     contender.ask("step")
     found = contender.ask("memory")
     contender.end()
