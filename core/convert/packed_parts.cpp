@@ -119,6 +119,7 @@ std::optional<Format> written_format(std::string_view name) {
 
 std::vector<std::string> written_names() {
   std::vector<std::string> names;
+  names.reserve(kWritten.size());
   for (const Written& row : kWritten) names.emplace_back(row.name);
   return names;
 }
