@@ -68,7 +68,8 @@ def _works(weights: Weights, nf4: Weights | None, tokens: int, forward: bool) ->
 
 def _cases(arguments: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
     others = [] if arguments.format in ABSMAX_FORMATS else OTHERS
-    shapes, tokens = QUICK if arguments.quick else (LLAMA + QWEN + others, TOKENS)
+    shapes, tokens = QUICK if arguments.quick else (LLAMA + QWEN, TOKENS)
+    shapes = shapes + others
     yield from ((rows, cols, m) for rows, cols in shapes for m in tokens)
 
 
