@@ -95,6 +95,21 @@ def test_the_config_is_what_its_reader_expects(packed):
     assert str(read.format).startswith(name)
 
 
+def test_from_pretrained_takes_it_as_it_is(packed):
+    name, folder = packed
+    ours, suffixes = FORMATS[name]
+    found = load_file(folder / "model.safetensors")
+    model = mg.from_pretrained(folder)
+    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, mg.nn.QuantLinear)}
+    assert len(layers) == 14
+    for path, layer in layers.items():
+        assert layer.format.name == ours
+        stored = [found[path + suffix] for suffix in suffixes]
+        for got, want in zip((layer.values, *layer.scales), stored, strict=True):
+            assert torch.equal(raw(got), raw(want)), path
+    assert torch.equal(model.lm_head.weight, found["lm_head.weight"])
+
+
 def test_merge_onto_the_dequantised_weights(llama, packed, tmp_path):
     name, folder = packed
     model = load(llama, dtype=torch.float32)
