@@ -5,11 +5,13 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <tuple>
 
 #include "base/float_types.h"
 #include "cpu/parallel.h"
 #include "formats/all.h"
+#include "formats/runs.h"
 
 namespace monograph::cli {
 namespace {
@@ -128,24 +130,18 @@ Finding zero_scales_of_floats(const Weight& weight) {
   Finding finding = {weight.name, "scale", "zero scale", 0, 0};
   const PackedView& view = *weight.view;
   const bool square = find_format(view.format)->shape == BlockShape::kSquare;
-  const std::uint64_t matrix_rows = view.matrix_rows == 0 ? view.rows : view.matrix_rows;
-  const std::uint64_t across = ceil_div(view.cols, view.block);
   std::vector<float> row(view.cols);
-  std::vector<bool> counted(block_count(find_format(view.format)->shape, view.block,
-                                        matrix_rows == 0 ? 0 : view.rows / matrix_rows, matrix_rows,
-                                        view.cols));
+  std::set<std::uint64_t> counted;
   for (std::uint64_t r = 0; r < view.rows; ++r) {
-    read_elements(weight, r * view.cols, (r + 1) * view.cols, DType::kFloat32, row.data());
-    const std::uint64_t matrix = r / matrix_rows, down = r % matrix_rows / view.block;
-    const std::uint64_t first =
-        square ? (matrix * ceil_div(matrix_rows, view.block) + down) * across : r * across;
+    const std::uint64_t first = r * view.cols;
+    read_elements(weight, first, first + view.cols, DType::kFloat32, row.data());
     for (std::uint64_t c = 0; c < view.cols; ++c) {
-      const std::uint64_t block = first + c / view.block;
-      if (row[c] != 0.0f || counted[block] || is_zero_element(view, r * view.cols + c)) continue;
-      counted[block] = true;
-      if (finding.count++ == 0) finding.first = block;
+      if (row[c] != 0.0f || is_zero_element(view, first + c)) continue;
+      counted.insert(square ? square_block(view, r, c) : (first + c) / view.block);
     }
   }
+  finding.count = counted.size();
+  finding.first = counted.empty() ? 0 : *counted.begin();
   return finding;
 }
 

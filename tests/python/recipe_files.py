@@ -62,6 +62,15 @@ def write_jsonl(path, rows):
     return str(path)
 
 
+def make_instruction_world(root):
+    """What small_recipe(root, "instruction") reads: a model with its tokenizer, and forty instructions."""
+    make_tokenizer(root / "model")
+    make_model(root / "model")
+    rows = [{"instruction": f"What is {n}?", "output": f"{n} dog {n % 7}"} for n in range(40)]
+    write_jsonl(root / "train.jsonl", rows)
+    return root
+
+
 def small_recipe(root, kind, **change):
     """What recipe tests share: LoRA on root/model, packed rows of 64 tokens from root/train.jsonl."""
     base = {

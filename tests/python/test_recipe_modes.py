@@ -12,7 +12,7 @@ from monograph.recipe import ConfigError, check_keys
 from monograph.recipe import train as train_module
 from monograph.recipe.metrics import read_metrics
 from monograph.training import MODES, TrainStep
-from recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
+from recipe_files import make_instruction_world, small_recipe
 
 # per_layer has two: the input of the first layer needs no gradient.
 GRAPHS = {"graph": 1, "whole_step": 1, "per_layer": 2}
@@ -20,12 +20,7 @@ GRAPHS = {"graph": 1, "whole_step": 1, "per_layer": 2}
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    root = tmp_path_factory.mktemp("modes")
-    make_tokenizer(root / "model")
-    make_model(root / "model")
-    rows = [{"instruction": f"What is {n}?", "output": f"{n} dog {n % 7}"} for n in range(40)]
-    write_jsonl(root / "train.jsonl", rows)
-    return root
+    return make_instruction_world(tmp_path_factory.mktemp("modes"))
 
 
 def losses(root, name, **change):

@@ -19,17 +19,12 @@ from monograph.recipe.prepare import prepare
 from monograph.recipe.progress import Reporter
 from monograph.recipe.schedule import Epochs, event_steps, learning_rate
 from monograph.recipe.train import Run, train
-from recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
+from recipe_files import make_instruction_world, make_model, make_tokenizer, small_recipe, write_jsonl
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    root = tmp_path_factory.mktemp("recipe")
-    make_tokenizer(root / "model")
-    make_model(root / "model")
-    rows = [{"instruction": f"What is {n}?", "output": f"{n} dog {n % 7}"} for n in range(40)]
-    write_jsonl(root / "train.jsonl", rows)
-    return root
+    return make_instruction_world(tmp_path_factory.mktemp("recipe"))
 
 
 @pytest.fixture

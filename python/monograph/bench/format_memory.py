@@ -21,24 +21,20 @@ from typing import Any
 
 from monograph.bench.contenders import Contender
 from monograph.bench.report import Report
-from monograph.bench.step import LLAMA, MODULE, QWEN
+from monograph.bench.step import LLAMA, MAKE_DENSE, MODULE, QWEN
 
 FORMATS = ("mxfp4", "nvfp4", "mxfp8", "fp8-block")
 
-_MAKE = """
-import json, sys, torch, transformers, monograph as mg
-config, folder = json.loads(sys.argv[1]), sys.argv[2]
-torch.manual_seed(0)
-config = transformers.AutoConfig.for_model(**config, max_position_embeddings=8192)
-model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-model.save_pretrained(folder + "/source")
-del model
+_MAKE = (
+    MAKE_DENSE
+    + """
 for name in sys.argv[3:]:
-    model = mg.from_pretrained(folder + "/source", mg.MonographConfig(name))
+    model = mg.from_pretrained(folder + "/dense", mg.MonographConfig(name))
     model.save_pretrained(folder + "/" + name)
     model.dequantize(torch.bfloat16).save_pretrained(folder + "/" + name + "-bf16")
     del model
 """
+)
 
 
 def _weight_bytes(folder: pathlib.Path) -> int:

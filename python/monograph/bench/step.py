@@ -74,7 +74,8 @@ def peers() -> dict[str, dict[str, Any]]:
     return found
 
 
-_MAKE = """
+# A random dense model at argv[2]/dense, by the config argv[1].
+MAKE_DENSE = """
 import json, sys, torch, transformers, monograph as mg
 config, folder = json.loads(sys.argv[1]), sys.argv[2]
 torch.manual_seed(0)
@@ -82,11 +83,17 @@ config = transformers.AutoConfig.for_model(**config, max_position_embeddings=819
 model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 model.save_pretrained(folder + "/dense")
 del model
+"""
+
+_MAKE = (
+    MAKE_DENSE
+    + """
 model = transformers.AutoModelForCausalLM.from_pretrained(
     folder + "/dense", quantization_config=mg.MonographConfig("nf4", double_quant=True), dtype=torch.bfloat16
 )
 model.save_pretrained(folder + "/packed")
 """
+)
 
 
 def make_folder(config: dict[str, Any], folder: pathlib.Path, keep_dense: bool = False) -> str:
