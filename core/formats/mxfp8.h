@@ -7,8 +7,6 @@
 //   rules for b stand in mx_scales.h. Default: rceil.
 #pragma once
 
-#include <bit>
-
 #include "formats/e4m3_bytes.h"
 #include "formats/mx_scales.h"
 #include "formats/packed_view.h"
@@ -28,9 +26,8 @@ struct Mxfp8 : E4m3Format<Mxfp8> {
   // A power of two needs no rounding, and there is a new one for every 32 elements.
   template <class V, class T>
   [[gnu::always_inline]] static auto prepare(float scale) {
-    if constexpr (sizeof(T) == 2 && requires { V::template e8m0_scale<T>(0); })
-      return V::template e8m0_scale<T>(
-          static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(scale) >> 23));
+    if constexpr (sizeof(T) == 2 && requires { V::template e8m0_scale<T>(scale); })
+      return V::template e8m0_scale<T>(scale);
     else
       return V::template e4m3_scale<T>(scale);
   }

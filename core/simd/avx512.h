@@ -153,17 +153,13 @@ struct Avx512 {
                        _mm512_sub_epi16(to_bf16(product, product), _mm512_set1_epi16(10 << 7))};
     }
   }
-  // The same for the power of two 2^(byte - 127): its products need no rounding.
+  // The same for a power of two or NaN: its products need no rounding.
   template <class T>
-  [[gnu::always_inline]] static E4m3Scale e8m0_scale(
-      std::uint8_t byte) requires std::is_same_v<T, Bf16> {
+  [[gnu::always_inline]] static E4m3Scale e8m0_scale(float scale) requires std::is_same_v<T, Bf16> {
     const __m512i mantissas = _mm512_broadcast_i32x4(
         _mm_set_epi16(7 << 4, 6 << 4, 5 << 4, 4 << 4, 3 << 4, 2 << 4, 1 << 4, 0));
-    const int exponent = byte - 7;
-    return {std::bit_cast<float>(byte == 255 ? 0x7fc00000u
-                                 : byte == 0 ? 0x00400000u
-                                             : std::uint32_t{byte} << 23),
-            exponent >= 0 && exponent < 240,
+    const int exponent = static_cast<int>(std::bit_cast<std::uint32_t>(scale) >> 23) - 7;
+    return {scale, exponent >= 0 && exponent < 240,
             _mm512_add_epi16(mantissas, _mm512_set1_epi16(static_cast<short>(exponent * 128)))};
   }
   // No zero, subnormal or NaN among them.

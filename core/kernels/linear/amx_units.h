@@ -167,7 +167,8 @@ requires(kHasElements<F>&& F::kPerByte == 1) class TileDecoder<F> {
     const std::uint8_t* scales;
     template <std::size_t g>
     [[gnu::always_inline]] __m512i group(const std::uint8_t* packed) const {
-      return e4m3_group<simd::Amx>(packed, simd::Amx::e8m0_scale<Bf16>(scales[g * 32 / F::kBlock]));
+      return e4m3_group<simd::Amx>(
+          packed, simd::Amx::e8m0_scale<Bf16>(e8m0_value(scales[g * 32 / F::kBlock])));
     }
   };
   struct SquareUnit {
