@@ -162,17 +162,26 @@ struct Avx512 {
     return {scale, exponent >= 0 && exponent < 240,
             _mm512_add_epi16(mantissas, _mm512_set1_epi16(static_cast<short>(exponent * 128)))};
   }
+  // Of e8m0_scale for a stored byte.
+  [[gnu::always_inline]] static bool is_fast_e8m0(std::uint8_t stored) {
+    return static_cast<unsigned>(stored) - 7u < 240u;
+  }
   // No zero, subnormal or NaN among them.
+  [[gnu::always_inline]] static bool all_normal_e4m3(__m512i codes) {
+    const __m512i magnitudes =
+        _mm512_and_si512(_mm512_add_epi8(codes, _mm512_set1_epi8(1)), _mm512_set1_epi8(0x7f));
+    return _mm512_cmple_epu8_mask(magnitudes, _mm512_set1_epi8(8)) == 0;
+  }
   [[gnu::always_inline]] static bool all_normal_e4m3(__m256i codes) {
     const __m256i magnitudes =
         _mm256_and_si256(_mm256_add_epi8(codes, _mm256_set1_epi8(1)), _mm256_set1_epi8(0x7f));
     return _mm256_cmple_epu8_mask(magnitudes, _mm256_set1_epi8(8)) == 0;
   }
   // Words with a normal code in both bytes.
-  [[gnu::always_inline]] static __m512i normal_e4m3(__m512i codes, const E4m3Scale& scale) {
+  [[gnu::always_inline]] static __m512i normal_e4m3(__m512i codes, __m512i products) {
     const __m512i sign_and_exponent = _mm512_and_si512(
         _mm512_srai_epi16(codes, 4), _mm512_set1_epi16(static_cast<short>(0x8780)));
-    return _mm512_add_epi16(_mm512_permutexvar_epi16(codes, scale.products), sign_and_exponent);
+    return _mm512_add_epi16(_mm512_permutexvar_epi16(codes, products), sign_and_exponent);
   }
   // The same where zeros and subnormals, mantissa * 2^-9, may be among them.
   [[gnu::always_inline]] static __m512i finite_e4m3(__m512i codes, const E4m3Scale& scale) {
@@ -198,7 +207,7 @@ struct Avx512 {
     const __m512i words = _mm512_cvtepu8_epi16(bytes);
     const __m512i both = _mm512_or_si512(words, _mm512_slli_epi16(words, 8));
     if (scale.fast && all_normal_e4m3(bytes)) [[likely]]
-      return normal_e4m3(both, scale);
+      return normal_e4m3(both, scale.products);
     if (scale.fast && !any_nan_e4m3(bytes)) return finite_e4m3(both, scale);
     return scaled_e4m3<Bf16>(codes, scale.scale);
   }

@@ -1,5 +1,6 @@
 // The bf16 product on AMX tiles. Compiled with the flags of this instruction set and nothing else.
 #include "kernels/linear/amx_decode.h"
+#include "kernels/linear/amx_few.h"
 #include "kernels/linear/amx_pack.h"
 
 namespace monograph {
@@ -243,12 +244,13 @@ DecodeFn* decoder(Format format) {
 void enter() { V::configure(); }
 void leave() { V::release(); }
 
-template <class P>
-constexpr LinearKernels kernels(std::size_t chunk, std::size_t load_chunks = kAnyChunks) {
+template <class P, std::size_t kChunk>
+constexpr LinearKernels kernels(std::size_t load_chunks = kAnyChunks) {
+  static_assert(most_squares(P::kPanel, kChunk) <= kMostSquares);
   return {.block = 32,
           .panel = P::kPanel,
           .step = 32,
-          .chunk = chunk,
+          .chunk = kChunk,
           .load_chunks = load_chunks,
           .left_bytes = 2,
           .panel_step_bytes = P::kStep,
@@ -260,7 +262,26 @@ constexpr LinearKernels kernels(std::size_t chunk, std::size_t load_chunks = kAn
           .pack = P::pack,
           .multiply = multiply<P>,
           .decoder = decoder<P>,
-          .ahead = ahead<P>};
+          .ahead = ahead<P>,
+          .direct = nullptr};
+}
+
+template <class... Fs>
+DirectFn* find_direct(FormatList<Fs...>, const DecodeJob& job) {
+  DirectFn* found = nullptr;
+  ((job.weight->packed.format == Fs::kFormat &&
+            in_pairs_of_groups<Fs>(*job.weight, job.begin | job.count)
+        ? void(found = multiply_few<Fs, V, 128>)
+        : void()),
+   ...);
+  return found;
+}
+
+DirectFn* direct(const DecodeJob& job) { return find_direct(PackedFormats{}, job); }
+
+constexpr LinearKernels with_direct(LinearKernels kernels) {
+  kernels.direct = direct;
+  return kernels;
 }
 
 constexpr LinearKernels with_few(LinearKernels many, const LinearKernels* few) {
@@ -270,12 +291,13 @@ constexpr LinearKernels with_few(LinearKernels many, const LinearKernels* few) {
 }
 
 // A block of the left operand, 32 KiB, stays in the first-level cache while the panel streams by.
-constexpr LinearKernels kForward = kernels<Forward<128>>(512);
+constexpr LinearKernels kFewForward = with_direct(kernels<Forward<128>, 2048>());
+constexpr LinearKernels kForward = with_few(kernels<Forward<128>, 512>(), &kFewForward);
 // For few rows the weight must come from memory as fast as it can: wide pieces of its rows, 256
 // rows at a time, so that the next panel finds its lines and pages near the last one's. 1.25x
 // faster for one token.
-constexpr LinearKernels kFewDx = kernels<Dx<256>>(256, /*load_chunks=*/1);
-constexpr LinearKernels kDx = with_few(kernels<Dx<128>>(512), &kFewDx);
+constexpr LinearKernels kFewDx = kernels<Dx<256>, 256>(/*load_chunks=*/1);
+constexpr LinearKernels kDx = with_few(kernels<Dx<128>, 512>(), &kFewDx);
 
 }  // namespace
 

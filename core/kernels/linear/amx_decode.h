@@ -31,7 +31,7 @@ class ForwardCursor {
  public:
   [[gnu::always_inline]] ForwardCursor(const DecodeJob& job, std::size_t done)
       : job_(job),
-        decoder_(job),
+        decoder_(job, {job.first, job.width, job.begin, job.count}),
         cols_(job.weight->packed.cols),
         units_(job.count / (32 * kUnit)),
         rows_(job.width),
@@ -47,10 +47,10 @@ class ForwardCursor {
       // Four rows on: soon wanted, and far enough for memory.
       _mm_prefetch(values_ + ahead_, _MM_HINT_T0);
       const auto unit = decoder_.unit(job_.first + row_, job_.begin + unit_ * 32 * kUnit, element_);
-      unrolled<kUnit>([&](auto g) __attribute__((always_inline)) {
-        _mm512_store_si512(out_ + g * kStepBytes<kPanel>,
-                           unit.template group<g>(values_ + kGroupBytes<F> * g));
-      });
+      unit.template groups<kUnit>(
+          values_, [&](auto g, __m512i group) __attribute__((always_inline)) {
+            _mm512_store_si512(out_ + g * kStepBytes<kPanel>, group);
+          });
       values_ += kGroupBytes<F> * kUnit;
       element_ += 32 * kUnit;
       out_ += kUnit * kStepBytes<kPanel>;
@@ -186,7 +186,7 @@ class DxCursor {
  public:
   [[gnu::always_inline]] DxCursor(const DecodeJob& job, std::size_t done)
       : job_(job),
-        decoder_(job),
+        decoder_(job, {job.begin, job.count, job.first, job.width}),
         cols_(job.weight->packed.cols),
         units_(job.width / (32 * kUnit)),
         rows_(job.count / 2 * 2),
@@ -207,11 +207,13 @@ class DxCursor {
       const std::size_t row = job_.begin + row_, col = job_.first + unit_ * 32 * kUnit;
       const auto even = decoder_.unit(row, col, element_);
       const auto odd = decoder_.unit(row + 1, col, element_ + cols_);
-      unrolled<kUnit>([&](auto g) __attribute__((always_inline)) {
-        store_interleaved(even.template group<g>(even_ + kGroupBytes<F> * g),
-                          odd.template group<g>(odd_ + kGroupBytes<F> * g),
-                          out_ + g * 2 * kTileBytes);
-      });
+      __m512i first[kUnit];
+      even.template groups<kUnit>(
+          even_, [&](auto g, __m512i group) __attribute__((always_inline)) { first[g] = group; });
+      odd.template groups<kUnit>(
+          odd_, [&](auto g, __m512i group) __attribute__((always_inline)) {
+            store_interleaved(first[g], group, out_ + g * 2 * kTileBytes);
+          });
       even_ += kGroupBytes<F> * kUnit;
       odd_ += kGroupBytes<F> * kUnit;
       element_ += 32 * kUnit;

@@ -45,6 +45,29 @@ class BlockedProduct::Worker {
     Item item;
     if (!first_item(from, to, item)) return;
     if (k_.enter != nullptr) k_.enter();
+    if (k_.direct != nullptr)
+      run_directly(from, to, item);
+    else
+      run_ahead(from, to, item);
+    if (k_.leave != nullptr) k_.leave();
+  }
+
+ private:
+  void run_directly(std::size_t from, std::size_t to, Item item) const {
+    do {
+      const DecodeJob job = decode_job(item, local_);
+      DirectFn* direct = job.count == 0 ? nullptr : k_.direct(job);
+      if (direct == nullptr) decode(job);
+      multiply(item, job, [&](const MultiplyJob& multiply) {
+        if (direct != nullptr)
+          direct(multiply, job);
+        else
+          k_.multiply(multiply);
+      });
+    } while (next_item(from, to, item));
+  }
+
+  void run_ahead(std::size_t from, std::size_t to, Item item) const {
     DecodeJob job = decode_job(item, local_);
     decode(job);
     while (true) {
@@ -55,10 +78,10 @@ class BlockedProduct::Worker {
       const AheadKernels* ahead = more ? find_ahead(item, next_job) : nullptr;
       if (ahead != nullptr) {
         DecodeAhead state = {next_job, 0, p_.blocks(item.rows)};
-        multiply(item, job, ahead, &state);
+        multiply(item, job, [&](const MultiplyJob& multiply) { ahead->multiply(multiply, state); });
         ahead->rest(state);
       } else {
-        multiply(item, job, nullptr, nullptr);
+        multiply(item, job, k_.multiply);
         if (!more) break;
         next_job.out = job.out;  // where it is still in a near cache
         decode(next_job);
@@ -66,10 +89,8 @@ class BlockedProduct::Worker {
       item = next;
       job = next_job;
     }
-    if (k_.leave != nullptr) k_.leave();
   }
 
- private:
   // Units [from, to) that lie in the same panel become one item: a cut costs nothing where one
   // thread has both sides of it. Moves `from` past them.
   bool first_item(std::size_t& from, std::size_t to, Item& item) const {
@@ -119,8 +140,9 @@ class BlockedProduct::Worker {
     return ahead != nullptr && item.rows >= ahead->least_rows ? ahead : nullptr;
   }
 
-  void multiply(const Item& item, const DecodeJob& panel, const AheadKernels* ahead,
-                DecodeAhead* state) const {
+  // product(job) for every block of an item.
+  template <class Product>
+  void multiply(const Item& item, const DecodeJob& panel, Product&& product) const {
     const Chunk& chunk = p_.chunks_[item.chunk];
     const std::size_t row_bytes = k_.packed_row_bytes(chunk.count);
     const std::byte* left = stage_.left + chunk.left_offset + item.row * row_bytes;
@@ -130,18 +152,8 @@ class BlockedProduct::Worker {
       const std::size_t rows = std::min(k_.block, item.rows - r);
       float* sums = c + r * k_.panel;
       const FinishJob finish = finish_job(sums, stage_.first + item.row + r, rows, panel);
-      const MultiplyJob job = {left + r * row_bytes,
-                               panel.out,
-                               rows,
-                               panel.width,
-                               chunk.count,
-                               sums,
-                               /*accumulate=*/item.chunk != 0,
-                               last ? &finish : nullptr};
-      if (ahead != nullptr)
-        ahead->multiply(job, *state);
-      else
-        k_.multiply(job);
+      product(MultiplyJob{left + r * row_bytes, panel.out, rows, panel.width, chunk.count, sums,
+                          /*accumulate=*/item.chunk != 0, last ? &finish : nullptr});
     }
   }
 

@@ -256,7 +256,8 @@ inline constexpr LinearKernels kForwardKernels = {
     .pack = pack_forward_rows<V, T>,
     .multiply = multiply_forward<V, T>,
     .decoder = forward_decoder<V, T>,
-    .ahead = no_ahead<V>};
+    .ahead = no_ahead<V>,
+    .direct = nullptr};
 
 template <class V, class T>
 inline constexpr LinearKernels kDxKernels = {.block = FloatLanes<V>::kDxRows,
@@ -274,7 +275,8 @@ inline constexpr LinearKernels kDxKernels = {.block = FloatLanes<V>::kDxRows,
                                              .pack = pack_dx_rows<V, T>,
                                              .multiply = multiply_dx<V, T>,
                                              .decoder = dx_decoder<V, T>,
-                                             .ahead = no_ahead<V>};
+                                             .ahead = no_ahead<V>,
+                                             .direct = nullptr};
 
 template <class V>
 const LinearKernels* find_linear(DType dtype, Pass pass) {

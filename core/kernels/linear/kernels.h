@@ -69,6 +69,10 @@ struct AheadKernels {
   std::size_t least_rows;            // with fewer, decoding first is faster
 };
 
+// The product of a block with a panel that is never whole; job.panel is not used. decode.out has
+// the room of a panel.
+using DirectFn = void(const MultiplyJob&, const DecodeJob& decode);
+
 inline constexpr std::size_t kAnyChunks = ~std::size_t{0};
 
 struct LinearKernels {
@@ -90,6 +94,7 @@ struct LinearKernels {
   void (*multiply)(const MultiplyJob&);
   DecodeFn* (*decoder)(Format format);             // nullptr for a format it does not know
   const AheadKernels* (*ahead)(const DecodeJob&);  // nullptr for a panel it decodes only as a whole
+  DirectFn* (*direct)(const DecodeJob&);  // nullptr for one it decodes first; may be nullptr
 
   const LinearKernels& for_rows(std::size_t rows) const {
     return few != nullptr && rows <= few_rows ? *few : *this;

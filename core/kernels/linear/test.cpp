@@ -206,6 +206,7 @@ constexpr Shape kShapes[] = {
     {50, 300, 160, 64},   // dx: an odd step of rows; columns a multiple of 32, not of 64
     {5, 1030, 64, 64},    // dx: three chunks, the last of six rows
     {1, 2, 5000, 256},    // ten chunks forward
+    {9, 150, 4480, 64},   // few rows in pieces: the last of each kind is not whole
 };
 
 TEST(Linear, EveryVariantMatchesTheReference) {
@@ -282,8 +283,8 @@ constexpr std::size_t kBatches[] = {1, 2, 7, 16, 17, 64, 513};
 
 TEST(Linear, ARowHasTheSameBitsInEveryBatch) {
   for_each_variant(Pass::kForward, [](const LinearKernels& kernels, DType dtype) {
-    // More than a chunk; aligned, so that panels are decoded ahead, and not.
-    for (const std::size_t k : {576u, 588u}) {
+    // More than a chunk; aligned, so that panels are decoded ahead, and not; more than any chunk.
+    for (const std::size_t k : {576u, 588u, 2368u}) {
       const Weight w = random_weight(Format::kNf4, 150, k, 64, true, 1);
       const Weight b = random_weight(Format::kPlain, 150, 8, 1, false, 2);
       const Owned x = random_matrix(dtype, 513, k, 3), u = random_matrix(dtype, 513, 8, 4);

@@ -93,6 +93,10 @@ void expect_close(DType dtype, Pass pass, const Bytes& left, std::size_t m,
     }
 }
 
+struct Sizes {
+  std::size_t m, n, k;
+};
+
 // m, n, k: units of two groups, of one, an odd number of rows, and no whole group at all.
 constexpr std::size_t kShapes[][3] = {
     {1, 130, 128}, {17, 64, 576}, {33, 131, 160}, {5, 19, 96}, {40, 140, 64}};
@@ -145,6 +149,15 @@ TEST(LinearElements, AllCodesTimesAllScaleBytesComeOutExactly) {
           std::memcpy(x.data() + (i * 512 + i) * sizeof(T), &one, sizeof(T));
         });
       const Bytes y = product(kernels, dtype, Pass::kForward, x, 512, w.view);
+      // Few rows take another road.
+      for (std::size_t first = 0; first < 512; first += 16) {
+        const auto* const from = x.data() + first * 512 * size_bytes(dtype);
+        const Bytes part(from, from + 16 * 512 * size_bytes(dtype));
+        const Bytes few = product(kernels, dtype, Pass::kForward, part, 16, w.view);
+        ASSERT_EQ(std::memcmp(few.data(), y.data() + first * 256 * size_bytes(dtype), few.size()),
+                  0)
+            << "rows from " << first;
+      }
       for (std::size_t n = 0; n < 256; ++n) {
         bool finite = true;
         std::vector<double> want(512);
@@ -172,17 +185,21 @@ TEST(LinearElements, AllCodesTimesAllScaleBytesComeOutExactly) {
 TEST(LinearElements, ARowHasTheSameBitsInEveryBatch) {
   for (const auto& [info, kind] : element_formats())
     for (const Pass pass : {Pass::kForward, Pass::kDx}) {
-      const ReferenceWeight w = random_reference(info, kind, 1, 192, 320, 7);
-      for_each_variant(pass, [&](const LinearKernels& kernels, DType dtype) {
-        const std::size_t in = pass == Pass::kForward ? 320 : 192, out = 512 - in;
-        const Bytes left = random_matrix(dtype, 300 * in, 2);
-        const Bytes all = product(kernels, dtype, pass, left, 300, w.view);
-        for (const std::size_t m : {1u, 16u, 33u}) {
-          const Bytes some = product(kernels, dtype, pass, left, m, w.view);
-          ASSERT_EQ(std::memcmp(some.data(), all.data(), m * out * size_bytes(dtype)), 0)
-              << info.name << " " << m << " rows";
-        }
-      });
+      // The second is longer than any chunk, and neither its rows nor its columns are whole pieces.
+      for (const auto& [rows, n, k] : {Sizes{300, 192, 320}, Sizes{40, 150, 2368}}) {
+        const ReferenceWeight w = random_reference(info, kind, 1, n, k, 7);
+        for_each_variant(
+            pass, [&, rows = rows, n = n, k = k](const LinearKernels& kernels, DType dtype) {
+              const std::size_t in = pass == Pass::kForward ? k : n, out = n + k - in;
+              const Bytes left = random_matrix(dtype, rows * in, 2);
+              const Bytes all = product(kernels, dtype, pass, left, rows, w.view);
+              for (const std::size_t m : {1u, 16u, 33u}) {
+                const Bytes some = product(kernels, dtype, pass, left, m, w.view);
+                ASSERT_EQ(std::memcmp(some.data(), all.data(), m * out * size_bytes(dtype)), 0)
+                    << info.name << " " << m << " rows, " << n << "x" << k;
+              }
+            });
+      }
     }
 }
 
