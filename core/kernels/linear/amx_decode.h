@@ -232,6 +232,9 @@ class DxCursor {
     element_ = (job_.begin + row_) * cols_ + job_.first + unit * 32 * kUnit;
     even_ = job_.weight->packed.values + element_ / F::kPerByte;
     odd_ = even_ + cols_ / F::kPerByte;
+    // Their scales: few bytes of a row, each row's in a line of its own.
+    _mm_prefetch(decoder_.scale_of(element_ + 16 * cols_), _MM_HINT_T0);
+    _mm_prefetch(decoder_.scale_of(element_ + 17 * cols_), _MM_HINT_T0);
     out_ =
         job_.out + row_ / 32 * kStepBytes<kPanel> + row_ % 32 * 32 + unit * kUnit * 2 * kTileBytes;
   }
