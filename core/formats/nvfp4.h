@@ -56,28 +56,64 @@ struct Nvfp4 : E2m1Format<Nvfp4> {
     return from_encode ? TensorScales{first, second} : TensorScales{second, first};
   }
 
-  [[gnu::always_inline]] static BlockScale choose_scale(const RuleContext& context, float absmax) {
-    const auto [encode, decode] = context.tensor;
-    const auto clamped = [](float s, float low) {
-      return E4m3::encode(s < low ? low : s > 448.0f ? 448.0f : s);
+  // How a rule's factor is used.
+  [[gnu::always_inline]] static Scaling scaling(ScaleRule rule) {
+    const bool multiply = rule == ScaleRule::kTorchao || rule == ScaleRule::kTransformerEngine;
+    return multiply ? Scaling{1.0f, /*divide=*/false, -0.0f} : Scaling{1.0f, /*divide=*/true, 0.0f};
+  }
+
+  template <class Number>
+  struct Chosen {
+    Number scale, factor;
+  };
+  // For one block, or for one in every lane: L has F32, set, mul, div, min, max, e4m3 (the nearest
+  // E4M3, as a number) and filled (the second where the first is zero).
+  template <class L>
+  [[gnu::always_inline]] static Chosen<typename L::F32> choose(const RuleContext& context,
+                                                               typename L::F32 absmax) {
+    using Number = typename L::F32;
+    const Number encode = L::set(context.tensor.encode), decode = L::set(context.tensor.decode);
+    const Number six = L::set(6.0f), one = L::set(1.0f);
+    const auto rounded = [](Number s, float low) __attribute__((always_inline)) {
+      return L::e4m3(L::min(L::max(s, L::set(low)), L::set(448.0f)));
     };
     if (context.rule == ScaleRule::kTorchao) {
-      const std::uint32_t s = clamped(absmax / 6.0f / decode, 0x1p-6f);
-      return {s, {encode / kE4m3Values.values[s], /*divide=*/false, -0.0f}};
+      const Number s = rounded(L::div(L::div(absmax, six), decode), 0x1p-6f);
+      return {s, L::div(encode, s)};
     }
     if (context.rule == ScaleRule::kTransformerEngine) {
-      const std::uint32_t s = clamped(absmax * (encode * (1.0f / 6.0f)), 0.0f);
-      const float factor = 1.0f / (kE4m3Values.values[s] * (1.0f / encode));
-      return {s, {factor > kLargestFloat ? kLargestFloat : factor, /*divide=*/false, -0.0f}};
+      const Number s = rounded(L::mul(absmax, L::mul(encode, L::set(1.0f / 6.0f))), 0.0f);
+      const Number factor = L::div(one, L::mul(s, L::div(one, encode)));
+      return {s, L::min(factor, L::set(kLargestFloat))};
     }
     if (context.rule == ScaleRule::kCompressedTensors) {
-      std::uint32_t s = clamped(encode * (absmax / 6.0f), 0.0f);
-      if (s == 0) s = E4m3::encode(0.125f);
-      return {s, {kE4m3Values.values[s] / encode, /*divide=*/true, 0.0f}};
+      const Number s = rounded(L::mul(encode, L::div(absmax, six)), 0.0f);
+      const Number filled = L::filled(s, L::set(0.125f));
+      return {filled, L::div(filled, encode)};
     }
-    const float ratio = absmax / (6.0f * decode);
-    const std::uint32_t s = clamped(ratio == 0.0f ? 1.0f : ratio, 0x1p-9f);
-    return {s, {kE4m3Values.values[s] * decode, /*divide=*/true, 0.0f}};
+    const Number ratio = L::div(absmax, L::mul(six, decode));
+    const Number s = rounded(L::filled(ratio, one), 0x1p-9f);
+    return {s, L::mul(s, decode)};
+  }
+
+  // L of choose() for one number.
+  struct One {
+    using F32 = float;
+    [[gnu::always_inline]] static float set(float x) { return x; }
+    [[gnu::always_inline]] static float mul(float a, float b) { return a * b; }
+    [[gnu::always_inline]] static float div(float a, float b) { return a / b; }
+    [[gnu::always_inline]] static float min(float a, float b) { return a < b ? a : b; }
+    [[gnu::always_inline]] static float max(float a, float b) { return a > b ? a : b; }
+    [[gnu::always_inline]] static float e4m3(float x) {
+      return kE4m3Values.values[E4m3::encode(x)];
+    }
+    [[gnu::always_inline]] static float filled(float a, float b) { return a == 0.0f ? b : a; }
+  };
+  [[gnu::always_inline]] static BlockScale choose_scale(const RuleContext& context, float absmax) {
+    const Chosen<float> chosen = choose<One>(context, absmax);
+    Scaling use = scaling(context.rule);
+    use.factor = chosen.factor;
+    return {E4m3::encode(chosen.scale), use};
   }
 };
 

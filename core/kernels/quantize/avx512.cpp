@@ -2,6 +2,7 @@
 #include "simd/avx512.h"
 
 #include "kernels/quantize/generic.h"
+#include "kernels/quantize/strip_avx512.h"
 
 namespace monograph {
 template QuantizeFn* quantize_variant<simd::Avx512>(Format);

@@ -8,6 +8,7 @@
 #include "base/float_types.h"
 #include "formats/runs.h"
 #include "kernels/quantize/quantize.h"
+#include "kernels/quantize/strip.h"
 #include "simd/scalar.h"
 
 namespace monograph {
@@ -88,16 +89,29 @@ class TensorOfBlock {
     left_ = per_tensor_ - block % per_tensor_;
   }
   [[gnu::always_inline]] TensorScales next() {
-    if (next_ == nullptr) return {};
-    if (left_ == 0) {
-      ++next_;
-      left_ = per_tensor_;
-    }
-    --left_;
-    return *next_;
+    advance();
+    const TensorScales found = scales();
+    skip(1);
+    return found;
   }
+  // Whether so many blocks from here on lie in one matrix: then scales() is theirs, and skip()
+  // passes them.
+  [[gnu::always_inline]] bool reaches(std::size_t blocks) {
+    advance();
+    return next_ == nullptr || left_ >= blocks;
+  }
+  [[gnu::always_inline]] TensorScales scales() const {
+    return next_ == nullptr ? TensorScales{} : *next_;
+  }
+  [[gnu::always_inline]] void skip(std::size_t blocks) { left_ -= next_ == nullptr ? 0 : blocks; }
 
  private:
+  [[gnu::always_inline]] void advance() {
+    if (next_ == nullptr || left_ != 0) return;
+    ++next_;
+    left_ = per_tensor_;
+  }
+
   const TensorScales* next_;
   std::size_t per_tensor_, left_ = 0;
 };
@@ -146,6 +160,17 @@ template <class F, class V, class T>
   RuleContext context = {job.rule, job.kind, {}};
   TensorOfBlock tensor(job, first);
   for (std::size_t block = first; block < last;) {
+    if constexpr (Strip<F, V, T>::kBlocks != 0) {
+      constexpr std::size_t kStrip = Strip<F, V, T>::kBlocks;
+      if (last - block >= kStrip && tensor.reaches(kStrip)) {
+        context.tensor = tensor.scales();
+        if (Strip<F, V, T>::quantize(job, block, context)) {
+          tensor.skip(kStrip);
+          block += kStrip;
+          continue;
+        }
+      }
+    }
     const std::size_t count = blocks_together<F>(job, block, last);
     const std::size_t rows = rectangle_of<F>(job, block).rows;
     BlockRectangle r[kTogether<F>];

@@ -199,6 +199,35 @@ TEST(QuantizeMx, SubnormalAndZeroBlocksHaveByteZero) {
   }
 }
 
+// A matrix ends where it likes: 41 blocks are no whole number of strips.
+TEST(QuantizeNvfp4, MatricesWithScalesOfTheirOwnGiveWhatTheyGiveAlone) {
+  constexpr std::size_t kBlocks = 41, kMatrices = 3, kElements = 16 * kBlocks;
+  for (const Case& c : every_case()) {
+    if (c.info.tensor_scale == TensorScale::kNone) continue;
+    std::vector<Bf16> in;
+    std::vector<TensorScales> tensors;
+    Packed apart;
+    for (unsigned m = 0; m < kMatrices; ++m) {
+      const auto matrix = hard_input<Bf16>(kElements, 10 + m);
+      tensors.push_back(choose_tensor_scales(c.info.kernels, c.rule, DType::kBFloat16,
+                                             matrix.data(), kElements, serial_for));
+      const Packed one = run_all(c, matrix, 1, kElements);
+      in.insert(in.end(), matrix.begin(), matrix.end());
+      apart.values.insert(apart.values.end(), one.values.begin(), one.values.end());
+      apart.scales.insert(apart.scales.end(), one.scales.begin(), one.scales.end());
+    }
+    for (const auto& v : quantize_variants()) {
+      if (v.format != c.info.kernels || v.isa > best_isa()) continue;
+      Packed together;
+      QuantizeJob job = job_for(c, in, kMatrices, kElements, {}, NonFinite::kError, together);
+      job.tensors = tensors.data();
+      job.blocks_per_tensor = kBlocks;
+      together.bad = v.run(job, 0, job.blocks());
+      EXPECT_TRUE(together == apart) << name_of(v.isa) << " " << name_of(c.rule);
+    }
+  }
+}
+
 TEST(QuantizeNvfp4, ErrorStaysWithinTheStepOfItsScale) {
   for (const Case& c : every_case()) {
     if (c.info.tensor_scale == TensorScale::kNone) continue;
