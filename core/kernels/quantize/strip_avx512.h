@@ -1,10 +1,11 @@
-// Sixteen blocks of bf16 to E2M1 (MXFP4, NVFP4). Two elements of bf16 are one 32-bit lane: the even
-// one and the odd one are scaled in vectors of their own, and what the rounding needs of both is
-// put back into one, half as wide.
+// Sixteen blocks of bf16 to E2M1 or E4M3 (MXFP4, NVFP4, MXFP8). Two elements of bf16 are one 32-bit
+// lane: the even one and the odd one are scaled in vectors of their own, and what the rounding
+// needs of both is put back into one, half as wide.
 #pragma once
 
 #include <immintrin.h>
 
+#include <bit>
 #include <type_traits>
 
 #include "formats/scaling.h"
@@ -52,10 +53,12 @@ struct StripScaling {
   return s;
 }
 
-// Thirty-two elements; `factor` and `inverse` are those of every even element, and of the odd one
-// beside it.
-[[gnu::always_inline]] inline void encode_e2m1(const Bf16* in, const StripScaling& s, __m512 factor,
-                                               __m512 inverse, std::uint8_t* out) {
+// Thirty-two elements to codes of the minifloat E, a word each; `factor` and `inverse` are those of
+// every even element, and of the odd one beside it. False if E is not E2M1 and an element is below
+// its normal numbers: then this is not the way.
+template <class E>
+[[gnu::always_inline]] inline bool codes_of_words(const Bf16* in, const StripScaling& s,
+                                                  __m512 factor, __m512 inverse, __m512i& codes) {
   const auto scaled = [&](__m512 x) __attribute__((always_inline)) {
     const __m512 v = !s.divide    ? _mm512_mul_ps(x, factor)
                      : s.inverted ? simd::Avx512::divided(x, factor, inverse)
@@ -65,26 +68,45 @@ struct StripScaling {
   __m512 first, second;
   ScaleLanes::load_two(in, first, second);
   const __m512i even = scaled(first), odd = scaled(second);
-  // The upper halves, the last bit set if any below it is: enough for a further rounding to E2M1.
+  // The upper halves, the last bit set if any below it is: enough for a further rounding.
   constexpr __mmask32 kOdd = 0xaaaaaaaa;
   const __m512i upper = _mm512_mask_mov_epi16(_mm512_srli_epi32(even, 16), kOdd, odd);
   const __m512i lower = _mm512_mask_mov_epi16(even, kOdd, _mm512_slli_epi32(odd, 16));
   const __m512i bits = _mm512_or_si512(upper, _mm512_min_epu16(lower, _mm512_set1_epi16(1)));
   const __m512i a = _mm512_and_si512(bits, _mm512_set1_epi16(0x7fff));
-  // From 1 on a code is the exponent and one bit; below it is 1 above 0.25 and 2 from 0.75 on.
-  const __m512i last = _mm512_and_si512(_mm512_srli_epi16(a, 6), _mm512_set1_epi16(1));
-  const __m512i up = _mm512_add_epi16(_mm512_add_epi16(a, _mm512_set1_epi16(31)), last);
-  const __m512i normal = _mm512_sub_epi16(_mm512_srli_epi16(up, 6), _mm512_set1_epi16(252));
-  const __mmask32 above_quarter = _mm512_cmpgt_epi16_mask(a, _mm512_set1_epi16(0x3e80));
-  const __mmask32 three_quarters = _mm512_cmpgt_epi16_mask(a, _mm512_set1_epi16(0x3f3f));
-  const __m512i small = _mm512_mask_mov_epi16(_mm512_maskz_set1_epi16(above_quarter, 1),
-                                              three_quarters, _mm512_set1_epi16(2));
-  const __m512i code = _mm512_min_epi16(_mm512_max_epi16(normal, small), _mm512_set1_epi16(7));
+
+  constexpr int kDropped = 7 - E::kMantissa;
+  const __m512i last = _mm512_and_si512(_mm512_srli_epi16(a, kDropped), _mm512_set1_epi16(1));
+  const __m512i half = _mm512_set1_epi16((1 << (kDropped - 1)) - 1);
+  const __m512i up = _mm512_srli_epi16(_mm512_add_epi16(_mm512_add_epi16(a, half), last), kDropped);
+  const __m512i normal = _mm512_sub_epi16(up, _mm512_set1_epi16((127 - E::kBias) << E::kMantissa));
+  __m512i code = normal;
+  if constexpr (std::is_same_v<E, E2m1>) {
+    // Below 1 there are two codes: 1 above 0.25, 2 from 0.75 on.
+    const __mmask32 quarter = _mm512_cmpgt_epi16_mask(a, _mm512_set1_epi16(0x3e80));
+    const __mmask32 three_quarters = _mm512_cmpgt_epi16_mask(a, _mm512_set1_epi16(0x3f3f));
+    const __m512i small = _mm512_mask_mov_epi16(_mm512_maskz_set1_epi16(quarter, 1), three_quarters,
+                                                _mm512_set1_epi16(2));
+    code = _mm512_max_epi16(normal, small);
+  } else {
+    constexpr auto kNormal =
+        static_cast<std::int16_t>(std::bit_cast<std::uint32_t>(E::kSmallestNormal) >> 16);
+    if (_mm512_cmplt_epi16_mask(a, _mm512_set1_epi16(kNormal)) != 0) return false;
+  }
+  code = _mm512_min_epi16(code, _mm512_set1_epi16(E::kLargestCode));
   constexpr int kOrAnd = 0xf8;  // a | (b & c)
-  const __m512i codes =
-      _mm512_ternarylogic_epi32(code, _mm512_srli_epi16(bits, 12), _mm512_set1_epi16(8), kOrAnd);
+  codes =
+      _mm512_ternarylogic_epi32(code, _mm512_srli_epi16(bits, 16 - std::bit_width(E::kSignCode)),
+                                _mm512_set1_epi16(E::kSignCode), kOrAnd);
+  return true;
+}
+
+[[gnu::always_inline]] inline void store_words(E2m1, __m512i codes, std::uint8_t* out) {
   const __m512i pairs = _mm512_or_si512(codes, _mm512_srli_epi32(codes, 12));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(pairs));
+}
+[[gnu::always_inline]] inline void store_words(E4m3, __m512i codes, std::uint8_t* out) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi16_epi8(codes));
 }
 
 // The largest magnitude of each of sixteen blocks, in their order: magnitudes of bf16 are in the
@@ -129,12 +151,13 @@ template <class F>
 requires(F::kShape == BlockShape::kRow &&
          std::is_same_v<typename F::Element, E2m1>) struct Strip<F, simd::Avx512, Bf16> {
   static constexpr std::size_t kBlocks = 16;
-  static_assert(F::kBlock == 16 || F::kBlock == 32);
+  using Element = typename F::Element;
+  static_assert(F::kBlock == 32 || (F::kBlock == 16 && std::is_same_v<Element, E2m1>));
 
   [[gnu::always_inline]] static bool quantize(const QuantizeJob& job, std::size_t block,
                                               const RuleContext& context) {
     const Bf16* in = static_cast<const Bf16*>(job.input) + block * F::kBlock;
-    std::uint8_t* out = job.values + block * F::kBlock / 2;
+    std::uint8_t* out = job.values + block * F::kBlock / F::kPerByte;
     const __m512 absmax = strip_absmax<F::kBlock>(in);
     const __m512 infinity = _mm512_castsi512_ps(_mm512_set1_epi32(0x7f800000));
     if (_mm512_cmp_ps_mask(absmax, infinity, _CMP_NLT_UQ) != 0) return false;
@@ -144,13 +167,25 @@ requires(F::kShape == BlockShape::kRow &&
       const __m512i second = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
       const __m512i piece = _mm512_set1_epi32(static_cast<int>(p * 32 / F::kBlock));
       const __m512i index = F::kBlock == 16 ? _mm512_add_epi32(piece, second) : piece;
-      encode_e2m1(in + 32 * p, s, _mm512_permutexvar_ps(index, s.factors),
-                  _mm512_permutexvar_ps(index, s.inverses), out + 16 * p);
+      const __m512 factor = _mm512_permutexvar_ps(index, s.factors);
+      const __m512 inverse = _mm512_permutexvar_ps(index, s.inverses);
+      __m512i codes;
+      if (codes_of_words<Element>(in + 32 * p, s, factor, inverse, codes)) [[likely]]
+        store_words(Element{}, codes, out + 32 / F::kPerByte * p);
+      else
+        encode_slowly(in + 32 * p, s, _mm512_cvtss_f32(factor), out + 32 / F::kPerByte * p);
     }
     return true;
   }
 
  private:
+  [[gnu::noinline]] static void encode_slowly(const Bf16* in, const StripScaling& s, float factor,
+                                              std::uint8_t* out) {
+    const Scaling scaling = {factor, s.divide, s.zero};
+    for (std::size_t i = 0; i < 32; i += simd::Avx512::kEncodeAs)
+      simd::Avx512::encode_as<Element>(in + i, scaling, out + i / F::kPerByte);
+  }
+
   // Writes the scales.
   [[gnu::always_inline]] static StripScaling choose(const QuantizeJob& job, std::size_t block,
                                                     const RuleContext& context, __m512 absmax) {
