@@ -13,18 +13,20 @@ from peft.tuners.lora.layer import Linear as PeftLinear
 from torch import nn
 from transformers import PreTrainedModel
 
-from monograph import transformers_attention
+from monograph import transformers_attention, trl_head
 from monograph.nn.lora_linear import LoraLinear
 from monograph.nn.quant_linear import QuantLinear
 
 _INPUT_HOOK = "make_inputs_require_grad"  # how its names begin in transformers and PEFT
 
 
-def optimize(model: nn.Module, *, attention: bool = True) -> nn.Module:
+def optimize(model: nn.Module, *, attention: bool = True, head: bool = True) -> nn.Module:
     """Changes a PEFT model in place and returns it. Call it once, after the adapters are there.
 
     - PEFT's LoRA layers over a QuantLinear become `LoraLinear`: same names, same files, fused arithmetic.
     - With `attention`, a transformers model uses our packed attention.
+    - With `head`, the head that a trainer of TRL has put on the model computes with `linear_log_probs`: the
+      same numbers without a graph break, and nothing for tokens that have no label.
     - The input hook of checkpointing breaks the graph. It is removed where checkpointing does not need it and
       else kept out of graphs: only reentrant checkpointing wants inputs that require gradients.
 
@@ -40,6 +42,8 @@ def optimize(model: nn.Module, *, attention: bool = True) -> nn.Module:
     if isinstance(base, PreTrainedModel):
         if attention:
             base.set_attn_implementation(transformers_attention.NAME)
+        if head:
+            trl_head.take_over(base)
         _drop_input_hook(base)
         # A trainer turns checkpointing on, and with it the hook, only in `train()`.
         base.enable_input_require_grads = MethodType(enable_input_require_grads, base)  # type: ignore[method-assign]

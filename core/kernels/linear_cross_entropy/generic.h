@@ -93,6 +93,67 @@ struct CrossEntropyRow {
     return total;
   }
 
+  // z, the lanes behind the end as `end`.
+  template <class Body>
+  [[gnu::always_inline]] void each_block(std::size_t limit, F32 end, Body body) const {
+    const std::size_t full = limit / kLanes * kLanes;
+    for (std::size_t begin = 0; begin < full; begin += kSumBlock) {
+      const std::size_t stop = full - begin < kSumBlock ? full : begin + kSumBlock;
+      body(
+          begin, stop, [&](std::size_t i) __attribute__((always_inline)) { return z_of(load(i)); });
+    }
+    if (full == limit) return;
+    float buffer[kLanes], ends[kLanes];
+    for (std::size_t i = full; i < limit; ++i) buffer[i - full] = to_float(logits[i]);
+    for (std::size_t i = limit - full; i < kLanes; ++i) buffer[i] = 0.f;
+    L::store(buffer, z_of(L::load(buffer)));
+    L::store(ends, end);
+    for (std::size_t i = limit - full; i < kLanes; ++i) buffer[i] = ends[i];
+    const F32 last = L::load(buffer);
+    body(
+        full, full + kLanes, [&](std::size_t) __attribute__((always_inline)) { return last; });
+  }
+  float largest(std::size_t limit) const {
+    F32 found = L::set(-__builtin_inff());
+    each_block(limit, found, [&](std::size_t begin, std::size_t end, auto z) {
+      for (std::size_t i = begin; i < end; i += kLanes) found = L::max(z(i), found);
+    });
+    return L::reduce_max(found);
+  }
+  void add_statistics(float peak, RowStatistics& s) const {
+    const F32 base = L::set(peak);
+    // exp2 of the least it takes is 0 where a term of a distribution is.
+    const F32 least = L::set(-200.f / kLog2E);
+    each_block(count, L::set(-__builtin_inff()), [&](std::size_t begin, std::size_t end, auto z) {
+      F32 weighted = L::set(0.f), squares = weighted;
+      for (std::size_t i = begin; i < end; i += kLanes) {
+        const F32 away = L::max(L::sub(z(i), base), least);
+        const F32 e = exp2_of<V>(L::mul(away, L::set(kLog2E)));
+        weighted = L::fma(e, away, weighted);
+        squares = L::fma(e, e, squares);
+      }
+      s.weighted += static_cast<double>(L::reduce_add(weighted));
+      s.squares += static_cast<double>(L::reduce_add(squares));
+    });
+    each_block(count, L::set(0.f), [&](std::size_t begin, std::size_t end, auto z) {
+      F32 total = L::set(0.f);
+      for (std::size_t i = begin; i < end; i += kLanes) total = L::add(total, z(i));
+      s.total += static_cast<double>(L::reduce_add(total));
+    });
+  }
+
+  struct EntropyDifferential {
+    F32 lse, entropy, factor;
+
+    [[gnu::always_inline]] F32 operator()(const LogitsToZ<V, kCap>& z_of, F32 logit) const {
+      F32 slope;
+      const F32 log_p = L::sub(z_of.with_slope(logit, slope), lse);
+      const F32 p = exp2_of<V>(L::mul(log_p, L::set(kLog2E)));
+      const F32 bounded = L::max(log_p, L::set(-200.f / kLog2E));  // no 0 * infinity
+      return L::mul(L::mul(L::mul(p, L::add(bounded, entropy)), factor), slope);
+    }
+  };
+
   struct Differential {
     F32 base, factor, subtract;
 
@@ -102,7 +163,8 @@ struct CrossEntropyRow {
       return L::mul(L::sub(L::mul(exp_of(z, base), factor), subtract), slope);
     }
   };
-  void differentiate(const Differential& d) const {
+  template <class D>
+  void differentiate(const D& d) const {
     for (std::size_t i = 0; i < whole; i += kLanes) L::store_as(logits + i, d(z_of, load(i)));
     float buffer[kLanes];
     L::store(buffer, d(z_of, load_tail()));
@@ -152,7 +214,29 @@ void row_gradient(const LogitsRow& row, float base, float inverse, float factor)
 }
 
 template <class V, class T>
-inline constexpr CrossEntropyKernels kCrossEntropyKernels = {row_sums<V, T>, row_gradient<V, T>};
+RowStatistics row_statistics(const LogitsRow& row, float peak) {
+  return with_row<V, T>(
+      row, [&](const auto& r) __attribute__((always_inline)) {
+        RowStatistics s = {0, 0, 0, r.largest(row.label == kNoLabel ? 0 : row.label)};
+        r.add_statistics(peak, s);
+        return s;
+      });
+}
+
+template <class V, class T>
+void row_entropy_gradient(const LogitsRow& row, float lse, float entropy, float factor) {
+  with_row<V, T>(
+      row, [&](const auto& r) __attribute__((always_inline)) {
+        using L = Lanes<V>;
+        using Row = std::remove_cvref_t<decltype(r)>;
+        r.differentiate(
+            typename Row::EntropyDifferential{L::set(lse), L::set(entropy), L::set(-factor)});
+      });
+}
+
+template <class V, class T>
+inline constexpr CrossEntropyKernels kCrossEntropyKernels = {
+    row_sums<V, T>, row_statistics<V, T>, row_gradient<V, T>, row_entropy_gradient<V, T>};
 
 template <class V>
 const CrossEntropyKernels* find_cross_entropy(DType dtype) {

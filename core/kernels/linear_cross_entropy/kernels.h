@@ -27,10 +27,19 @@ struct RowSums {
   float label;
 };
 
+// Of z, with e = exp(z - peak): sum e (z - peak), sum e^2, sum z, and the largest before the label.
+struct RowStatistics {
+  double weighted, squares, total;
+  float before;
+};
+
 struct CrossEntropyKernels {
   RowSums (*sums)(const LogitsRow& row);
+  RowStatistics (*statistics)(const LogitsRow& row, float peak);
   // Each logit becomes factor * (exp(z - base) * inverse - [its place is the label's]) * dz/dlogit.
   void (*gradient)(const LogitsRow& row, float base, float inverse, float factor);
+  // Each logit becomes -factor * p * (log p + entropy) * dz/dlogit, with log p = z - lse.
+  void (*entropy_gradient)(const LogitsRow& row, float lse, float entropy, float factor);
 };
 
 }  // namespace monograph

@@ -70,22 +70,24 @@ void gather(const Matrix& from, std::size_t element, const std::size_t* rows, st
     std::memcpy(to, row_of(from, rows[i], element), bytes);
 }
 
-// One call of linear_cross_entropy.
-class ChunkedLoss {
+// Tokens in chunks: the logits of a chunk, what is to be done with each row of them, and dx from
+// what the rows have become.
+class ChunkedHead {
  public:
-  ChunkedLoss(const CrossEntropyProblem& problem, const CrossEntropyResult& result,
+  ChunkedHead(const CrossEntropyProblem& problem, const MutableMatrix& dx,
               const ParallelFor& parallel_for)
-      : p_(problem),
-        result_(result),
+      : kernels(pick_cross_entropy(problem.dtype)),
+        p_(problem),
+        dx_(dx),
         parallel_for_(parallel_for),
-        kernels_(pick_cross_entropy(problem.dtype)),
         element_(size_bytes(problem.dtype)),
         row_bytes_(problem.weight.packed.rows * element_),
         x_bytes_(problem.x.cols * element_) {}
 
-  void run(std::size_t logits_bytes) {
-    clear_ignored();
-    const std::vector<std::size_t> rows = counted(p_);
+  // run_row(token, logits) for each of `rows`; the others get dx 0.
+  template <class RunRow>
+  void run(const std::vector<std::size_t>& rows, std::size_t logits_bytes, RunRow run_row) {
+    clear_others(rows);
     if (rows.empty()) return;
     const std::size_t chunk = piece_of(rows.size(), logits_bytes, row_bytes_, kChunkTokens);
     const bool gaps = rows.back() - rows.front() + 1 != rows.size();
@@ -95,19 +97,29 @@ class ChunkedLoss {
     x_copy_ = logits_ + aligned(chunk * row_bytes_);
     dx_copy_ = x_copy_ + gathered;
     for (std::size_t i = 0; i < rows.size(); i += chunk)
-      run_chunk(rows.data() + i, std::min(chunk, rows.size() - i));
+      run_chunk(rows.data() + i, std::min(chunk, rows.size() - i), run_row);
   }
 
+  LogitsRow row(std::size_t token, std::byte* logits) const {
+    return {logits, p_.weight.packed.rows, static_cast<std::size_t>(p_.labels[token]), p_.map};
+  }
+
+  const CrossEntropyKernels& kernels;
+
  private:
-  void clear_ignored() const {
+  void clear_others(const std::vector<std::size_t>& rows) const {
+    if (dx_.data == nullptr) return;
+    std::size_t next = 0;
     for (std::size_t t = 0; t < p_.x.rows; ++t) {
-      if (p_.labels[t] != kIgnoredLabel) continue;
-      result_.loss[t] = result_.lse[t] = 0;
-      if (result_.dx.data != nullptr) std::memset(row_of(result_.dx, t, element_), 0, x_bytes_);
+      if (next < rows.size() && rows[next] == t)
+        ++next;
+      else
+        std::memset(row_of(dx_, t, element_), 0, x_bytes_);
     }
   }
 
-  void run_chunk(const std::size_t* rows, std::size_t count) const {
+  template <class RunRow>
+  void run_chunk(const std::size_t* rows, std::size_t count, RunRow& run_row) const {
     // Rows with gaps between them are brought together; the products see no difference.
     const bool gaps = rows[count - 1] - rows[0] + 1 != count;
     if (gaps) gather(p_.x, element_, rows, count, x_copy_);
@@ -120,37 +132,44 @@ class ChunkedLoss {
     parallel_for_(count, 1, [&](std::size_t begin, std::size_t end) {
       for (std::size_t i = begin; i < end; ++i) run_row(rows[i], logits_ + i * row_bytes_);
     });
-    if (result_.dx.data == nullptr) return;
-    const MutableMatrix& out = result_.dx;
+    if (dx_.data == nullptr) return;
     const MutableMatrix dx =
-        gaps ? MutableMatrix{dx_copy_, count, out.cols, out.cols}
-             : MutableMatrix{row_of(out, rows[0], element_), count, out.cols, out.stride};
+        gaps ? MutableMatrix{dx_copy_, count, dx_.cols, dx_.cols}
+             : MutableMatrix{row_of(dx_, rows[0], element_), count, dx_.cols, dx_.stride};
     const LinearTerm term = {{logits_, count, vocabulary, vocabulary}, p_.weight};
     linear_dx(p_.dtype, {&term, 1}, dx, parallel_for_);
     for (std::size_t i = 0; gaps && i < count; ++i)
-      std::memcpy(row_of(out, rows[i], element_), dx_copy_ + i * x_bytes_, x_bytes_);
-  }
-
-  void run_row(std::size_t token, std::byte* logits) const {
-    const LogitsRow row = {logits, p_.weight.packed.rows,
-                           static_cast<std::size_t>(p_.labels[token]), p_.map};
-    const RowSums sums = kernels_.sums(row);
-    const double log_sum = std::log(sums.sum), peak = sums.peak;
-    result_.loss[token] = static_cast<float>(log_sum + (peak - sums.label));
-    result_.lse[token] = static_cast<float>(log_sum + peak);
-    if (result_.dx.data != nullptr)
-      kernels_.gradient(row, sums.peak, static_cast<float>(1 / sums.sum), 1.f);
+      std::memcpy(row_of(dx_, rows[i], element_), dx_copy_ + i * x_bytes_, x_bytes_);
   }
 
   const CrossEntropyProblem& p_;
-  const CrossEntropyResult& result_;
+  const MutableMatrix dx_;
   const ParallelFor& parallel_for_;
-  const CrossEntropyKernels& kernels_;
   const std::size_t element_, row_bytes_, x_bytes_;
   std::byte* logits_ = nullptr;
   std::byte* x_copy_ = nullptr;
   std::byte* dx_copy_ = nullptr;
 };
+
+void clear_ignored(const CrossEntropyProblem& problem, const CrossEntropyResult& result) {
+  for (std::size_t t = 0; t < problem.x.rows; ++t) {
+    if (problem.labels[t] != kIgnoredLabel) continue;
+    result.loss[t] = result.lse[t] = 0;
+    if (const TokenStatistics* s = result.statistics) {
+      s->entropy[t] = s->log_sum_squares[t] = s->mean[t] = 0;
+      s->top[t] = false;
+    }
+  }
+}
+
+void write_statistics(const LogitsRow& row, const RowSums& sums, const RowStatistics& found,
+                      std::size_t token, const TokenStatistics& out) {
+  const double log_sum = std::log(sums.sum);
+  out.entropy[token] = static_cast<float>(log_sum - found.weighted / sums.sum);
+  out.log_sum_squares[token] = static_cast<float>(std::log(found.squares) - 2 * log_sum);
+  out.mean[token] = static_cast<float>(found.total / static_cast<double>(row.count));
+  out.top[token] = sums.label >= sums.peak && sums.label > found.before;
+}
 
 // out[c][r] = in[r][c], in squares that fit the first-level cache.
 template <class T>
@@ -263,7 +282,31 @@ const std::vector<CrossEntropyVariant>& cross_entropy_variants() {
 
 void linear_cross_entropy(const CrossEntropyProblem& problem, const CrossEntropyResult& result,
                           ParallelFor parallel_for, std::size_t logits_bytes) {
-  ChunkedLoss(problem, result, parallel_for).run(logits_bytes);
+  clear_ignored(problem, result);
+  ChunkedHead head(problem, result.dx, parallel_for);
+  head.run(counted(problem), logits_bytes, [&](std::size_t token, std::byte* logits) {
+    const LogitsRow row = head.row(token, logits);
+    const RowSums sums = head.kernels.sums(row);
+    const double log_sum = std::log(sums.sum), peak = sums.peak;
+    result.loss[token] = static_cast<float>(log_sum + (peak - sums.label));
+    result.lse[token] = static_cast<float>(log_sum + peak);
+    if (result.statistics != nullptr)
+      write_statistics(row, sums, head.kernels.statistics(row, sums.peak), token,
+                       *result.statistics);
+    if (result.dx.data != nullptr)
+      head.kernels.gradient(row, sums.peak, static_cast<float>(1 / sums.sum), 1.f);
+  });
+}
+
+void linear_entropy_dx(const CrossEntropyProblem& problem, const EntropyGradient& gradient,
+                       ParallelFor parallel_for, std::size_t logits_bytes) {
+  std::vector<std::size_t> rows = counted(problem);
+  std::erase_if(rows, [&](std::size_t t) { return gradient.g[t] == 0; });
+  ChunkedHead head(problem, gradient.dx, parallel_for);
+  head.run(rows, logits_bytes, [&](std::size_t token, std::byte* logits) {
+    head.kernels.entropy_gradient(head.row(token, logits), gradient.lse[token],
+                                  gradient.entropy[token], gradient.g[token]);
+  });
 }
 
 void linear_cross_entropy_dw(const CrossEntropyProblem& problem,

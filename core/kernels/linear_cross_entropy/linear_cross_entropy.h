@@ -45,12 +45,20 @@ struct CrossEntropyProblem {
   LogitsMap map;
 };
 
-// loss [T]; lse [T], the log-sum-exp; dx [T, K] in the call's type, or data = nullptr for none. No
-// result may overlap an input.
+// Of the distribution p = softmax(z) of each token, all 0 for one that is ignored: -sum p log p,
+// log sum p^2, the mean of z, and whether the label is the most likely (the first of several).
+struct TokenStatistics {
+  float *entropy, *log_sum_squares, *mean;  // [T]
+  bool* top;                                // [T]
+};
+
+// loss [T]; lse [T], the log-sum-exp; dx [T, K] in the call's type, or data = nullptr for none;
+// statistics unless they are nullptr. No result may overlap an input.
 struct CrossEntropyResult {
   float* loss;
   float* lse;
   MutableMatrix dx;
+  const TokenStatistics* statistics = nullptr;
 };
 
 void linear_cross_entropy(const CrossEntropyProblem& problem, const CrossEntropyResult& result,
@@ -69,6 +77,15 @@ struct CrossEntropyWeightGradient {
 void linear_cross_entropy_dw(const CrossEntropyProblem& problem,
                              const CrossEntropyWeightGradient& gradient, ParallelFor parallel_for,
                              std::size_t logits_bytes = kLogitsBytes);
+
+// dx[t] = g[t] * d entropy[t] / d x[t], from the forward's log-sum-exp and entropy; the logits are
+// computed again, of those tokens alone whose g is not 0 and whose label is not kIgnoredLabel.
+struct EntropyGradient {
+  const float *lse, *entropy, *g;  // [T]
+  MutableMatrix dx;                // [T, K]
+};
+void linear_entropy_dx(const CrossEntropyProblem& problem, const EntropyGradient& gradient,
+                       ParallelFor parallel_for, std::size_t logits_bytes = kLogitsBytes);
 
 struct CrossEntropyVariant {
   Isa isa;

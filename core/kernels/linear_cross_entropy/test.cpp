@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -115,6 +116,51 @@ TEST(CrossEntropyRow, LossAndGradientOfEverySizeBesideDouble) {
         EXPECT_NEAR(got[i], want.gradient[i],
                     half_ulp(dtype) * std::abs(want.gradient[i]) + 2 * error * map.scale + smallest)
             << count << " at " << i;
+    }
+  });
+}
+
+TEST(CrossEntropyRow, StatisticsAndTheGradientOfTheEntropyBesideDouble) {
+  const LogitsMap maps[] = {{1, 0}, {0.125f, 0}, {1, 3}, {2, 5}};
+  for_each_kernel([&](const CrossEntropyKernels& kernels, DType dtype) {
+    for (const std::size_t count : sizes()) {
+      const std::size_t label = count * 7 / 11;
+      const LogitsMap map = maps[count % 4];
+      Bytes bytes = stored(dtype, random_values(count, 4, static_cast<unsigned>(count)));
+      const std::vector<double> logits = loaded(dtype, bytes);
+      const double scale = map.scale, cap = map.softcap;
+      std::vector<double> z;
+      for (const double x : logits)
+        z.push_back(cap > 0 ? cap * std::tanh(scale * x / cap) : scale * x);
+      const double lse = reference_of(logits, label, map).lse;
+      double entropy = 0, squares = 0, total = 0, before = -kInfinity;
+      for (std::size_t i = 0; i < count; ++i) {
+        entropy -= std::exp(z[i] - lse) * (z[i] - lse);
+        squares += std::exp(2 * (z[i] - lse));
+        total += z[i];
+        if (i < label) before = std::max(before, z[i]);
+      }
+      const LogitsRow row = {bytes.data(), count, label, map};
+      const RowSums sums = kernels.sums(row);
+      const RowStatistics got = kernels.statistics(row, sums.peak);
+      // As in the test above; the entropy weighs each term with a logarithm of at most 30.
+      const double error = 0x1p-18 + 1e-6 * cap;
+      EXPECT_NEAR(std::log(sums.sum) - got.weighted / sums.sum, entropy, 32 * error) << count;
+      EXPECT_NEAR(std::log(got.squares) - 2 * std::log(sums.sum), std::log(squares), 4 * error);
+      EXPECT_NEAR(got.total, total, error * static_cast<double>(count) * 8) << count;
+      if (label == 0)
+        EXPECT_EQ(got.before, -kInfinity);
+      else
+        EXPECT_NEAR(got.before, before, error + 0x1p-22 * std::abs(before)) << count;
+      kernels.entropy_gradient(row, static_cast<float>(lse), static_cast<float>(entropy), 0.5f);
+      const std::vector<double> gradient = loaded(dtype, bytes);
+      for (std::size_t i = 0; i < count; ++i) {
+        const double slope = cap > 0 ? scale * (1 - z[i] * z[i] / cap / cap) : scale;
+        const double want = -0.5 * std::exp(z[i] - lse) * (z[i] - lse + entropy) * slope;
+        EXPECT_NEAR(gradient[i], want,
+                    half_ulp(dtype) * std::abs(want) + 32 * error * scale + 0x1p-24)
+            << count << " at " << i;
+      }
     }
   });
 }
@@ -285,6 +331,32 @@ TEST(LinearCrossEntropy, LossAndEveryGradientBesideDouble) {
       for (std::size_t i = 0; i < got_dw.size(); ++i) EXPECT_NEAR(got_dw[i], want_dw[i], tolerance);
       for (std::size_t v = 0; v < db.size(); ++v) EXPECT_NEAR(db[v], want_db[v], tolerance);
     }
+  }
+}
+
+TEST(LinearCrossEntropy, TheEntropysGradientHasTheSameBitsForAnyChunksAndSkipsZeros) {
+  const Head head(DType::kBFloat16, 75, 131, 40);
+  std::vector<float> loss(75), lse(75), entropy(75), squares(75), mean(75), g(75);
+  const auto top = std::make_unique<bool[]>(75);
+  const TokenStatistics statistics = {entropy.data(), squares.data(), mean.data(), top.get()};
+  linear_cross_entropy(head.problem(), {loss.data(), lse.data(), {}, &statistics}, serial_for);
+  for (std::size_t t = 0; t < 75; ++t) {
+    EXPECT_EQ(head.labels[t] == kIgnoredLabel, entropy[t] == 0) << t;
+    g[t] = t % 4 == 0 ? 0.f : 0.5f;
+  }
+  const auto dx_with = [&](std::size_t bytes) {
+    Bytes dx(head.x.size(), 0xff);
+    linear_entropy_dx(head.problem(),
+                      {lse.data(), entropy.data(), g.data(), {dx.data(), 75, 40, 40}}, serial_for,
+                      bytes);
+    return dx;
+  };
+  const Bytes want = dx_with(kLogitsBytes);
+  for (const std::size_t bytes : {1, 131 * 2 * 3, 131 * 2 * 40}) EXPECT_EQ(dx_with(bytes), want);
+  for (std::size_t t = 0; t < 75; ++t) {
+    const Bytes zeros(80, 0);
+    const bool none = head.labels[t] == kIgnoredLabel || g[t] == 0;
+    EXPECT_EQ(std::memcmp(want.data() + 80 * t, zeros.data(), 80) == 0, none) << t;
   }
 }
 

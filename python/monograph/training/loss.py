@@ -59,7 +59,19 @@ def _changed_from_outside(head: nn.Module) -> bool:
     return bool(head._forward_hooks or head._forward_pre_hooks or "forward" in head.__dict__)
 
 
-def _weight(head: nn.Linear) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
+def readable_head(head: nn.Module) -> nn.Linear | None:
+    """The `nn.Linear` or `QuantLinear` behind a head, also inside PEFT's `modules_to_save`.
+
+    None for any other module, and for one with hooks: such a head must be called.
+    """
+    head = _active(head)
+    if isinstance(head, QuantLinear) or (type(head) is nn.Linear and not _changed_from_outside(head)):
+        return head
+    return None
+
+
+def head_weight(head: nn.Linear) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
+    """values, scales and layout of a readable head, as our operators take them."""
     if isinstance(head, QuantLinear):
         return head.values, head.scales, head.layout
     return head.weight.contiguous(), [], [PLAIN, 0, *head.weight.shape]
@@ -70,17 +82,16 @@ def token_losses(
 ) -> torch.Tensor:
     """The loss of each token, float32; `labels` are those of the next tokens, -100 for none.
 
-    `head` is an `nn.Linear` or `QuantLinear`, also inside PEFT's `modules_to_save`. Any other module, and one
-    with hooks, is called, and its logits do exist.
+    A head that is not readable (`readable_head`) is called, and its logits do exist.
     """
-    head = _active(head)
-    if isinstance(head, QuantLinear) or (type(head) is nn.Linear and not _changed_from_outside(head)):
-        bias = None if head.bias is None else head.bias.to(hidden.dtype)
-        values, scales, layout = _weight(head)
+    linear = readable_head(head)
+    if linear is not None:
+        bias = None if linear.bias is None else linear.bias.to(hidden.dtype)
+        values, scales, layout = head_weight(linear)
         return linear_cross_entropy(
             hidden, values, scales, layout, labels, bias, softcap=softcap, scale=scale
         )
-    logits = head(hidden).float() * scale
+    logits = _active(head)(hidden).float() * scale
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
     flat = nn.functional.cross_entropy(

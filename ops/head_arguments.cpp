@@ -1,0 +1,45 @@
+#include "head_arguments.h"
+
+namespace monograph::ops {
+namespace {
+
+void check_labels(const char* op, const std::int64_t* labels, std::size_t count,
+                  std::size_t vocabulary) {
+  for (std::size_t t = 0; t < count; ++t)
+    STD_TORCH_CHECK(labels[t] == kIgnoredLabel ||
+                        (labels[t] >= 0 && static_cast<std::size_t>(labels[t]) < vocabulary),
+                    op, ": label ", labels[t], " of token ", t, " is not in the vocabulary of ",
+                    vocabulary, "; wanted 0 to ", static_cast<std::int64_t>(vocabulary) - 1,
+                    ", or ", kIgnoredLabel, " for none");
+}
+
+}  // namespace
+
+HeadArguments check_head(const char* op, const Tensor& x, const Tensor& values,
+                         const std::vector<Tensor>& scales, const std::vector<std::int64_t>& layout,
+                         const std::optional<Tensor>& bias, const Tensor& labels, double softcap,
+                         double scale) {
+  HeadArguments a = {rows_of(op, "x", x), {}, torch::stable::contiguous(labels), {}};
+  const LinearWeight weight = check_weight(op, values, scales, layout);
+  STD_TORCH_CHECK(a.x.matrix.cols == weight.packed.cols, op, ": x has ", a.x.matrix.cols,
+                  " columns, the weight has ", weight.packed.cols);
+  STD_TORCH_CHECK(labels.scalar_type() == ScalarType::Long, op, ": labels has dtype ",
+                  name_of(labels.scalar_type()), ", wanted int64");
+  STD_TORCH_CHECK(static_cast<std::size_t>(labels.numel()) == a.x.matrix.rows, op, ": labels has ",
+                  labels.numel(), " entries, x has ", a.x.matrix.rows, " rows");
+  STD_TORCH_CHECK(softcap >= 0, op, ": softcap is ", softcap, ", wanted 0 for none or more");
+  STD_TORCH_CHECK(scale > 0, op, ": scale is ", scale, ", wanted more than 0");
+  if (bias) a.bias = rows_of(op, "bias", *bias, 1, weight.packed.rows, a.x.dtype);
+  const auto* places = static_cast<const std::int64_t*>(a.labels.const_data_ptr());
+  check_labels(op, places, a.x.matrix.rows, weight.packed.rows);
+  a.problem = {a.x.dtype, a.x.matrix,
+               weight,    a.bias ? a.bias->matrix.data : nullptr,
+               places,    {static_cast<float>(scale), static_cast<float>(softcap)}};
+  return a;
+}
+
+Tensor float_vector(const Tensor& like, std::size_t count) {
+  return torch::stable::new_empty(like, {static_cast<std::int64_t>(count)}, ScalarType::Float);
+}
+
+}  // namespace monograph::ops

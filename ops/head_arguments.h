@@ -1,0 +1,23 @@
+// Arguments of the operators of a language model's head, checked.
+#pragma once
+
+#include "kernels/linear_cross_entropy/linear_cross_entropy.h"
+#include "linear_arguments.h"
+
+namespace monograph::ops {
+
+struct HeadArguments {
+  RowsArgument x;
+  std::optional<RowsArgument> bias;
+  Tensor labels;
+  CrossEntropyProblem problem;
+};
+
+HeadArguments check_head(const char* op, const Tensor& x, const Tensor& values,
+                         const std::vector<Tensor>& scales, const std::vector<std::int64_t>& layout,
+                         const std::optional<Tensor>& bias, const Tensor& labels, double softcap,
+                         double scale);
+
+Tensor float_vector(const Tensor& like, std::size_t count);
+
+}  // namespace monograph::ops

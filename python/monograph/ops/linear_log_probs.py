@@ -1,0 +1,246 @@
+"""monograph::linear_log_probs: what trainers ask of a language model's head, without the matrix of logits.
+
+    z            = scale * (x W^T + bias), then softcap * tanh(z / softcap) if softcap > 0;  p = softmax(z)
+    log_probs    = log p[label]         differentiable
+    entropy      = -sum p log p         differentiable; its gradient computes the logits again
+    log_sum_sq   = log sum p^2
+    mean_logits  = mean z
+    is_top1      whether the label is the most likely token, the first of several
+
+One number a token, all 0 where the label is -100: such a token is not computed. As in `linear_cross_entropy`
+the gradient of log_probs is taken while the logits exist, and a plain weight that is trained gets its own.
+
+Not differentiable twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from monograph import _library  # noqa: F401  (the schemas are registered there)
+from monograph.ops.linear import as_rows, dense_weight
+from monograph.ops.linear_cross_entropy import _PORTABLE_LOGITS, IGNORED, _mapped
+
+
+class TokenLogProbs(NamedTuple):
+    log_probs: torch.Tensor
+    entropy: torch.Tensor
+    log_sum_sq_probs: torch.Tensor
+    mean_logits: torch.Tensor
+    is_top1: torch.Tensor
+
+
+def linear_log_probs(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales: Sequence[torch.Tensor],
+    layout: Sequence[int],
+    labels: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    softcap: float = 0.0,
+    scale: float = 1.0,
+) -> TokenLogProbs:
+    """For each token of x [..., K], float32 (is_top1: bool) [...]; labels int64 [...], -100 for none.
+
+    The weight [V, K] is packed or, with layout [0, 0, V, K], plain: see `monograph.ops.linear`.
+    """
+    need_dx = torch.is_grad_enabled() and x.requires_grad
+    found = torch.ops.monograph.linear_log_probs(
+        x, values, scales, layout, bias, labels, softcap, scale, need_dx
+    )
+    return TokenLogProbs(*(each.reshape(labels.shape) for each in found[:5]))
+
+
+def portable_linear_log_probs(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales: Sequence[torch.Tensor],
+    layout: Sequence[int],
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    softcap: float,
+    scale: float,
+    need_dx: bool,
+) -> tuple[torch.Tensor, ...]:
+    """The operator in aten operations, for any device."""
+    loss, lse, dx = torch.ops.monograph.linear_cross_entropy(
+        x, values, scales, layout, bias, labels, softcap, scale, need_dx
+    )
+    dense = dense_weight(values, scales, layout, x.dtype)
+    rows, targets = as_rows(x), labels.reshape(-1)
+    chunk = max(1, _PORTABLE_LOGITS // max(dense.shape[0], 1))
+    parts: list[list[torch.Tensor]] = [[lse[:0]], [lse[:0]], [lse[:0]], [targets[:0] == 0]]
+    for begin in range(0, rows.shape[0], chunk):
+        label = targets[begin : begin + chunk]
+        counts = label != IGNORED
+        z, _ = _mapped(torch.nn.functional.linear(rows[begin : begin + chunk], dense, bias), softcap, scale)
+        log_p = torch.log_softmax(z, dim=1)
+        entropy = -torch.xlogy(log_p.exp(), log_p.exp()).sum(1)
+        for part, value in zip(
+            parts, (entropy, torch.logsumexp(2 * log_p, 1), z.mean(1), z.argmax(1) == label), strict=True
+        ):
+            part.append(torch.where(counts, value, torch.zeros_like(value)))
+    entropy, squares, mean = (torch.cat(part).float() for part in parts[:3])
+    return -loss, entropy, squares, mean, torch.cat(parts[3]), lse, dx
+
+
+def portable_linear_entropy_dx(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales: Sequence[torch.Tensor],
+    layout: Sequence[int],
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    lse: torch.Tensor,
+    entropy: torch.Tensor,
+    g: torch.Tensor,
+    softcap: float,
+    scale: float,
+) -> torch.Tensor:
+    """The gradient of the entropy in aten operations."""
+    dense = dense_weight(values, scales, layout, x.dtype)
+    rows = as_rows(x)
+    factor = torch.where(labels.reshape(-1) == IGNORED, 0.0, g.reshape(-1))
+    chunk = max(1, _PORTABLE_LOGITS // max(dense.shape[0], 1))
+    found = [rows[:0]]
+    for begin in range(0, rows.shape[0], chunk):
+        part = slice(begin, begin + chunk)
+        z, slope = _mapped(torch.nn.functional.linear(rows[part], dense, bias), softcap, scale)
+        log_p = z - lse[part, None]
+        dz = -log_p.exp() * (log_p + entropy[part, None]) * slope * factor[part, None]
+        found.append(torch.nan_to_num(dz).to(x.dtype) @ dense)
+    return torch.cat(found).reshape(x.shape)
+
+
+def linear_entropy_dw(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    lse: torch.Tensor,
+    entropy: torch.Tensor,
+    g: torch.Tensor,
+    softcap: float,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The entropy's gradient of a plain weight and its bias, in aten operations on every device.
+
+    Tokens whose g is 0 are left out: a graph that never uses the entropy hands over zeros, and pays nothing.
+    """
+    keep = ((labels.reshape(-1) != IGNORED) & (g.reshape(-1) != 0)).nonzero()[:, 0]
+    rows, lse, entropy, g = as_rows(x)[keep], lse[keep, None], entropy[keep, None], g[keep, None]
+    dw = weight.new_zeros(weight.shape, dtype=x.dtype)
+    dbias = weight.new_zeros(0 if bias is None else weight.shape[0], dtype=torch.float32)
+    size = max(1, _PORTABLE_LOGITS // max(rows.shape[0], 1))
+    for begin in range(0, weight.shape[0] if keep.numel() else 0, size):
+        part = slice(begin, begin + size)
+        logits = torch.nn.functional.linear(
+            rows, weight[part].to(x.dtype), None if bias is None else bias[part]
+        )
+        z, slope = _mapped(logits, softcap, scale)
+        log_p = z - lse
+        dz = torch.nan_to_num(-log_p.exp() * (log_p + entropy) * slope * g).to(x.dtype)
+        dw[part] = dz.t() @ rows
+        if bias is not None:
+            dbias[part] = dz.float().sum(0)
+    return dw, dbias
+
+
+@torch.library.register_fake("monograph::linear_log_probs")
+def _(x, values, scales, layout, bias, labels, softcap, scale, need_dx):  # type: ignore[no-untyped-def]
+    numbers = [x.new_empty([labels.numel()], dtype=torch.float32) for _ in range(5)]
+    top = x.new_empty([labels.numel()], dtype=torch.bool)
+    dx = x.new_empty(list(x.shape) if need_dx else [0])
+    return *numbers[:4], top, numbers[4], dx
+
+
+@torch.library.register_fake("monograph::linear_entropy_dx")
+def _(x, values, scales, layout, bias, labels, lse, entropy, g, softcap, scale):  # type: ignore[no-untyped-def]
+    return x.new_empty(list(x.shape))
+
+
+@torch.library.register_fake("monograph::linear_entropy_dw")
+def _(x, weight, bias, labels, lse, entropy, g, softcap, scale):  # type: ignore[no-untyped-def]
+    dw = weight.new_empty(list(weight.shape), dtype=x.dtype)
+    return dw, x.new_empty([0 if bias is None else weight.shape[0]], dtype=torch.float32)
+
+
+torch.library.impl("monograph::linear_log_probs", "CompositeExplicitAutograd")(portable_linear_log_probs)
+torch.library.impl("monograph::linear_entropy_dx", "CompositeExplicitAutograd")(portable_linear_entropy_dx)
+torch.library.impl("monograph::linear_entropy_dw", "CompositeExplicitAutograd")(linear_entropy_dw)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    x, values, scales, layout, bias, labels, softcap, scale, need_dx = inputs
+    _, entropy, squares, mean, top, lse, dx = output
+    ctx.mark_non_differentiable(squares, mean, top, lse, dx)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, values, bias, labels, entropy, lse, dx, *scales)
+    ctx.layout, ctx.numbers, ctx.need_dx = layout, (softcap, scale), need_dx
+
+
+def _backward(ctx: Any, g: torch.Tensor | None, g_entropy: torch.Tensor | None, *_: Any) -> tuple[Any, ...]:
+    x, values, bias, labels, entropy, lse, dx, *scales = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    grad_x = dvalues = dbias = None
+    trained = needs[1] or (bias is not None and needs[4])
+    if trained and len(scales) > 0:
+        raise RuntimeError("linear_log_probs: the bias of a packed weight cannot be trained")
+    if needs[0] and g is not None:
+        if not ctx.need_dx:
+            raise RuntimeError("linear_log_probs: x wants a gradient, but the call had need_dx=False")
+        grad_x = (dx * -g.reshape(dx.shape[:-1]).unsqueeze(-1)).to(dx.dtype)
+    if needs[0] and g_entropy is not None:
+        more = torch.ops.monograph.linear_entropy_dx(
+            x, values, scales, ctx.layout, bias, labels, lse, entropy, g_entropy.float(), *ctx.numbers
+        )
+        grad_x = more if grad_x is None else grad_x + more
+    if trained:
+        head = (x, values.reshape(ctx.layout[2:]), bias, labels, lse)
+        parts = []
+        if g is not None:
+            parts.append(torch.ops.monograph.linear_cross_entropy_dw(*head, -g.float(), *ctx.numbers))
+        if g_entropy is not None:
+            parts.append(
+                torch.ops.monograph.linear_entropy_dw(*head, entropy, g_entropy.float(), *ctx.numbers)
+            )
+        if parts and needs[1]:
+            dvalues = sum(dw for dw, _ in parts).to(values.dtype).reshape(values.shape)
+        if parts and bias is not None and needs[4]:
+            dbias = sum(db for _, db in parts).to(bias.dtype)
+    return grad_x, dvalues, [None] * len(scales), None, dbias, None, None, None, None
+
+
+torch.library.register_autograd("monograph::linear_log_probs", _backward, setup_context=_setup_context)
+
+
+@torch.library.impl("monograph::linear_log_probs", "AutocastCPU")
+def _autocast(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales: Sequence[torch.Tensor],
+    layout: Sequence[int],
+    bias: torch.Tensor | None,
+    *rest: Any,
+) -> tuple[torch.Tensor, ...]:
+    dtype = torch.get_autocast_dtype("cpu")
+    with torch.amp.autocast("cpu", enabled=False):
+        bias = None if bias is None else bias.to(dtype)
+        return torch.ops.monograph.linear_log_probs(x.to(dtype), values, scales, layout, bias, *rest)
+
+
+@register_flop_formula(torch.ops.monograph.linear_log_probs)
+def _flops(x, values, scales, layout, bias, labels, softcap, scale, need_dx, **_):  # type: ignore[no-untyped-def]
+    """As if every token had a label: shapes do not tell."""
+    return 2 * prod(x[:-1]) * layout[2] * layout[3] * (2 if need_dx else 1)
+
+
+@register_flop_formula(torch.ops.monograph.linear_entropy_dx)
+def _entropy_flops(x, values, scales, layout, *rest, **_):  # type: ignore[no-untyped-def]
+    return 4 * prod(x[:-1]) * layout[2] * layout[3]

@@ -1,0 +1,104 @@
+"""TRL's fused head on our operator.
+
+A trainer of TRL (1.16) gives the model a forward that, called with `fused_lm_head=True`, returns the log-
+probabilities and what TRL logs of each token instead of logits. On a CPU it scores every token, those without
+a label too, in tiles that break the graph, with a gradient in float32. `take_over` replaces that road
+alone, on this one model; settings are read from TRL's own forward, and whatever does not look as expected is
+left as it was.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from monograph.ops.linear_cross_entropy import IGNORED
+from monograph.ops.linear_log_probs import linear_log_probs
+from monograph.training.loss import head_weight, readable_head
+
+_THEIRS = "trl.trainer.utils"
+
+
+class _Settings(NamedTuple):
+    """What `add_fused_lm_head` was called with, and what it has read from the config."""
+
+    temperature: float
+    cast_lm_head_to_fp32: bool
+    outputs: tuple[str, ...]
+    final_logit_softcapping: float | None
+    logit_scale: float
+    backbone_attr: str
+
+
+def _settings(forward: Any) -> _Settings | None:
+    function = getattr(forward, "__func__", None)
+    if function is None or function.__globals__.get("__name__") != _THEIRS:
+        return None
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    found = {name: cell.cell_contents for name, cell in cells}
+    if not set(_Settings._fields) <= set(found) or "FusedCausalLMOutput" not in function.__globals__:
+        return None
+    return _Settings(**{name: found[name] for name in _Settings._fields})
+
+
+def _computable(settings: _Settings, model: Any) -> bool:
+    capped = settings.final_logit_softcapping is not None
+    routed = getattr(model.config.get_text_config(), "output_router_logits", False)
+    # TRL divides by the temperature behind the cap.
+    return not (settings.cast_lm_head_to_fp32 or routed or (capped and settings.temperature != 1.0))
+
+
+def take_over(model: nn.Module) -> bool:
+    """Whether the model had TRL's head and now computes it with `linear_log_probs`."""
+    theirs: Any = model.__dict__.get("forward")
+    settings = _settings(theirs)
+    if settings is None or not _computable(settings, model):
+        return False
+    make_output: Callable[..., Any] = theirs.__func__.__globals__["FusedCausalLMOutput"]
+
+    @functools.wraps(type(model).forward)
+    def forward(
+        self: Any,
+        *arguments: Any,
+        fused_lm_head: bool = False,
+        labels: torch.Tensor | None = None,
+        shift_labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **options: Any,
+    ) -> Any:
+        head = readable_head(self.get_output_embeddings())
+        wanted = labels if shift_labels is None else shift_labels
+        if not fused_lm_head or head is None or wanted is None or head.weight.device.type != "cpu":
+            given = {"labels": labels, "shift_labels": shift_labels, "num_items_in_batch": num_items_in_batch}
+            given = {name: value for name, value in given.items() if value is not None}
+            return theirs(*arguments, fused_lm_head=fused_lm_head, **given, **options)
+        options["use_cache"] = False
+        hidden = getattr(self, settings.backbone_attr)(*arguments, **options).last_hidden_state
+        # The last token has no next one: it is ignored here, and cut off below.
+        next_labels = wanted
+        if shift_labels is None:
+            next_labels = nn.functional.pad(wanted, (0, 1), value=IGNORED)[:, 1:]
+        found = linear_log_probs(
+            hidden,
+            *head_weight(head),
+            next_labels,
+            None if head.bias is None else head.bias.to(hidden.dtype),
+            softcap=settings.final_logit_softcapping or 0.0,
+            scale=settings.logit_scale / settings.temperature,
+        )
+        tokens = next_labels.shape[1] - (shift_labels is None)
+        mask = (next_labels != IGNORED)[:, :tokens]
+        count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        asked = {
+            name: value[:, :tokens] if name == "log_probs" or name in settings.outputs else None
+            for name, value in found._asdict().items()
+        }
+        return make_output(loss=-found.log_probs.sum() / count, label_mask=mask, **asked)
+
+    model.forward = MethodType(forward, model)
+    return True
