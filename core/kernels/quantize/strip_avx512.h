@@ -147,12 +147,18 @@ template <std::size_t kBlock>
                                 _mm512_castsi512_ps(_mm512_and_si512(all, upper)));
 }
 
+// Other formats, with blocks of another size or other elements, go block by block.
 template <class F>
-requires(F::kShape == BlockShape::kRow &&
-         std::is_same_v<typename F::Element, E2m1>) struct Strip<F, simd::Avx512, Bf16> {
+inline constexpr bool kInStrips = F::kShape == BlockShape::kRow &&
+                                  ((std::is_same_v<typename F::Element, E2m1> &&
+                                    (F::kBlock == 16 || F::kBlock == 32)) ||
+                                   (std::is_same_v<typename F::Element, E4m3> && F::kBlock == 32));
+
+template <class F>
+requires kInStrips<F>
+struct Strip<F, simd::Avx512, Bf16> {
   static constexpr std::size_t kBlocks = 16;
   using Element = typename F::Element;
-  static_assert(F::kBlock == 32 || (F::kBlock == 16 && std::is_same_v<Element, E2m1>));
 
   [[gnu::always_inline]] static bool quantize(const QuantizeJob& job, std::size_t block,
                                               const RuleContext& context) {
