@@ -178,9 +178,10 @@ TEST(QuantizeMx, EachRuleGivesTheByteOfItsDefinition) {
   for (const Case& c : every_case()) {
     if (c.kind != ScaleKind::kE8m0 || c.info.shape != BlockShape::kRow) continue;
     std::vector<float> in;
+    const std::size_t block = c.info.smallest_block;
     for (const float a : absmax)
-      for (int i = 0; i < 32; ++i) in.push_back(i == 7 ? -a : a / 3);
-    const Packed p = run_all(c, in, absmax.size(), 32);
+      for (std::size_t i = 0; i < block; ++i) in.push_back(i == 7 ? -a : a / 3);
+    const Packed p = run_all(c, in, absmax.size(), block);
     for (std::size_t i = 0; i < absmax.size(); ++i)
       ASSERT_EQ(p.scales[i], mx_byte(c.rule, c.info.bits, absmax[i]))
           << c.info.name << " " << name_of(c.rule) << " " << absmax[i];
