@@ -73,7 +73,9 @@ def take_over(model: nn.Module) -> bool:
     ) -> Any:
         head = readable_head(self.get_output_embeddings())
         wanted = labels if shift_labels is None else shift_labels
-        if not fused_lm_head or head is None or wanted is None or head.weight.device.type != "cpu":
+        routed = options.get("output_router_logits", False)  # asks for the router's loss, too
+        theirs_alone = not fused_lm_head or routed
+        if theirs_alone or wanted is None or head is None or head.weight.device.type != "cpu":
             given = {"labels": labels, "shift_labels": shift_labels, "num_items_in_batch": num_items_in_batch}
             given = {name: value for name, value in given.items() if value is not None}
             return theirs(*arguments, fused_lm_head=fused_lm_head, **given, **options)

@@ -115,31 +115,37 @@ struct CrossEntropyRow {
   }
   float largest(std::size_t limit) const {
     F32 found = L::set(-__builtin_inff());
-    each_block(limit, found, [&](std::size_t begin, std::size_t end, auto z) {
-      for (std::size_t i = begin; i < end; i += kLanes) found = L::max(z(i), found);
-    });
+    each_block(
+        limit,
+        found, [&](std::size_t begin, std::size_t end, auto z) __attribute__((always_inline)) {
+          for (std::size_t i = begin; i < end; i += kLanes) found = L::max(z(i), found);
+        });
     return L::reduce_max(found);
   }
   void add_statistics(float peak, RowStatistics& s) const {
     const F32 base = L::set(peak);
     // exp2 of the least it takes is 0 where a term of a distribution is.
     const F32 least = L::set(-200.f / kLog2E);
-    each_block(count, L::set(-__builtin_inff()), [&](std::size_t begin, std::size_t end, auto z) {
-      F32 weighted = L::set(0.f), squares = weighted;
-      for (std::size_t i = begin; i < end; i += kLanes) {
-        const F32 away = L::max(L::sub(z(i), base), least);
-        const F32 e = exp2_of<V>(L::mul(away, L::set(kLog2E)));
-        weighted = L::fma(e, away, weighted);
-        squares = L::fma(e, e, squares);
-      }
-      s.weighted += static_cast<double>(L::reduce_add(weighted));
-      s.squares += static_cast<double>(L::reduce_add(squares));
-    });
-    each_block(count, L::set(0.f), [&](std::size_t begin, std::size_t end, auto z) {
-      F32 total = L::set(0.f);
-      for (std::size_t i = begin; i < end; i += kLanes) total = L::add(total, z(i));
-      s.total += static_cast<double>(L::reduce_add(total));
-    });
+    each_block(
+        count, L::set(-__builtin_inff()),
+        [&](std::size_t begin, std::size_t end, auto z) __attribute__((always_inline)) {
+          F32 weighted = L::set(0.f), squares = weighted;
+          for (std::size_t i = begin; i < end; i += kLanes) {
+            const F32 away = L::max(L::sub(z(i), base), least);
+            const F32 e = exp2_of<V>(L::mul(away, L::set(kLog2E)));
+            weighted = L::fma(e, away, weighted);
+            squares = L::fma(e, e, squares);
+          }
+          s.weighted += static_cast<double>(L::reduce_add(weighted));
+          s.squares += static_cast<double>(L::reduce_add(squares));
+        });
+    each_block(
+        count, L::set(0.f),
+        [&](std::size_t begin, std::size_t end, auto z) __attribute__((always_inline)) {
+          F32 total = L::set(0.f);
+          for (std::size_t i = begin; i < end; i += kLanes) total = L::add(total, z(i));
+          s.total += static_cast<double>(L::reduce_add(total));
+        });
   }
 
   struct EntropyDifferential {
