@@ -149,8 +149,8 @@ TEST(LinearElements, AllCodesTimesAllScaleBytesComeOutExactly) {
           std::memcpy(x.data() + (i * 512 + i) * sizeof(T), &one, sizeof(T));
         });
       const Bytes y = product(kernels, dtype, Pass::kForward, x, 512, w.view);
-      // Few rows take another road.
-      for (std::size_t first = 0; first < 512; first += 16) {
+      // Few rows may take another road.
+      for (std::size_t first = 0; kernels.few != nullptr && first < 512; first += 16) {
         const auto* const from = x.data() + first * 512 * size_bytes(dtype);
         const Bytes part(from, from + 16 * 512 * size_bytes(dtype));
         const Bytes few = product(kernels, dtype, Pass::kForward, part, 16, w.view);
@@ -186,7 +186,7 @@ TEST(LinearElements, ARowHasTheSameBitsInEveryBatch) {
   for (const auto& [info, kind] : element_formats())
     for (const Pass pass : {Pass::kForward, Pass::kDx}) {
       // The second is longer than any chunk, and neither its rows nor its columns are whole pieces.
-      for (const auto& [rows, n, k] : {Sizes{300, 192, 320}, Sizes{40, 150, 2368}}) {
+      for (const auto& [rows, n, k] : {Sizes{300, 192, 320}, Sizes{20, 150, 2368}}) {
         const ReferenceWeight w = random_reference(info, kind, 1, n, k, 7);
         for_each_variant(
             pass, [&, rows = rows, n = n, k = k](const LinearKernels& kernels, DType dtype) {
@@ -194,6 +194,7 @@ TEST(LinearElements, ARowHasTheSameBitsInEveryBatch) {
               const Bytes left = random_matrix(dtype, rows * in, 2);
               const Bytes all = product(kernels, dtype, pass, left, rows, w.view);
               for (const std::size_t m : {1u, 16u, 33u}) {
+                if (m > rows) break;
                 const Bytes some = product(kernels, dtype, pass, left, m, w.view);
                 ASSERT_EQ(std::memcmp(some.data(), all.data(), m * out * size_bytes(dtype)), 0)
                     << info.name << " " << m << " rows, " << n << "x" << k;
