@@ -19,7 +19,7 @@ from torch import nn
 
 from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.ops.linear_log_probs import linear_log_probs
-from monograph.training.loss import head_weight, readable_head
+from monograph.training.loss import head_weight, next_labels, readable_head
 
 _THEIRS = "trl.trainer.utils"
 
@@ -82,19 +82,17 @@ def take_over(model: nn.Module) -> bool:
         options["use_cache"] = False
         hidden = getattr(self, settings.backbone_attr)(*arguments, **options).last_hidden_state
         # The last token has no next one: it is ignored here, and cut off below.
-        next_labels = wanted
-        if shift_labels is None:
-            next_labels = nn.functional.pad(wanted, (0, 1), value=IGNORED)[:, 1:]
+        targets = wanted if shift_labels is not None else next_labels(wanted)
         found = linear_log_probs(
             hidden,
             *head_weight(head),
-            next_labels,
+            targets,
             None if head.bias is None else head.bias.to(hidden.dtype),
             softcap=settings.final_logit_softcapping or 0.0,
             scale=settings.logit_scale / settings.temperature,
         )
-        tokens = next_labels.shape[1] - (shift_labels is None)
-        mask = (next_labels != IGNORED)[:, :tokens]
+        tokens = targets.shape[1] - (shift_labels is None)
+        mask = (targets != IGNORED)[:, :tokens]
         count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         asked = {
             name: value[:, :tokens] if name == "log_probs" or name in settings.outputs else None

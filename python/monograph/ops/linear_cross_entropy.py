@@ -12,7 +12,7 @@ Not differentiable twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -25,7 +25,7 @@ from monograph.ops.linear import as_rows, dense_weight
 IGNORED = -100
 
 # Logits of the portable implementation that exist at a time.
-_PORTABLE_LOGITS = 1 << 24
+PORTABLE_LOGITS = 1 << 24
 
 
 def linear_cross_entropy(
@@ -50,7 +50,9 @@ def linear_cross_entropy(
     return loss.reshape(labels.shape)
 
 
-def _mapped(logits: torch.Tensor, softcap: float, scale: float) -> tuple[torch.Tensor, torch.Tensor | float]:
+def mapped_logits(
+    logits: torch.Tensor, softcap: float, scale: float
+) -> tuple[torch.Tensor, torch.Tensor | float]:
     """z in float32 or float64, and dz/dlogit."""
     z = logits.to(torch.promote_types(logits.dtype, torch.float32)) * scale
     if softcap == 0:
@@ -75,11 +77,11 @@ def portable_linear_cross_entropy(
     rows, targets = as_rows(x), labels.reshape(-1)
     kind = torch.promote_types(x.dtype, torch.float32)
     losses, sums, gradients = [rows.new_zeros(0, dtype=kind)], [rows.new_zeros(0, dtype=kind)], [rows[:0]]
-    chunk = max(1, _PORTABLE_LOGITS // max(dense.shape[0], 1))
+    chunk = max(1, PORTABLE_LOGITS // max(dense.shape[0], 1))
     for begin in range(0, rows.shape[0], chunk):
         part, label = rows[begin : begin + chunk], targets[begin : begin + chunk, None]
         counts = label != IGNORED
-        z, slope = _mapped(torch.nn.functional.linear(part, dense, bias), softcap, scale)
+        z, slope = mapped_logits(torch.nn.functional.linear(part, dense, bias), softcap, scale)
         # As log_softmax: an infinite logit gives NaN, not an infinite sum.
         peak = z.max(dim=1, keepdim=True).values
         log_sum = (z - peak).exp().sum(dim=1, keepdim=True).log()
@@ -104,23 +106,38 @@ def portable_linear_cross_entropy_dw(
     softcap: float,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient of the weight in aten operations: a slice of the vocabulary at a time."""
+    """The gradient of the weight in aten operations."""
     keep = (labels.reshape(-1) != IGNORED).nonzero()[:, 0]
-    rows, targets, lse, g = as_rows(x)[keep], labels.reshape(-1)[keep], lse[keep, None], g[keep, None]
-    dw = weight.new_empty(weight.shape, dtype=x.dtype)
+    targets, lse, g = labels.reshape(-1)[keep], lse[keep, None], g[keep, None]
+
+    def dz(z: torch.Tensor, slope: torch.Tensor | float, part: slice) -> torch.Tensor:
+        own = targets[:, None] == torch.arange(part.start, part.stop, device=x.device)
+        return ((z - lse).exp() - own.to(z.dtype)) * slope * g
+
+    return sliced_weight_gradient(as_rows(x)[keep], weight, bias, softcap, scale, dz)
+
+
+def sliced_weight_gradient(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    softcap: float,
+    scale: float,
+    dz: Callable[[torch.Tensor, torch.Tensor | float, slice], torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dweight and dbias of a head from dz(z, dz/dlogit, slice of the vocabulary), a slice at a time."""
+    dw = weight.new_empty(weight.shape, dtype=rows.dtype)
     dbias = weight.new_empty(0 if bias is None else weight.shape[0], dtype=torch.float32)
-    size = max(1, _PORTABLE_LOGITS // max(rows.shape[0], 1))
+    size = max(1, PORTABLE_LOGITS // max(rows.shape[0], 1))
     for begin in range(0, weight.shape[0], size):
-        end = min(begin + size, weight.shape[0])
-        part = None if bias is None else bias[begin:end]
-        z, slope = _mapped(
-            torch.nn.functional.linear(rows, weight[begin:end].to(x.dtype), part), softcap, scale
+        part = slice(begin, min(begin + size, weight.shape[0]))
+        logits = torch.nn.functional.linear(
+            rows, weight[part].to(rows.dtype), None if bias is None else bias[part]
         )
-        own = targets[:, None] == torch.arange(begin, end, device=x.device)
-        dz = (((z - lse).exp() - own.to(z.dtype)) * slope * g).to(x.dtype)
-        dw[begin:end] = dz.t() @ rows
+        gradient = dz(*mapped_logits(logits, softcap, scale), part).to(rows.dtype)
+        dw[part] = gradient.t() @ rows
         if bias is not None:
-            dbias[begin:end] = dz.float().sum(0)
+            dbias[part] = gradient.float().sum(0)
     return dw, dbias
 
 
@@ -180,25 +197,32 @@ def _backward(ctx: Any, g: torch.Tensor, *_: Any) -> tuple[Any, ...]:
 torch.library.register_autograd("monograph::linear_cross_entropy", _backward, setup_context=_setup_context)
 
 
-@torch.library.impl("monograph::linear_cross_entropy", "AutocastCPU")
-def _autocast(
-    x: torch.Tensor,
-    values: torch.Tensor,
-    scales: Sequence[torch.Tensor],
-    layout: Sequence[int],
-    bias: torch.Tensor | None,
-    *rest: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    dtype = torch.get_autocast_dtype("cpu")
-    with torch.amp.autocast("cpu", enabled=False):
-        bias = None if bias is None else bias.to(dtype)
-        return torch.ops.monograph.linear_cross_entropy(x.to(dtype), values, scales, layout, bias, *rest)
+def register_head(name: str) -> None:
+    """What the operators of a head that take (x, values, scales, layout, bias, ..., need_dx) share."""
+    op = getattr(torch.ops.monograph, name)
+
+    def in_autocast(
+        x: torch.Tensor,
+        values: torch.Tensor,
+        scales: Sequence[torch.Tensor],
+        layout: Sequence[int],
+        bias: torch.Tensor | None,
+        *rest: Any,
+    ) -> tuple[torch.Tensor, ...]:
+        dtype = torch.get_autocast_dtype("cpu")
+        with torch.amp.autocast("cpu", enabled=False):
+            bias = None if bias is None else bias.to(dtype)
+            return op(x.to(dtype), values, scales, layout, bias, *rest)
+
+    def flops(x, values, scales, layout, bias, labels, softcap, scale, need_dx, **_):  # type: ignore[no-untyped-def]
+        """As if every token had a label: shapes do not tell."""
+        return 2 * prod(x[:-1]) * layout[2] * layout[3] * (2 if need_dx else 1)
+
+    torch.library.impl(f"monograph::{name}", "AutocastCPU")(in_autocast)
+    register_flop_formula(op)(flops)
 
 
-@register_flop_formula(torch.ops.monograph.linear_cross_entropy)
-def _flops(x, values, scales, layout, bias, labels, softcap, scale, need_dx, **_):  # type: ignore[no-untyped-def]
-    """As if every token had a label: shapes do not tell."""
-    return 2 * prod(x[:-1]) * layout[2] * layout[3] * (2 if need_dx else 1)
+register_head("linear_cross_entropy")
 
 
 @register_flop_formula(torch.ops.monograph.linear_cross_entropy_dw)

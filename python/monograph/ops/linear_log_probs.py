@@ -24,7 +24,13 @@ from torch.utils.flop_counter import register_flop_formula
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
 from monograph.ops.linear import as_rows, dense_weight
-from monograph.ops.linear_cross_entropy import _PORTABLE_LOGITS, IGNORED, _mapped
+from monograph.ops.linear_cross_entropy import (
+    IGNORED,
+    PORTABLE_LOGITS,
+    mapped_logits,
+    register_head,
+    sliced_weight_gradient,
+)
 
 
 class TokenLogProbs(NamedTuple):
@@ -74,12 +80,14 @@ def portable_linear_log_probs(
     )
     dense = dense_weight(values, scales, layout, x.dtype)
     rows, targets = as_rows(x), labels.reshape(-1)
-    chunk = max(1, _PORTABLE_LOGITS // max(dense.shape[0], 1))
+    chunk = max(1, PORTABLE_LOGITS // max(dense.shape[0], 1))
     parts: list[list[torch.Tensor]] = [[lse[:0]], [lse[:0]], [lse[:0]], [targets[:0] == 0]]
     for begin in range(0, rows.shape[0], chunk):
         label = targets[begin : begin + chunk]
         counts = label != IGNORED
-        z, _ = _mapped(torch.nn.functional.linear(rows[begin : begin + chunk], dense, bias), softcap, scale)
+        z, _ = mapped_logits(
+            torch.nn.functional.linear(rows[begin : begin + chunk], dense, bias), softcap, scale
+        )
         log_p = torch.log_softmax(z, dim=1)
         entropy = -torch.xlogy(log_p.exp(), log_p.exp()).sum(1)
         for part, value in zip(
@@ -107,11 +115,11 @@ def portable_linear_entropy_dx(
     dense = dense_weight(values, scales, layout, x.dtype)
     rows = as_rows(x)
     factor = torch.where(labels.reshape(-1) == IGNORED, 0.0, g.reshape(-1))
-    chunk = max(1, _PORTABLE_LOGITS // max(dense.shape[0], 1))
+    chunk = max(1, PORTABLE_LOGITS // max(dense.shape[0], 1))
     found = [rows[:0]]
     for begin in range(0, rows.shape[0], chunk):
         part = slice(begin, begin + chunk)
-        z, slope = _mapped(torch.nn.functional.linear(rows[part], dense, bias), softcap, scale)
+        z, slope = mapped_logits(torch.nn.functional.linear(rows[part], dense, bias), softcap, scale)
         log_p = z - lse[part, None]
         dz = -log_p.exp() * (log_p + entropy[part, None]) * slope * factor[part, None]
         found.append(torch.nan_to_num(dz).to(x.dtype) @ dense)
@@ -134,22 +142,13 @@ def linear_entropy_dw(
     Tokens whose g is 0 are left out: a graph that never uses the entropy hands over zeros, and pays nothing.
     """
     keep = ((labels.reshape(-1) != IGNORED) & (g.reshape(-1) != 0)).nonzero()[:, 0]
-    rows, lse, entropy, g = as_rows(x)[keep], lse[keep, None], entropy[keep, None], g[keep, None]
-    dw = weight.new_zeros(weight.shape, dtype=x.dtype)
-    dbias = weight.new_zeros(0 if bias is None else weight.shape[0], dtype=torch.float32)
-    size = max(1, _PORTABLE_LOGITS // max(rows.shape[0], 1))
-    for begin in range(0, weight.shape[0] if keep.numel() else 0, size):
-        part = slice(begin, begin + size)
-        logits = torch.nn.functional.linear(
-            rows, weight[part].to(x.dtype), None if bias is None else bias[part]
-        )
-        z, slope = _mapped(logits, softcap, scale)
+    lse, entropy, g = lse[keep, None], entropy[keep, None], g[keep, None]
+
+    def dz(z: torch.Tensor, slope: torch.Tensor | float, part: slice) -> torch.Tensor:
         log_p = z - lse
-        dz = torch.nan_to_num(-log_p.exp() * (log_p + entropy) * slope * g).to(x.dtype)
-        dw[part] = dz.t() @ rows
-        if bias is not None:
-            dbias[part] = dz.float().sum(0)
-    return dw, dbias
+        return torch.nan_to_num(-log_p.exp() * (log_p + entropy) * slope * g)
+
+    return sliced_weight_gradient(as_rows(x)[keep], weight, bias, softcap, scale, dz)
 
 
 @torch.library.register_fake("monograph::linear_log_probs")
@@ -220,25 +219,7 @@ def _backward(ctx: Any, g: torch.Tensor | None, g_entropy: torch.Tensor | None, 
 torch.library.register_autograd("monograph::linear_log_probs", _backward, setup_context=_setup_context)
 
 
-@torch.library.impl("monograph::linear_log_probs", "AutocastCPU")
-def _autocast(
-    x: torch.Tensor,
-    values: torch.Tensor,
-    scales: Sequence[torch.Tensor],
-    layout: Sequence[int],
-    bias: torch.Tensor | None,
-    *rest: Any,
-) -> tuple[torch.Tensor, ...]:
-    dtype = torch.get_autocast_dtype("cpu")
-    with torch.amp.autocast("cpu", enabled=False):
-        bias = None if bias is None else bias.to(dtype)
-        return torch.ops.monograph.linear_log_probs(x.to(dtype), values, scales, layout, bias, *rest)
-
-
-@register_flop_formula(torch.ops.monograph.linear_log_probs)
-def _flops(x, values, scales, layout, bias, labels, softcap, scale, need_dx, **_):  # type: ignore[no-untyped-def]
-    """As if every token had a label: shapes do not tell."""
-    return 2 * prod(x[:-1]) * layout[2] * layout[3] * (2 if need_dx else 1)
+register_head("linear_log_probs")
 
 
 @register_flop_formula(torch.ops.monograph.linear_entropy_dx)

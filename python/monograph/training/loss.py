@@ -100,6 +100,11 @@ def token_losses(
     return flat.reshape(labels.shape)
 
 
+def next_labels(labels: torch.Tensor) -> torch.Tensor:
+    """For each token the label of the next one; none for the last."""
+    return nn.functional.pad(labels, (0, 1), value=IGNORED)[..., 1:]
+
+
 def causal_lm_loss(
     hidden: torch.Tensor,
     head: nn.Module,
@@ -117,7 +122,7 @@ def causal_lm_loss(
     collators of `monograph.packing` give it; else a document would predict the next.
     """
     if not shifted:
-        labels = nn.functional.pad(labels, (0, 1), value=IGNORED)[..., 1:]
+        labels = next_labels(labels)
     losses = token_losses(hidden, head, labels, softcap=softcap, scale=scale)
     count = (labels != IGNORED).sum().clamp(min=1) if num_items is None else num_items
     return losses.sum() / count
