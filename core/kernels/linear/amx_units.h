@@ -91,44 +91,13 @@ class TileDecoder {
   const int shift_;
 };
 
-// E2M1 elements with a scale of one byte for 16 of them, or for 32 or more.
-template <class F>
-requires(kHasElements<F>&& F::kPerByte == 2) class TileDecoder<F> {
+// A decoder whose scales are bytes, for which CodeTables stand ready.
+template <class F, class U>
+class ByteScales {
  public:
-  [[gnu::always_inline]] TileDecoder(const DecodeJob& job, const WeightArea&)
+  using Unit = U;
+  [[gnu::always_inline]] ByteScales(const DecodeJob& job, const WeightArea&)
       : scales_(job.weight->packed.scales.blocks), tables_(job.tables->entries) {}
-
-  struct Unit {
-    const std::uint8_t* scales;
-    const std::uint16_t (*tables)[16];
-
-    [[gnu::always_inline]] __m256i table(std::size_t i) const {
-      return _mm256_load_si256(reinterpret_cast<const __m256i*>(tables[scales[i]]));
-    }
-    template <std::size_t kUnit, class Store>
-    [[gnu::always_inline]] void groups(const std::uint8_t* packed, Store store) const {
-      unrolled<kUnit>([&](auto g)
-                          __attribute__((always_inline)) { store(g, group<g>(packed + 16 * g)); });
-    }
-    template <std::size_t g>
-    [[gnu::always_inline]] __m512i group(const std::uint8_t* packed) const {
-      const __m512i codes = codes_in_tile_order<F::kNibbles>(packed);
-      if constexpr (F::kBlock >= 32) {
-        constexpr std::size_t kBlockOfGroup = g * 32 / F::kBlock;
-        return _mm512_permutexvar_epi16(codes, _mm512_broadcast_i64x4(table(kBlockOfGroup)));
-      } else {
-        // Two tables in one register; bit 4 chooses, set for the words of elements 16 to 31.
-        const __m512i upper = _mm512_set_epi64(kSecond, 0, kSecond, 0, kSecond, 0, kSecond, 0);
-        const __m512i index =
-            _mm512_ternarylogic_epi32(codes, _mm512_set1_epi16(15), upper, kAndThenOr);
-        const __m512i both =
-            _mm512_inserti64x4(_mm512_castsi256_si512(table(2 * g)), table(2 * g + 1), 1);
-        return _mm512_permutexvar_epi16(index, both);
-      }
-    }
-    static constexpr long long kSecond = 0x0010001000100010;
-    static constexpr int kAndThenOr = 0xea;  // (a & b) | c
-  };
 
   [[gnu::always_inline]] Unit unit(std::size_t, std::size_t, std::size_t element) const {
     return {scales_ + element / F::kBlock, tables_};
@@ -140,6 +109,46 @@ requires(kHasElements<F>&& F::kPerByte == 2) class TileDecoder<F> {
  private:
   const std::uint8_t* const scales_;
   const std::uint16_t (*const tables_)[16];
+};
+
+// E2M1 elements with a scale of one byte for 16 of them, or for 32 or more.
+template <class F>
+struct E2m1Unit {
+  const std::uint8_t* scales;
+  const std::uint16_t (*tables)[16];
+
+  [[gnu::always_inline]] __m256i table(std::size_t i) const {
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(tables[scales[i]]));
+  }
+  template <std::size_t kUnit, class Store>
+  [[gnu::always_inline]] void groups(const std::uint8_t* packed, Store store) const {
+    unrolled<kUnit>([&](auto g)
+                        __attribute__((always_inline)) { store(g, group<g>(packed + 16 * g)); });
+  }
+  template <std::size_t g>
+  [[gnu::always_inline]] __m512i group(const std::uint8_t* packed) const {
+    const __m512i codes = codes_in_tile_order<F::kNibbles>(packed);
+    if constexpr (F::kBlock >= 32) {
+      constexpr std::size_t kBlockOfGroup = g * 32 / F::kBlock;
+      return _mm512_permutexvar_epi16(codes, _mm512_broadcast_i64x4(table(kBlockOfGroup)));
+    } else {
+      // Two tables in one register; bit 4 chooses, set for the words of elements 16 to 31.
+      const __m512i upper = _mm512_set_epi64(kSecond, 0, kSecond, 0, kSecond, 0, kSecond, 0);
+      const __m512i index =
+          _mm512_ternarylogic_epi32(codes, _mm512_set1_epi16(15), upper, kAndThenOr);
+      const __m512i both =
+          _mm512_inserti64x4(_mm512_castsi256_si512(table(2 * g)), table(2 * g + 1), 1);
+      return _mm512_permutexvar_epi16(index, both);
+    }
+  }
+  static constexpr long long kSecond = 0x0010001000100010;
+  static constexpr int kAndThenOr = 0xea;  // (a & b) | c
+};
+
+template <class F>
+requires(kHasElements<F>&& F::kPerByte == 2) class TileDecoder<F>
+    : public ByteScales<F, E2m1Unit<F>> {
+  using ByteScales<F, E2m1Unit<F>>::ByteScales;
 };
 
 // V::e4m3_scale by the instruction for bf16: it flushes subnormals, of which there are none here.
@@ -197,49 +206,38 @@ template <class V, std::size_t kUnit, class Scale, class Store>
 
 // E4M3 elements with a power of two for a part of a row.
 template <class F>
-requires(kHasElements<F>&& F::kPerByte == 1 && F::kShape == BlockShape::kRow) class TileDecoder<F> {
- public:
+struct MxE4m3Unit {
   static_assert(F::kBlock >= 32);
-  [[gnu::always_inline]] TileDecoder(const DecodeJob& job, const WeightArea&)
-      : scales_(job.weight->packed.scales.blocks), tables_(job.tables->entries) {}
+  const std::uint8_t* scales;
+  const std::uint16_t (*tables)[16];
 
-  struct Unit {
-    const std::uint8_t* scales;
-    const std::uint16_t (*tables)[16];
-
-    template <std::size_t g>
-    [[gnu::always_inline]] std::uint8_t stored() const {
-      return scales[g * 32 / F::kBlock];
-    }
-    template <std::size_t g>
-    [[gnu::always_inline]] bool fast() const {
-      return simd::Amx::is_fast_e8m0(stored<g>());
-    }
-    template <std::size_t g>
-    [[gnu::always_inline]] __m512i products() const {
-      const __m128i* const table = reinterpret_cast<const __m128i*>(tables[stored<g>()]);
-      return _mm512_broadcast_i32x4(_mm_load_si128(table));
-    }
-    template <std::size_t g>
-    [[gnu::always_inline]] float value() const {
-      return e8m0_value(stored<g>());
-    }
-    template <std::size_t kUnit, class Store>
-    [[gnu::always_inline]] void groups(const std::uint8_t* packed, Store store) const {
-      e4m3_groups<simd::Amx, kUnit>(packed, *this, store);
-    }
-  };
-
-  [[gnu::always_inline]] Unit unit(std::size_t, std::size_t, std::size_t element) const {
-    return {scales_ + element / F::kBlock, tables_};
+  template <std::size_t g>
+  [[gnu::always_inline]] std::uint8_t stored() const {
+    return scales[g * 32 / F::kBlock];
   }
-  [[gnu::always_inline]] const void* scale_of(std::size_t element) const {
-    return scales_ + element / F::kBlock;
+  template <std::size_t g>
+  [[gnu::always_inline]] bool fast() const {
+    return simd::Amx::is_fast_e8m0(stored<g>());
   }
+  template <std::size_t g>
+  [[gnu::always_inline]] __m512i products() const {
+    const __m128i* const table = reinterpret_cast<const __m128i*>(tables[stored<g>()]);
+    return _mm512_broadcast_i32x4(_mm_load_si128(table));
+  }
+  template <std::size_t g>
+  [[gnu::always_inline]] float value() const {
+    return e8m0_value(stored<g>());
+  }
+  template <std::size_t kUnit, class Store>
+  [[gnu::always_inline]] void groups(const std::uint8_t* packed, Store store) const {
+    e4m3_groups<simd::Amx, kUnit>(packed, *this, store);
+  }
+};
 
- private:
-  const std::uint8_t* const scales_;
-  const std::uint16_t (*const tables_)[16];
+template <class F>
+requires(kHasElements<F>&& F::kPerByte == 1 && F::kShape == BlockShape::kRow) class TileDecoder<F>
+    : public ByteScales<F, MxE4m3Unit<F>> {
+  using ByteScales<F, MxE4m3Unit<F>>::ByteScales;
 };
 
 // Square blocks that a panel may touch, of this side or a larger one; it begins where a block does,
