@@ -74,8 +74,9 @@ Run declare(CLI::App&) {
     print_verbatim(exit_code_text());
     std::printf(
         ".SH ENVIRONMENT\n.TP\n.B MONOGRAPH_ISA\nCaps the instruction set: scalar, avx2, "
-        "avx512, amx.\n.TP\n.B MONOGRAPH_PYTHON\nThe Python that runs train, preprocess, "
-        "generate and doctor.\n");
+        "avx512, amx.\n.TP\n.B MONOGRAPH_PYTHON\nThe Python that runs the commands of "
+        "the Python package.\n.TP\n.B MONOGRAPH_TOOL\nThe program that python3 \\-m monograph "
+        "hands the other commands to.\n");
     return kOk;
   };
 }

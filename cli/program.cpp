@@ -19,6 +19,7 @@ constexpr std::array kCommands = {
 };
 
 constexpr std::array kHandedOver = {
+    HandedOver{"example", "a small model, data and a recipe to try, offline (Python)"},
     HandedOver{"preprocess", "tokenise and pack a dataset (Python)"},
     HandedOver{"train", "fine-tune from a YAML file (Python)"},
     HandedOver{"generate", "generate text with a checkpoint and an adapter (Python)"},

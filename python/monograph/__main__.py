@@ -1,36 +1,62 @@
-"""Monograph on the command line.
-
-    python -m monograph example FOLDER
-    python -m monograph preprocess CONFIG.yml [--debug] [--key value ...]
-    python -m monograph train CONFIG.yml [--key value ...]
-    python -m monograph generate CONFIG.yml [--prompt TEXT] [--key value ...]
-    python -m monograph doctor CONFIG.yml [--json] [--key value ...]
-
-Exit codes: 0 done, 1 failed, 2 wrong recipe or command line, 3 wrong data, 130 interrupted.
-`python -m monograph COMMAND --help` says more.
-"""
+"""Monograph on the command line: `python -m monograph COMMAND`, which is `monograph COMMAND`."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-# One command, one file: `run(arguments)` gives the exit code.
-COMMANDS = ("example", "preprocess", "train", "generate", "doctor")
+from monograph.commands import native
+
+# One command, one file: `run(arguments)` gives the exit code. As `monograph --help` lists them.
+COMMANDS = {
+    "example": "a small model, data and a recipe to try, offline",
+    "preprocess": "tokenise and pack a dataset",
+    "train": "fine-tune from a YAML file",
+    "generate": "generate text with a checkpoint and an adapter",
+    "doctor": "report graphs, breaks and recompiles of a training step",
+}
+
+USAGE = """\
+Monograph fine-tunes quantised language models as one graph.
+
+    python -m monograph example FOLDER
+    python -m monograph preprocess CONFIG.yml [--debug] [--key value ...]
+    python -m monograph train CONFIG.yml [--key value ...]
+    python -m monograph generate CONFIG.yml [--prompt TEXT] [--key value ...]
+    python -m monograph doctor CONFIG.yml [--json] [--key value ...]
+"""
+
+EXIT_CODES = """\
+Exit codes: 0 done, 1 failed, 2 wrong recipe or command line, 3 wrong data, 130 interrupted.
+`python -m monograph COMMAND --help` says more; `monograph COMMAND` is the same command.
+"""
+
+
+def usage() -> str:
+    def rows(commands: dict[str, str]) -> str:
+        return "".join(f"  {name:12}{summary}\n" for name, summary in commands.items())
+
+    return (
+        f"{USAGE}\nCommands:\n{rows(COMMANDS)}\n"
+        f"Commands of the native program:\n{rows(native.COMMANDS)}\n{EXIT_CODES}"
+    )
 
 
 def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(__doc__.strip(), file=sys.stdout if arguments else sys.stderr)
+        print(usage(), end="", file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
-    if arguments[0] not in COMMANDS:
-        print(f"monograph: {arguments[0]!r} is no command, wanted {', '.join(COMMANDS)}", file=sys.stderr)
-        return 2
-    command = importlib.import_module(f"monograph.commands.{arguments[0]}")
-    try:
-        return command.run(arguments[1:])
-    except KeyboardInterrupt:
-        return 130
+    if arguments[0] in COMMANDS:
+        command = importlib.import_module(f"monograph.commands.{arguments[0]}")
+        try:
+            return command.run(arguments[1:])
+        except KeyboardInterrupt:
+            return 130
+    if arguments[0] in native.COMMANDS:
+        return native.hand_over(arguments)
+    wanted = ", ".join([*COMMANDS, *native.COMMANDS])
+    print(f"monograph: {arguments[0]!r} is no command, wanted {wanted}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -4,13 +4,16 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 
+from monograph.__main__ import main
+from monograph.commands.native import find_program
 from native_tool import ROOT, program, run
 
 COMMANDS = ["inspect", "quantize", "dequantize", "merge", "verify", "diff", "completion", "man"]
-PYTHON_COMMANDS = ["preprocess", "train", "generate", "doctor"]
+PYTHON_COMMANDS = ["example", "preprocess", "train", "generate", "doctor"]
 
 
 def test_needs_no_library_but_that_of_the_system():
@@ -101,6 +104,56 @@ def test_without_python_the_message_says_so():
     message = run("train", "x.yml", code=5, env={"PATH": "/nowhere"}).stderr
     assert "'train' is done by the Python package" in message
     assert "MONOGRAPH_PYTHON" in message
+
+
+def listed(text: str) -> dict[str, str]:
+    """Command and summary of each line of a help page that shows one."""
+    rows = (line.strip().split(None, 1) for line in text.splitlines() if line.startswith("  "))
+    wanted = {*COMMANDS, *PYTHON_COMMANDS}
+    return {row[0]: row[1].removesuffix(" (Python)") for row in rows if len(row) == 2 and row[0] in wanted}
+
+
+def test_both_names_list_the_same_commands_with_the_same_words(capsys):
+    native = listed(run("--help").stdout)
+    assert sorted(native) == sorted(COMMANDS + PYTHON_COMMANDS)
+    assert main(["--help"]) == 0
+    assert listed(capsys.readouterr().out) == native
+
+
+def test_python_hands_native_commands_over_with_arguments_output_and_exit_code():
+    command = [sys.executable, "-m", "monograph", "inspect", "no such folder"]
+    environment = dict(os.environ, MONOGRAPH_TOOL=str(program()))
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 5
+    assert done.stderr == run("inspect", "no such folder", code=5).stderr
+
+
+def test_python_finds_the_program_beside_itself_then_on_the_path(tmp_path, monkeypatch):
+    monkeypatch.delenv("MONOGRAPH_TOOL", raising=False)
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path / "nowhere"))
+    for folder in ("beside", "path"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "monograph").write_text("")
+        (tmp_path / folder / "monograph").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "beside" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    assert find_program() == str(tmp_path / "beside" / "monograph")
+    (tmp_path / "beside" / "monograph").unlink()
+    assert find_program() == str(tmp_path / "path" / "monograph")
+
+
+def test_python_without_the_native_program_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MONOGRAPH_TOOL", str(tmp_path / "gone"))
+    assert main(["inspect", "x"]) == 5
+    message = capsys.readouterr().err
+    assert "'inspect' is done by the native program" in message
+    assert "gone cannot be run: No such file or directory" in message
+
+
+def test_the_native_program_makes_the_example(tmp_path):
+    environment = dict(os.environ, MONOGRAPH_PYTHON=sys.executable)
+    assert "train" in run("example", tmp_path / "tiny", env=environment).stdout
+    assert (tmp_path / "tiny" / "recipe.yml").exists()
 
 
 def test_a_full_disk_under_stdout_is_exit_code_5():
