@@ -169,6 +169,35 @@ def test_per_layer_mode_trains_the_same():
     assert 2 <= counters["stats"]["unique_graphs"] <= 2 * SMALL["num_hidden_layers"]
 
 
+@pytest.mark.parametrize("trained", ["token rows", "embedding"])
+def test_tied_embeddings_are_trained_in_one_graph(trained):
+    """One module under two names (PEFT's token rows of a tied head) and one parameter in two modules."""
+
+    def tied():
+        torch.manual_seed(0)
+        sizes = SMALL | {"num_hidden_layers": 1, "tie_word_embeddings": True}
+        model = LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.bfloat16)
+        rows = {"trainable_token_indices": [3, 5, 7]} if trained == "token rows" else {}
+        replace_linears(model, "nf4")
+        found = mg.add_lora(model, LoraConfig(r=8, target_modules=["q_proj", "down_proj"], **rows))
+        if trained == "embedding":
+            model.get_input_embeddings().weight.requires_grad_(True)
+        return found
+
+    eager = TrainStep(tied(), mode="eager")
+    want = [eager([batch], 1e-2).loss.item() for batch in batches(True, 4)]
+    embedding = [name for name in eager.state.names if "embed_tokens" in name]
+    assert len(embedding) == 1
+    step = TrainStep(tied(), mode="whole_step", backend="aot_eager")
+    before = dict(step.model.named_parameters())
+    assert [step([batch], 1e-2).loss.item() for batch in batches(True, 4)] == want
+    assert counters["stats"]["unique_graphs"] == 1
+    assert torch.equal(step.state.flat, eager.state.flat)
+    after = dict(step.model.named_parameters())
+    assert before.keys() == after.keys()
+    assert all(after[name] is parameter for name, parameter in before.items())
+
+
 def test_state_resumes_bit_for_bit():
     rows = batches(True)
     whole = TrainStep(build(dropout=0.05), mode="eager", weight_decay=0.1)

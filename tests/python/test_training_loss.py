@@ -155,6 +155,11 @@ def test_heads_of_every_kind():
     hooked.lm_head.register_forward_hook(lambda module, inputs, output: output * 0.5)
     assert_like_the_model(with_lora(hooked), batch_of(), 6 * 2**-20, 2**-16)
 
+    hooked = tiny("llama")
+    hooked.lm_head = mg.nn.QuantLinear.from_linear(hooked.lm_head, "nf4", double_quant=True)
+    hooked.lm_head.register_forward_hook(lambda module, inputs, output: output * 0.5)
+    assert_like_the_model(with_lora(hooked), batch_of(), 6 * 2**-20, 2**-16)
+
     adapted = get_peft_model(tiny("llama"), LoraConfig(r=4, target_modules=["q_proj", "lm_head"]))
     assert_like_the_model(adapted, batch_of(), 6 * 2**-20, 2**-16)
 

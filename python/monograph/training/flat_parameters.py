@@ -6,6 +6,7 @@ call of the optimiser; as 448 tensors with moments they cost a minute of compila
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -14,9 +15,31 @@ from torch import nn
 from monograph.ops.adamw import adamw
 
 
-def decays(name: str, parameter: torch.Tensor) -> bool:
-    """Biases and the weights of norms are not decayed, as in transformers' Trainer."""
-    return not name.endswith("bias") and parameter.dim() > 1
+# By these names transformers' Trainer leaves biases and norms without decay (read in 5.22).
+_UNDECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+
+
+def decayed_names(model: nn.Module) -> set[str]:
+    """The parameters that weight decay pulls to zero, those of transformers' Trainer: all but biases and
+    norms. DoRA's magnitudes are among them."""
+    norms = {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if isinstance(module, nn.LayerNorm)
+        for name, _ in module.named_parameters()
+    }
+    named = (name for name, _ in model.named_parameters())
+    return {name for name in named if name not in norms and not _UNDECAYED.search(name.lower())}
+
+
+def _places(model: nn.Module, parameters: Sequence[torch.Tensor]) -> list[list[str]]:
+    """For each parameter its names, one for each module object that holds it."""
+    found: dict[int, list[str]] = {id(p): [] for p in parameters}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if id(parameter) in found:
+                found[id(parameter)].append(f"{path}.{name}" if path else name)
+    return [found[id(p)] for p in parameters]
 
 
 class FlatParameters:
@@ -28,14 +51,16 @@ class FlatParameters:
         if not named:
             raise ValueError("the model has no trainable parameter: add an adapter first")
         # Decayed ones first, so that each group is one slice.
-        self.names = sorted(named, key=lambda name: not decays(name, named[name]))
+        decayed = decayed_names(model)
+        self.names = sorted(named, key=lambda name: name not in decayed)
         self.parameters = [named[name] for name in self.names]
         self.sizes = [p.numel() for p in self.parameters]
-        self.decayed = sum(p.numel() for name, p in named.items() if decays(name, p))
+        self.decayed = sum(p.numel() for name, p in named.items() if name in decayed)
         self.flat = torch.cat([p.detach().float().reshape(-1) for p in self.parameters])
         for parameter, part in zip(self.parameters, self.flat.split(self.sizes), strict=True):
             if parameter.dtype == torch.float32:
                 parameter.data = part.view(parameter.shape)
+        self._places = _places(model, self.parameters)
         self.exp_avg = torch.zeros_like(self.flat)
         self.exp_avg_sq = torch.zeros_like(self.flat)
         self.steps = torch.zeros((), dtype=torch.float32)
@@ -44,6 +69,19 @@ class FlatParameters:
         """The parameters by prefixed name, as differentiable parts of `flat`, in their own dtypes."""
         parts = zip(self.names, self.parameters, flat.split(self.sizes), strict=True)
         return {prefix + name: part.view(p.shape).to(p.dtype) for name, p, part in parts}
+
+    def replacements(self, flat: torch.Tensor, prefix: str) -> dict[str, torch.Tensor]:
+        """`views` at every place that holds one of the parameters, for a `functional_call` that ties nothing.
+
+        torch's own tying puts tensors back by name, and so leaves the replacement in a module that has two
+        names: PEFT's `trainable_token_indices` on tied embeddings.
+        """
+        views = self.views(flat)
+        return {
+            prefix + place: views[name]
+            for name, places in zip(self.names, self._places, strict=True)
+            for place in places
+        }
 
     def gathered(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """Gradients of `parameters` as one tensor laid out like `flat`."""

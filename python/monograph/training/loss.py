@@ -56,7 +56,8 @@ def _active(head: nn.Module) -> nn.Module:
 
 
 def _changed_from_outside(head: nn.Module) -> bool:
-    return bool(head._forward_hooks or head._forward_pre_hooks or "forward" in head.__dict__)
+    forward = head._forward_hooks or head._forward_pre_hooks or "forward" in head.__dict__
+    return bool(forward or head._backward_hooks or head._backward_pre_hooks)
 
 
 def readable_head(head: nn.Module) -> nn.Linear | None:
@@ -65,9 +66,8 @@ def readable_head(head: nn.Module) -> nn.Linear | None:
     None for any other module, and for one with hooks: such a head must be called.
     """
     head = _active(head)
-    if isinstance(head, QuantLinear) or (type(head) is nn.Linear and not _changed_from_outside(head)):
-        return head
-    return None
+    readable = isinstance(head, QuantLinear) or type(head) is nn.Linear
+    return head if readable and not _changed_from_outside(head) else None
 
 
 def head_weight(head: nn.Linear) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
@@ -98,6 +98,13 @@ def token_losses(
         logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none"
     )
     return flat.reshape(labels.shape)
+
+
+def count_targets(batch: Mapping[str, torch.Tensor]) -> int:
+    """How many labels of a batch count in its loss: the first of each row is no token's next one."""
+    if batch.get("shift_labels") is not None:
+        return int((batch["shift_labels"] != IGNORED).sum())
+    return int((batch["labels"][..., 1:] != IGNORED).sum())
 
 
 def next_labels(labels: torch.Tensor) -> torch.Tensor:

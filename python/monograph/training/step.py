@@ -14,7 +14,7 @@ from torch.func import functional_call
 from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.ops.seeded_dropout import seed_dropouts
 from monograph.training.flat_parameters import FlatParameters
-from monograph.training.loss import forward_loss
+from monograph.training.loss import count_targets, forward_loss
 
 MODES = {
     "graph": "forward and backward as one graph; the update is one operator after it",
@@ -111,14 +111,15 @@ class TrainStep:
         targets: torch.Tensor,
         learning_rate: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        loss = functional_call(self._module, self.state.views(flat, "model."), (batch, targets))
+        replacements = self.state.replacements(flat, "model.")
+        loss = functional_call(self._module, replacements, (batch, targets), tie_weights=False)
         (gradient,) = torch.autograd.grad(loss, [flat])
         norm = self.state.update(gradient, learning_rate, *self._hyper)
         return loss.detach(), norm
 
     def __call__(self, micro_batches: Sequence[Mapping[str, Any]], learning_rate: float) -> StepResult:
         batches = [self._tensors(batch) for batch in micro_batches]
-        counts = [_count_targets(batch) for batch in batches]
+        counts = [count_targets(batch) for batch in batches]
         # float32, so that a count of 1 is no special case for a graph.
         targets = torch.tensor(float(max(sum(counts), 1)))
         rate = torch.tensor(learning_rate, dtype=torch.float32)
@@ -145,7 +146,7 @@ class TrainStep:
     def evaluate(self, batch: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
         """The summed loss over the targets of a batch, and their number."""
         tensors = self._tensors(batch)
-        count = _count_targets(tensors)
+        count = count_targets(tensors)
         self.model.eval()
         with torch.no_grad():
             loss = self._evaluate(tensors, torch.ones(()))
@@ -173,10 +174,6 @@ class TrainStep:
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.state.load_state_dict(state)
-
-
-def _count_targets(batch: Mapping[str, torch.Tensor]) -> int:
-    return int((batch["labels"] != IGNORED).sum())
 
 
 def mark_lengths(tensor: torch.Tensor, mark: Callable[[torch.Tensor, int], None]) -> None:
