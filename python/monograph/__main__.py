@@ -27,7 +27,7 @@ Monograph fine-tunes quantised language models as one graph.
 """
 
 EXIT_CODES = """\
-Exit codes: 0 done, 1 failed, 2 wrong recipe or command line, 3 wrong data, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 wrong recipe or command line, 3 wrong data, 130 Ctrl-C, 143 SIGTERM.
 `python -m monograph COMMAND --help` says more; `monograph COMMAND` is the same command.
 """
 

@@ -183,21 +183,36 @@ def test_special_tokens_are_those_of_the_recipe(run):
         run([{"text": "the dog"}], special_tokens={"pad_token": "<none>"})
 
 
-@pytest.mark.parametrize("strategy", ["drop", "truncate", "split", "raise"])
-def test_documents_that_are_too_long(run, strategy):
-    rows = [{"text": "the dog " * 20}, {"text": "the dog"}]
+@pytest.mark.parametrize("kind", ["completion", "instruction"])
+@pytest.mark.parametrize("strategy", [None, "drop", "truncate", "split", "raise"])
+def test_documents_that_are_too_long(run, strategy, kind):
+    """Completions that are too long are split unless the recipe says otherwise, as in axolotl."""
+    texts = ["the dog " * 20, "the dog"]
+    rows = [{"text": text, "instruction": "name?", "output": text} for text in texts]
     if strategy == "raise":
         with pytest.raises(ValueError, match=r"row 0: it has \d+ tokens, sequence_len is 16"):
-            run(rows, sequence_len=16, excess_length_strategy=strategy)
+            run(rows, {"type": kind}, sequence_len=16, excess_length_strategy=strategy)
         return
-    _, prepared = run(rows, sequence_len=16, excess_length_strategy=strategy)
+    tokenizer, prepared = run(rows, {"type": kind}, sequence_len=16, excess_length_strategy=strategy)
     lengths = [len(ids) for ids in prepared.train["input_ids"]]
     assert max(lengths) <= 16
-    assert len(lengths) == {"drop": 1, "truncate": 2}.get(strategy, len(lengths))
-    assert prepared.counts.get("too long", 0) == (strategy == "drop")
-    if strategy == "split":
-        _, whole = run(rows, sequence_len=512)
-        assert sum(lengths) == whole.counts["train tokens"]
+    done = strategy or ("split" if kind == "completion" else "drop")
+    assert len(lengths) == {"drop": 1, "truncate": 2}.get(done, len(lengths))
+    name = {"drop": "too long", "truncate": "truncated", "split": "split into pieces"}[done]
+    counted = {"too long", "truncated", "split into pieces"} & prepared.counts.keys()
+    assert counted == {name}
+    assert prepared.counts[name] == 1
+    assert prepared.what_is_missing() == f"of 2 rows: 1 {name}"
+    if done == "split":
+        _, whole = run(rows, {"type": kind}, sequence_len=512)
+        joined = [token for ids in prepared.train["input_ids"][:-1] for token in ids]
+        assert joined == whole.train[0]["input_ids"]
+        assert whole.what_is_missing() == ""
+    if done == "split" and kind == "completion":  # axolotl's rule, in its own words
+        ids = [*tokenizer(texts[0])["input_ids"], tokenizer.eos_token_id]
+        wanted = [ids[begin : begin + 16] for begin in range(0, len(ids), 16)]
+        assert prepared.train["input_ids"][:-1] == wanted
+        assert prepared.train["labels"][0][1:] == wanted[0][1:]
 
 
 def test_all_labels_ignored_stops_and_says_so(run):

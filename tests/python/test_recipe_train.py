@@ -1,5 +1,6 @@
 """Training by recipe, eager on a two-layer Llama: data order, checkpoints, resume, what stops a run."""
 
+import functools
 import hashlib
 import json
 import math
@@ -11,6 +12,7 @@ import torch
 
 from monograph.__main__ import main
 from monograph.recipe import check_keys
+from monograph.recipe import train as train_module
 from monograph.recipe.batches import Batches
 from monograph.recipe.checkpoint import checkpoints, write_folder
 from monograph.recipe.encode import load_tokenizer
@@ -19,6 +21,7 @@ from monograph.recipe.prepare import prepare
 from monograph.recipe.progress import Reporter
 from monograph.recipe.schedule import Epochs, event_steps, learning_rate
 from monograph.recipe.train import Run, train
+from monograph.training import TrainStep
 from recipe_files import make_instruction_world, make_model, make_tokenizer, small_recipe, write_jsonl
 
 
@@ -183,6 +186,28 @@ def test_packed_and_padded_evaluation_give_one_loss_p1(recipe, root):
     assert found[True] == pytest.approx(found[False], rel=1e-5)
 
 
+def test_padded_training_with_packed_evaluation(recipe, tmp_path, monkeypatch):
+    """Training has batches of two rows, evaluation of one that is not padded to two."""
+    keys = {"sample_packing": False, "val_set_size": 9, "max_steps": 1, "eval_steps": 1}
+    keys |= {"attn_implementation": "sdpa"}
+
+    def evaluated(**change):
+        read = recipe(**keys, **change)
+        assert read.attention == ("monograph" if read.packs_evaluation else "sdpa")
+        train(read)
+        (loss,) = [line["eval_loss"] for line in trace(read.output_dir) if "eval_loss" in line]
+        return loss
+
+    make_tokenizer(tmp_path / "model")
+    make_model(tmp_path / "model", num_hidden_layers=1)
+    keys["base_model"] = str(tmp_path / "model")
+    padded, packed = evaluated(eval_sample_packing=False), evaluated(eval_sample_packing=True)
+    # bf16 activations under another attention in one layer; documents that saw each other differ by more.
+    assert packed == pytest.approx(padded, rel=2**-8)
+    monkeypatch.setattr(train_module, "TrainStep", functools.partial(TrainStep, backend="aot_eager"))
+    assert evaluated(eval_sample_packing=True, torch_compile=True) == packed
+
+
 def stop_at(monkeypatch, step):
     """Sends this process what Ctrl-C sends, during a step."""
     ordinary = Reporter.step
@@ -216,7 +241,7 @@ def test_resume_refuses_other_data_another_base_and_no_checkpoint(recipe, root, 
     train(recipe(max_steps=2, save_steps=1))
     again = recipe(max_steps=3, resume_from_checkpoint="auto")
     assert train(again).step == 3
-    with pytest.raises(ValueError, match="the rows would come in another order"):
+    with pytest.raises(ValueError, match=r"seed is 1, the run of .*checkpoint-3 has 42"):
         train(recipe(seed=1, resume_from_checkpoint=True))
     make_tokenizer(tmp_path / "other")
     make_model(tmp_path / "other", seed=1)
@@ -226,6 +251,48 @@ def test_resume_refuses_other_data_another_base_and_no_checkpoint(recipe, root, 
         train(recipe(resume_from_checkpoint="nowhere"))
     with pytest.raises(ValueError, match=r"has no trainer_state.json; wanted a folder checkpoint-N"):
         train(recipe(resume_from_checkpoint=str(root)))
+
+
+CHANGES = {
+    "lora_alpha": 8,
+    "lora_r": 8,
+    "peft_use_rslora": True,
+    "peft_use_dora": True,
+    "bf16": False,
+    "adapter": "lora",
+    "lora_dropout": 0.1,
+    "micro_batch_size": 1,
+    "gradient_accumulation_steps": 2,
+    "weight_decay": 0.1,
+    "sequence_len": 128,
+    "train_on_inputs": True,
+    "bnb_config_kwargs": {"bnb_4bit_quant_type": "fp4"},
+}
+
+
+def test_resume_refuses_another_run_and_names_the_key(keys, tmp_path, capsys):
+    path = tmp_path / "recipe.yml"
+    path.write_text(json.dumps(keys(max_steps=2, save_steps=1, lora_target_linear=False)))
+    names = ["--lora-target-modules", "[q_proj, v_proj]"]
+    assert main(["train", str(path), *names]) == 0
+    names += ["--resume-from-checkpoint", "auto", "--max-steps", "3"]
+    capsys.readouterr()
+    for name, value in CHANGES.items():
+        assert main(["train", str(path), *names, f"--{name}={json.dumps(value)}"]) == 3
+        (message,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        key = "bnb_4bit_quant_type" if name == "bnb_config_kwargs" else name
+        shown = "'fp4'" if name == "bnb_config_kwargs" else repr(value)
+        assert message.startswith(f"error: resume_from_checkpoint: {key} is {shown}, the run of ")
+    write_jsonl(tmp_path / "other.jsonl", [{"instruction": "What is 1?", "output": "2"}] * 40)
+    other = ["--datasets.0.path", str(tmp_path / "other.jsonl")]
+    assert main(["train", str(path), *names, *other]) == 3
+    assert "files of datasets is '" in capsys.readouterr().err
+    # What may change: names in another order, rates (said), output.
+    names[1] = "[v_proj, q_proj]"
+    assert main(["train", str(path), *names, "--learning-rate", "0.001", "--logging-steps", "2"]) == 0
+    said = capsys.readouterr().err
+    assert "learning_rate is 0.001 from here on, was 0.01" in said
+    assert "max_steps is 3 from here on, was 2" in said
 
 
 @pytest.fixture
@@ -259,15 +326,6 @@ def test_a_zero_first_gradient_stops_and_says_so(recipe, tmp_path):
     torch.nn.init.zeros_(model.lm_head.weight)  # nothing reaches the adapter
     model.save_pretrained(tmp_path / "model")
     with pytest.raises(ValueError, match="the first gradient is zero: nothing would be learnt"):
-        train(recipe(base_model=str(tmp_path / "model")))
-
-
-def test_a_loss_that_is_no_number_stops_and_says_so(recipe, tmp_path):
-    make_tokenizer(tmp_path / "model")
-    model = make_model(tmp_path / "model")
-    model.model.norm.weight.data[0] = float("nan")
-    model.save_pretrained(tmp_path / "model")
-    with pytest.raises(ValueError, match="the loss of step 1 is nan"):
         train(recipe(base_model=str(tmp_path / "model")))
 
 

@@ -16,4 +16,5 @@ def run(arguments: list[str]) -> int:
 def _train(recipe: Recipe, options: argparse.Namespace) -> int:
     from monograph.recipe.train import train
 
-    return 130 if train(recipe).interrupted else 0
+    stopped_by = train(recipe).signal
+    return 0 if stopped_by is None else 128 + stopped_by  # as a shell says it: 130 Ctrl-C, 143 SIGTERM

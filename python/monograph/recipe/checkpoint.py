@@ -47,6 +47,20 @@ def write_folder(folder: str, write: Callable[[str], None]) -> None:
     flush(parent)
 
 
+def move_into(source: str, target: str) -> None:
+    """Moves all that is in `source` into `target`, in place of what has the same names there.
+
+    A file is never missing in between. A folder (`additional_chat_templates` of a tokenizer) cannot be
+    renamed over one that has files, so the older one goes first.
+    """
+    for name in sorted(os.listdir(source)):
+        place = os.path.join(target, name)
+        if os.path.isdir(place) and not os.path.islink(place):
+            shutil.rmtree(place)
+        os.replace(os.path.join(source, name), place)
+    os.rmdir(source)
+
+
 def save_checkpoint(
     output_dir: str, step: int, model: Any, optimizer: Mapping[str, torch.Tensor], state: Mapping[str, Any]
 ) -> str:
@@ -64,15 +78,20 @@ def save_checkpoint(
     return folder
 
 
-def load_checkpoint(folder: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Optimiser state and trainer state of a checkpoint."""
-    from safetensors.torch import load_file
-
+def load_state(folder: str) -> dict[str, Any]:
+    """Trainer state of a checkpoint."""
     for name in (STATE, OPTIMIZER):
         if not os.path.isfile(os.path.join(folder, name)):
             raise ValueError(f"resume_from_checkpoint: {folder} has no {name}; wanted a folder checkpoint-N")
     with open(os.path.join(folder, STATE), encoding="utf-8") as file:
-        state = json.load(file)
+        return json.load(file)
+
+
+def load_checkpoint(folder: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Optimiser state and trainer state of a checkpoint."""
+    from safetensors.torch import load_file
+
+    state = load_state(folder)
     return load_file(os.path.join(folder, OPTIMIZER)), state
 
 

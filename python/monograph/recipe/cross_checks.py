@@ -149,6 +149,7 @@ def _check_training(recipe: Recipe, errors: list[str], notices: list[str]) -> No
         "sequence_len",
         "lora_r",
         "logging_steps",
+        "max_bad_steps",
     ):
         if getattr(recipe, name) < 1:
             errors.append(f"{name} is {getattr(recipe, name)}, wanted 1 or more")

@@ -83,8 +83,9 @@ class Recipe:
     dataset_processes: int | None = key(None, "processes that tokenise; dataset_num_proc is the same")
     shuffle_merged_datasets: bool = key(True, "false keeps the order of the files within a row")
     sequence_len: int = key(2048, "tokens of a row; longer documents: excess_length_strategy")
-    excess_length_strategy: Literal["drop", "truncate", "split", "raise"] = key(
-        "drop", "for documents too long; split, into pieces, is ours"
+    excess_length_strategy: Literal["drop", "truncate", "split", "raise"] | None = key(
+        None,
+        "for documents too long: drop; completion: split into rows, as axolotl; written, it holds for all",
     )
     min_sample_len: int | None = key(None, "shorter documents are left out")
     sample_packing: bool = key(False, "several documents in a row")
@@ -138,6 +139,9 @@ class Recipe:
     early_stopping_patience: int | None = key(None, "ends after so many evaluations without a new best")
     loss_watchdog_threshold: float | None = key(None, "ends if the loss stays above")
     loss_watchdog_patience: int = key(3, "for so many steps")
+    max_bad_steps: int = key(
+        3, "a step whose loss or gradient is no number is skipped; so many in a row end the run; ours"
+    )
     resume_from_checkpoint: str | bool | None = key(None, "a checkpoint, or auto: the last in output_dir")
     auto_resume_from_checkpoints: bool = key(False, "as resume_from_checkpoint: auto, if there is one")
     report_to: str | list[str] | None = key(None, "trackers of accelerate: wandb, tensorboard, trackio ...")
@@ -161,7 +165,8 @@ class Recipe:
     def attention(self) -> str:
         """The attention that runs: other names than these two, and packed rows, mean Monograph's."""
         plain = self.attn_implementation in ("sdpa", "eager")
-        return self.attn_implementation if plain and not self.sample_packing else "monograph"
+        packs = self.sample_packing or self.packs_evaluation
+        return self.attn_implementation if plain and not packs else "monograph"
 
     @property
     def packs_evaluation(self) -> bool:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,10 +17,10 @@ from monograph.recipe.documents import document_reader
 from monograph.recipe.encode import Encoded, encode, fit
 from monograph.recipe.keys import DatasetKeys, Recipe
 
-_VERSION = 1  # of the prepared files; a change of their meaning raises it
+_VERSION = 2  # of the prepared files; a change of their meaning raises it
 
 # The keys that change what tokens are prepared; others leave prepared data as it is.
-_DATA_KEYS = (
+DATA_KEYS = (
     "datasets test_datasets val_set_size sequence_len excess_length_strategy min_sample_len "
     "train_on_inputs chat_template chat_template_jinja chat_template_kwargs "
     "default_system_message eot_tokens special_tokens seed"
@@ -34,6 +35,13 @@ class Prepared:
     eval: Any | None
     counts: dict[str, int]
     folder: str
+
+    def what_is_missing(self) -> str:
+        """One line on rows that are not there, or not whole; empty if all are."""
+        found = [
+            f"{self.counts[name]:,} {name}" for name in (*_STATUS[1:], *_CUT[1:]) if self.counts.get(name)
+        ]
+        return f"of {self.counts['rows']:,} rows: {', '.join(found)}" if found else ""
 
 
 def _files(dataset: DatasetKeys) -> list[str] | None:
@@ -74,7 +82,7 @@ def _load(dataset: DatasetKeys) -> Any:
 def data_hash(recipe: Recipe, tokenizer: Any) -> str:
     """A name for the prepared data: all they depend on, the bytes of files and tokenizer included."""
     digest = hashlib.sha256()
-    keys = {name: value for name, value in asdict(recipe).items() if name in _DATA_KEYS.split()}
+    keys = {name: value for name, value in asdict(recipe).items() if name in DATA_KEYS.split()}
     template = tokenizer.chat_template
     parts = [
         _VERSION,
@@ -84,17 +92,30 @@ def data_hash(recipe: Recipe, tokenizer: Any) -> str:
         str(tokenizer.special_tokens_map),
     ]
     digest.update(json.dumps(parts, sort_keys=True, default=str).encode())
-    for dataset in (*recipe.datasets, *recipe.test_datasets):
-        for name in _files(dataset) or []:
+    digest.update(files_sha256([*recipe.datasets, *recipe.test_datasets]).encode())
+    return digest.hexdigest()[:16]
+
+
+def files_sha256(datasets: Sequence[DatasetKeys]) -> str:
+    """A hash of the bytes of all local files of these datasets, whatever their names, and of Hub names."""
+    digest = hashlib.sha256()
+    for dataset in datasets:
+        files = _files(dataset)
+        if files is None:
+            digest.update(f"{dataset.path} {dataset.name} {dataset.revision}".encode())
+        for name in files or []:
             with open(name, "rb") as file:
                 while block := file.read(1 << 20):
                     digest.update(block)
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()
 
 
 # What became of a piece of a row; a column while preparing.
 _KEPT, _TOO_LONG, _TOO_SHORT, _NO_TARGET = range(4)
 _STATUS = ("kept", "too long", "too short", "without a target")
+# The same for a row that was too long and is there yet; a column, not 0 at the first piece of such a row.
+_CUT = ("", "truncated", "split into pieces")
+_CUT_BY = {"truncate": 1, "split": 2}
 
 
 class _Encoder:
@@ -104,6 +125,7 @@ class _Encoder:
         self._where = f"{where} {entry.path}"
         self._read = document_reader(recipe, entry, tokenizer)
         self._tokenizer, self._recipe = tokenizer, recipe
+        self._strategy = recipe.excess_length_strategy or ("split" if entry.type == "completion" else "drop")
 
     def _status(self, piece: Encoded) -> int:
         if len(piece.input_ids) < (self._recipe.min_sample_len or 1):
@@ -112,29 +134,34 @@ class _Encoder:
         return _NO_TARGET if all(label == IGNORED for label in piece.labels[1:]) else _KEPT
 
     def __call__(self, batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
-        columns: dict[str, list[Any]] = {"input_ids": [], "labels": [], "status": []}
-        length, strategy = self._recipe.sequence_len, self._recipe.excess_length_strategy
+        columns: dict[str, list[Any]] = {"input_ids": [], "labels": [], "status": [], "cut": []}
+        length, strategy = self._recipe.sequence_len, self._strategy
         for index, number in enumerate(numbers):
             row = {name: values[index] for name, values in batch.items()}
             place = f"{self._where} row {number}"
             try:
-                pieces = fit(encode(self._read(row, place), self._tokenizer), length, strategy)
+                whole = encode(self._read(row, place), self._tokenizer)
+                pieces = fit(whole, length, strategy)
             except ValueError as error:
                 raise ValueError(f"{place}: {str(error).removeprefix(place + ': ')}") from error
             found = [(piece, self._status(piece)) for piece in pieces] or [(Encoded([], []), _TOO_LONG)]
-            for piece, status in found:
+            cut = bool(pieces) and len(whole.input_ids) > length
+            for part, (piece, status) in enumerate(found):
                 columns["input_ids"].append(piece.input_ids if status == _KEPT else [])
                 columns["labels"].append(piece.labels if status == _KEPT else [])
                 columns["status"].append(status)
+                columns["cut"].append(_CUT_BY[strategy] if cut and not part else 0)
         return columns
 
 
 def _dataset(recipe: Recipe, where: str, tokenizer: Any, counts: Counter[str], scratch: str) -> Any:
     """All documents of `datasets` or `test_datasets`, encoded; `scratch` holds files until they are saved."""
-    from datasets import Features, Sequence, Value, concatenate_datasets
+    from datasets import Features, List, Value, concatenate_datasets
 
-    tokens = Sequence(Value("int32"))
-    features = Features({"input_ids": tokens, "labels": tokens, "status": Value("int8")})
+    tokens = List(Value("int32"))
+    features = Features(
+        {"input_ids": tokens, "labels": tokens, "status": Value("int8"), "cut": Value("int8")}
+    )
     parts, found = [], Counter[str]()
     for number, entry in enumerate(getattr(recipe, where)):
         rows = _load(entry)
@@ -153,8 +180,9 @@ def _dataset(recipe: Recipe, where: str, tokenizer: Any, counts: Counter[str], s
         )
         status = encoded["status"][:]
         found.update(_STATUS[value] for value in status)
+        counts.update(_CUT[value] for value in encoded["cut"][:] if value)
         kept = [place for place, value in enumerate(status) if value == _KEPT]
-        parts.append(encoded.select(kept).remove_columns("status"))
+        parts.append(encoded.select(kept).remove_columns(["status", "cut"]))
     counts.update(found)
     if not found["kept"]:
         raise ValueError(f"{where}: no document is left: {_why_empty(found)}")

@@ -55,6 +55,11 @@ class Reporter:
         self._console.print(text, highlight=False, soft_wrap=True)
         self._console.file.flush()
 
+    def pass_over(self) -> None:
+        """A step that changed nothing."""
+        self._done += 1
+        self._bar.update(self._task, completed=self._done)
+
     def step(self, loss: float, tokens: int, efficiency: float) -> float:
         """After a step; gives tokens per second over the last steps."""
         self._done += 1

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 from dataclasses import asdict, dataclass, field
-from types import FrameType
 from typing import Any
 
 from monograph.recipe.base_record import write_base_record
@@ -15,11 +13,14 @@ from monograph.recipe.checkpoint import (
     checkpoint_to_resume,
     keep_last,
     load_checkpoint,
+    load_state,
+    move_into,
     save_checkpoint,
     write_folder,
 )
 from monograph.recipe.compile_options import compile_options
 from monograph.recipe.encode import load_tokenizer
+from monograph.recipe.interrupt import Interrupt
 from monograph.recipe.keys import Recipe
 from monograph.recipe.load_model import is_packed, load_model
 from monograph.recipe.metrics import Metrics
@@ -27,8 +28,9 @@ from monograph.recipe.model_folder import model_folder
 from monograph.recipe.prepare import prepare
 from monograph.recipe.progress import Reporter, peak_memory_gib
 from monograph.recipe.read_config import has_compiler
+from monograph.recipe.run_identity import compare, run_identity
 from monograph.recipe.schedule import event_steps, learning_rate
-from monograph.training import TrainStep
+from monograph.training import TrainStep, verify_head
 
 
 @dataclass
@@ -40,43 +42,30 @@ class Progress:
     best_step: int | None = None
     evaluations_without_best: int = 0
     losses_too_high: int = 0
+    skipped: int = 0  # steps whose loss or gradient was no number
+    skipped_in_a_row: int = 0
     order: dict[str, Any] = field(default_factory=dict)
     base_sha256: str = ""
+    identity: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class Outcome:
-    """How a run ended."""
+    """How a run ended. signal: the one that ended it early, None if none did."""
 
     step: int
     total: int
-    interrupted: bool
+    signal: int | None
     best_step: int | None
     output_dir: str
 
-
-class _Interrupt:
-    """Ctrl-C asks for an end after the step; a second one ends at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: Any = None
-
-    def __enter__(self) -> _Interrupt:
-        self._before = signal.signal(signal.SIGINT, self._ask)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
+    @property
+    def interrupted(self) -> bool:
+        return self.signal is not None
 
 
 def train(recipe: Recipe) -> Outcome:
-    """Runs a recipe to its end, or to the next Ctrl-C."""
+    """Runs a recipe to its end, or to the next Ctrl-C or SIGTERM."""
     os.makedirs(recipe.output_dir, exist_ok=True)
     folder = model_folder(recipe)
     tokenizer = load_tokenizer(recipe, folder)
@@ -90,13 +79,21 @@ class Run:
     """One run: model, step, data and place."""
 
     def __init__(self, recipe: Recipe, tokenizer: Any, prepared: Any, folder: str) -> None:
-        self.recipe, self.tokenizer = recipe, tokenizer
+        self.recipe, self.tokenizer, self.prepared = recipe, tokenizer, prepared
         self.batches = Batches(recipe, prepared.train, tokenizer.pad_token_id, training=True)
         self.held = (
             Batches(recipe, prepared.eval, tokenizer.pad_token_id, training=False) if prepared.eval else None
         )
         self.epochs = self.batches.epochs(recipe)
+        self.told: list[str] = []  # what a resumed run does in another way
+        identity = run_identity(recipe)
+        self.resumed = checkpoint_to_resume(
+            recipe.output_dir, recipe.resume_from_checkpoint, recipe.auto_resume_from_checkpoints
+        )
+        if self.resumed:
+            self.told = compare(load_state(self.resumed).get("identity", {}), identity, self.resumed)
         self.model = load_model(recipe, folder)
+        verify_head(self.model)
         compiled = recipe.torch_compile is not False and has_compiler()
         self.step = TrainStep(
             self.model,
@@ -111,9 +108,7 @@ class Run:
         self.progress = Progress(
             order=self.batches.sampler.state_dict(0, 0),
             base_sha256=write_base_record(folder, recipe.output_dir, quantised=is_packed(self.model)),
-        )
-        self.resumed = checkpoint_to_resume(
-            recipe.output_dir, recipe.resume_from_checkpoint, recipe.auto_resume_from_checkpoints
+            identity=identity,
         )
         if self.resumed:
             self._resume(self.resumed)
@@ -128,6 +123,9 @@ class Run:
                 f"{saved.base_sha256[:12]}, this one has {self.progress.base_sha256[:12]})"
             )
         self.step.load_state_dict(optimizer)
+        if saved.skipped_in_a_row >= self.recipe.max_bad_steps:  # what ended that run begins anew
+            saved.skipped_in_a_row = 0
+        saved.identity = self.progress.identity
         self.progress = saved
 
     def train(self) -> Outcome:
@@ -139,13 +137,18 @@ class Run:
         )
         first = progress.step
         metrics = Metrics(recipe, first)
-        with Reporter(total, first) as reporter, _Interrupt() as interrupt:
+        with Reporter(total, first) as reporter, Interrupt() as interrupt:
             reporter.say(self._introduction())
+            for line in (self.prepared.what_is_missing(), *self.told):
+                if line:
+                    reporter.say(line)
             while progress.step < total and not interrupt.asked:
                 self._one_step(metrics, reporter)
                 best = self._evaluate(metrics, reporter) if progress.step in evaluate_at else False
                 if best or progress.step in save_at:
                     self._save()
+                if progress.skipped_in_a_row >= recipe.max_bad_steps:
+                    raise ValueError(self._bad_steps(self._save()))
                 if self._stopped(reporter):
                     break
             if interrupt.asked:
@@ -156,7 +159,7 @@ class Run:
             else:
                 self._finish(reporter, metrics.plot())
         metrics.close()
-        return Outcome(progress.step, total, interrupt.asked, progress.best_step, recipe.output_dir)
+        return Outcome(progress.step, total, interrupt.signal, progress.best_step, recipe.output_dir)
 
     def _introduction(self) -> str:
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
@@ -173,9 +176,15 @@ class Run:
         rate = learning_rate(recipe, progress.step, self.epochs.total)
         result = self.step(batches, rate)
         loss, norm = float(result.loss), float(result.grad_norm)
-        if progress.step == 0 or not math.isfinite(loss):
-            _check_step(progress.step, loss, norm)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return self._skipped(loss, norm, metrics, reporter)
+        if norm == 0.0 and progress.step == progress.skipped:
+            raise ValueError(
+                "the first gradient is zero: nothing would be learnt. Are the targets of the first step "
+                "empty, or do the adapted layers (lora_target_modules) not reach the output?"
+            )
         progress.step += 1
+        progress.skipped_in_a_row = 0
         tokens, computed = token_counts(batches)
         speed = reporter.step(loss, tokens, tokens / computed)
         threshold = recipe.loss_watchdog_threshold
@@ -197,6 +206,26 @@ class Run:
                 }
             )
 
+    def _skipped(self, loss: float, norm: float, metrics: Metrics, reporter: Reporter) -> None:
+        """A step that changed nothing: the update leaves parameters and moments alone where the norm of the
+        gradient is not finite."""
+        progress = self.progress
+        progress.step += 1
+        progress.skipped += 1
+        progress.skipped_in_a_row += 1
+        what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
+        reporter.say(f"step {progress.step} skipped: {what} ({progress.skipped} so far)")
+        reporter.pass_over()
+        metrics.add({"step": progress.step, "skipped_steps": progress.skipped})
+
+    def _bad_steps(self, saved: str) -> str:
+        count, last = self.progress.skipped_in_a_row, self.progress.step
+        return (
+            f"steps {last - count + 1} to {last} had a loss or gradient that is no number (max_bad_steps is "
+            f"{self.recipe.max_bad_steps}); saved {saved}; lower learning_rate, or look at the data with "
+            "`preprocess --debug`"
+        )
+
     def _evaluate(self, metrics: Metrics, reporter: Reporter) -> bool:
         """The loss on held back documents; whether it is the best so far."""
         if self.held is None:
@@ -208,7 +237,7 @@ class Run:
             total, targets = total + float(loss), targets + count
         mean = total / max(targets, 1)
         metrics.add({"step": progress.step, "eval_loss": mean})
-        best = progress.best_loss is None or mean < progress.best_loss
+        best = math.isfinite(mean) and (progress.best_loss is None or mean < progress.best_loss)
         if best:
             progress.best_loss, progress.best_step = mean, progress.step
         progress.evaluations_without_best = 0 if best else progress.evaluations_without_best + 1
@@ -243,25 +272,9 @@ class Run:
             self.step.load_state_dict(load_checkpoint(best)[0])
         final = os.path.join(recipe.output_dir, "final")
         write_folder(final, self._write_adapter)
-        for name in os.listdir(final):
-            os.replace(os.path.join(final, name), os.path.join(recipe.output_dir, name))
-        os.rmdir(final)
+        move_into(final, recipe.output_dir)
         reporter.say(f"adapter in {recipe.output_dir}; losses in {plot}")
 
     def _write_adapter(self, folder: str) -> None:
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-
-
-def _check_step(step: int, loss: float, norm: float) -> None:
-    """A run that learns nothing ends at once, and says why."""
-    if not math.isfinite(loss):
-        raise ValueError(
-            f"the loss of step {step + 1} is {loss}: the run would learn nothing; lower learning_rate, or "
-            "look at the data with `preprocess --debug`"
-        )
-    if norm == 0.0:
-        raise ValueError(
-            "the first gradient is zero: nothing would be learnt. Are the targets of the first step empty, "
-            "or do the adapted layers (lora_target_modules) not reach the output?"
-        )

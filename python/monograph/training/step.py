@@ -156,7 +156,7 @@ class TrainStep:
         tensors = {name: batch[name] for name in _TENSORS if batch.get(name) is not None}
         rows = tensors["input_ids"].shape[0]
         self._rows = self._rows or rows
-        if rows == 1 < self._rows:
+        if rows == 1 < self._rows and "cu_seqlens" not in tensors:  # packed batches always have one
             # One row is a constant to the tracer: an epoch's last batch gets a second, without targets.
             tensors = {name: tensor.repeat(2, 1) for name, tensor in tensors.items()}
             tensors["labels"][1] = IGNORED
