@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import causal_mask_function
 
+from monograph.integrations.transformers.private_names import causal_mask_function
 from monograph.ops.varlen_attention import varlen_attention
 
 NAME = "monograph"

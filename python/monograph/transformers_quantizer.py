@@ -14,11 +14,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
-from transformers.quantizers.quantizers_utils import should_convert_module
 
+from monograph.integrations.transformers.private_names import (
+    ConversionOps,
+    keep_in_fp32_modules,
+    mark_initialized,
+    set_weight_conversions,
+    should_convert_module,
+    weight_conversions,
+)
 from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.packed_weight import PackedWeight, quantize
 from monograph.transformers_config import METHOD, MonographConfig
@@ -62,9 +68,7 @@ class _Replace(ConversionOps):
             raise ValueError(f"{full_layer_name}: the checkpoint has shape {packed.shape}, wanted {wanted}")
         layer = QuantLinear(packed, dense.bias)
         layer.train(dense.training)
-        layer._is_hf_initialized = True  # type: ignore[assignment]
-        for parameter in layer.parameters():
-            parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+        mark_initialized(layer)
         setattr(model.get_submodule(parent), child, layer)
         if missing_keys is not None:
             missing_keys.discard(full_layer_name)
@@ -142,7 +146,7 @@ class MonographQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
         self.modules_to_not_convert = self.get_modules_to_not_convert(
-            model, self.quantization_config.skip_modules, model._keep_in_fp32_modules
+            model, self.quantization_config.skip_modules, keep_in_fp32_modules(model)
         )
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
@@ -155,11 +159,12 @@ class MonographQuantizer(HfQuantizer):
         if self.quantization_config.stored is None:
             self.quantization_config.dense_modules = self.dense_at_load
         # Saving reverts the conversions of loading; ours is undone by get_state_dict_and_metadata instead.
-        model._weight_conversions = [
+        theirs = [
             conversion
-            for conversion in model._weight_conversions
+            for conversion in weight_conversions(model)
             if not any(isinstance(op, _Replace) for op in getattr(conversion, "operations", ()))
         ]
+        set_weight_conversions(model, theirs)
         return model
 
     def get_quantize_ops(self) -> ConversionOps:

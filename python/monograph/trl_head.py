@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from monograph.integrations.trl.private_names import fused_head_variables
 from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.ops.linear_log_probs import linear_log_probs
 from monograph.training.loss import head_weight, next_labels, readable_head
-
-_THEIRS = "trl.trainer.utils"
 
 
 class _Settings(NamedTuple):
@@ -33,15 +32,12 @@ class _Settings(NamedTuple):
     final_logit_softcapping: float | None
     logit_scale: float
     backbone_attr: str
+    FusedCausalLMOutput: Callable[..., Any]  # the class of what it returns
 
 
 def _settings(forward: Any) -> _Settings | None:
-    function = getattr(forward, "__func__", None)
-    if function is None or function.__globals__.get("__name__") != _THEIRS:
-        return None
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    found = {name: cell.cell_contents for name, cell in cells}
-    if not set(_Settings._fields) <= set(found) or "FusedCausalLMOutput" not in function.__globals__:
+    found = fused_head_variables(forward)
+    if found is None or not set(_Settings._fields) <= set(found):
         return None
     return _Settings(**{name: found[name] for name in _Settings._fields})
 
@@ -59,7 +55,6 @@ def take_over(model: nn.Module) -> bool:
     settings = _settings(theirs)
     if settings is None or not _computable(settings, model):
         return False
-    make_output: Callable[..., Any] = theirs.__func__.__globals__["FusedCausalLMOutput"]
 
     @functools.wraps(type(model).forward)
     def forward(
@@ -98,7 +93,7 @@ def take_over(model: nn.Module) -> bool:
             name: value[:, :tokens] if name == "log_probs" or name in settings.outputs else None
             for name, value in found._asdict().items()
         }
-        return make_output(loss=-found.log_probs.sum() / count, label_mask=mask, **asked)
+        return settings.FusedCausalLMOutput(loss=-found.log_probs.sum() / count, label_mask=mask, **asked)
 
     model.forward = MethodType(forward, model)
     return True

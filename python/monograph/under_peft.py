@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.lora.layer import Linear as PeftLinear
 from torch import nn
 from transformers import PreTrainedModel
 
 from monograph import transformers_attention, trl_head
+from monograph.integrations.peft.private_names import PeftLinear
+from monograph.integrations.torch.private_names import forward_hooks
+from monograph.integrations.transformers.private_names import INPUT_HOOK, checkpoint_function
 from monograph.nn.lora_linear import LoraLinear
 from monograph.nn.quant_linear import QuantLinear
-
-_INPUT_HOOK = "make_inputs_require_grad"  # how its names begin in transformers and PEFT
 
 
 def optimize(model: nn.Module, *, attention: bool = True, head: bool = True) -> nn.Module:
@@ -69,8 +69,8 @@ def _drop_input_hook(model: PreTrainedModel) -> None:
     For reentrant checkpointing, and as long as its kind is not known, the hook stays, but outside graphs: a
     traced checkpoint of either kind needs no inputs that require gradients.
     """
-    hooks = model.get_input_embeddings()._forward_hooks
-    found = [n for n, hook in hooks.items() if getattr(hook, "__name__", "").startswith(_INPUT_HOOK)]
+    hooks = forward_hooks(model.get_input_embeddings())
+    found = [n for n, hook in hooks.items() if getattr(hook, "__name__", "").startswith(INPUT_HOOK)]
     if model.is_gradient_checkpointing and not _checkpoints_reentrantly(model):
         model.disable_input_require_grads()
         for number in found:
@@ -81,7 +81,7 @@ def _drop_input_hook(model: PreTrainedModel) -> None:
 
 
 def _checkpoints_reentrantly(model: PreTrainedModel) -> bool:
-    functions = (getattr(module, "_gradient_checkpointing_func", None) for module in model.modules())
+    functions = (checkpoint_function(module) for module in model.modules())
     return any(f is not None and getattr(f, "keywords", {}).get("use_reentrant", True) for f in functions)
 
 

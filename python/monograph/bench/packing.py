@@ -47,7 +47,8 @@ def trl_row_count(lengths: torch.Tensor, batch_size: int) -> Callable[[], int]:
     import datasets
     import numpy
     import pyarrow
-    from trl.data_utils import pack_dataset
+
+    from monograph.integrations.trl.private_names import pack_dataset
 
     datasets.disable_progress_bars()
     offsets = numpy.concatenate(([0], numpy.cumsum(lengths.numpy(), dtype=numpy.int64)))

@@ -29,11 +29,11 @@ def _torchao(fmt: str, weight: torch.Tensor) -> object:
 
 
 def _transformers(weight: torch.Tensor) -> object:
-    from transformers.integrations.finegrained_fp8 import Fp8Quantize
+    from monograph.integrations.transformers.private_names import Fp8Quantize, fp8_quantize_one
 
     config = SimpleNamespace(weight_block_size=(128, 128), scale_fmt=None)
     op = Fp8Quantize(SimpleNamespace(quantization_config=config))
-    return op._quantize_one("x.weight", weight)
+    return fp8_quantize_one(op, "x.weight", weight)
 
 
 def _works(fmt: str, weight: torch.Tensor) -> dict[str, Work]:

@@ -16,13 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch._dynamo
 from torch import nn
-from torch._dynamo.utils import counters
 
 from monograph.diagnosis.report import Cause, Report
 from monograph.diagnosis.tracing import breaks, counting, forget, recompiles
 from monograph.diagnosis.trainer import doctor_trainer
+from monograph.integrations.torch.private_names import counters, maybe_mark_dynamic
 from monograph.training.loss import forward_loss
 from monograph.training.step import mark_lengths
 
@@ -79,7 +78,7 @@ def doctor(
             report.cache_hits = counters["inductor"]["fxgraph_cache_hit"]
             report.cache_misses = counters["inductor"]["fxgraph_cache_miss"]
     finally:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         model.train(was_training)
     return report
 
@@ -105,5 +104,5 @@ def _marked(batch: Mapping[str, Any]) -> dict[str, Any]:
     }
     for value in marked.values():
         if isinstance(value, torch.Tensor):
-            mark_lengths(value, torch._dynamo.maybe_mark_dynamic)
+            mark_lengths(value, maybe_mark_dynamic)
     return marked

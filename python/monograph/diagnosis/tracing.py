@@ -10,22 +10,27 @@ from math import prod
 from typing import Any
 
 import torch
-import torch._dynamo
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.utils import counters, graph_break_reasons
-from torch._guards import CompileContext
 from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import optimization_hint
 
 from monograph.diagnosis.report import Cause, Report
+from monograph.integrations.torch.private_names import (
+    RECOMPILES_LOG,
+    aot_autograd,
+    compile_context,
+    counters,
+    graph_break_reasons,
+    log_state,
+    make_boxed_func,
+    min_cut_rematerialization_partition,
+    optimization_hint,
+)
 from monograph.nn.quant_linear import QuantLinear
 
 
 def forget() -> None:
     """What was compiled before is gone, and so are the tracer's counters and causes."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     counters.clear()
     graph_break_reasons.clear()
 
@@ -58,10 +63,10 @@ def recompiles(report: Report) -> Iterator[None]:
             where = head.removeprefix("Recompiling function ")
             report.recompiles.append(Cause(reasons[0] if reasons else head, where))
 
-    logger = logging.getLogger("torch._dynamo.guards.__recompiles")
+    logger = logging.getLogger(RECOMPILES_LOG)
     handler = Collect()
     state = (logger.level, logger.propagate)
-    torch._logging._internal.log_state.enable_artifact("recompiles")
+    log_state.enable_artifact("recompiles")
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
@@ -71,7 +76,7 @@ def recompiles(report: Report) -> Iterator[None]:
         logger.removeHandler(handler)
         logger.setLevel(state[0])
         logger.propagate = state[1]
-        torch._logging._internal.log_state.artifact_names.discard("recompiles")
+        log_state.artifact_names.discard("recompiles")
 
 
 def counting(model: nn.Module, report: Report) -> Any:
@@ -105,7 +110,7 @@ def counting(model: nn.Module, report: Report) -> Any:
 
 def _first_time() -> bool:
     """Whether the frame that is being compiled was not compiled before: else it is a recompile."""
-    compiling = CompileContext.current_compile_id()
+    compiling = compile_context.current_compile_id()
     return compiling is None or compiling.frame_compile_id == 0
 
 

@@ -9,18 +9,20 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch._dynamo
 
 from monograph.diagnosis.report import Report
 from monograph.diagnosis.tracing import breaks, counting, forget, recompiles
+from monograph.integrations.accelerate.private_names import HUNG_ON_MODELS
+from monograph.integrations.torch.private_names import COMPILED_CALL, original_module
+from monograph.integrations.trl.private_names import WRITTEN_INTO
 
 if TYPE_CHECKING:
     from transformers import Trainer
 
 # What training writes into instead of replacing: metrics of TRL, and what a callback asks for.
-_WRITTEN_INTO = ("_metrics", "_logs", "control")
+_WRITTEN_INTO = (*WRITTEN_INTO, "control")
 # What accelerate and torch.compile hang on a model.
-_HUNG_ON = ("forward", "_original_forward", "_is_accelerate_prepared", "_compiled_call_impl")
+_HUNG_ON = ("forward", *HUNG_ON_MODELS, COMPILED_CALL)
 
 
 def doctor_trainer(trainer: Trainer, steps: int) -> Report:
@@ -43,7 +45,7 @@ def doctor_trainer(trainer: Trainer, steps: int) -> Report:
             _train(trainer, steps, counting(model, report))
             report.breaks = breaks()
     finally:
-        torch._dynamo.reset()
+        torch.compiler.reset()
     return report
 
 
@@ -61,8 +63,8 @@ def _train(trainer: Any, steps: int, backend: Any) -> None:
 
     def step(model: torch.nn.Module, *arguments: Any, **options: Any) -> torch.Tensor:
         if model not in compiled:
-            plain = getattr(model, "_orig_mod", model)
-            vars(plain).pop("_compiled_call_impl", None)
+            plain = original_module(model)
+            vars(plain).pop(COMPILED_CALL, None)
             compiled[model] = torch.compile(plain, backend=backend, dynamic=plugin.dynamic)
         return training_step(compiled[model], *arguments, **options)
 

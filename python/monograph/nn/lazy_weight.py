@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
+from monograph.integrations.torch.private_names import (
+    disabled_torch_function,
+    make_wrapper_subclass,
+    tree_map_only,
+    writes,
+)
 from monograph.packed_weight import PackedWeight
 
 
@@ -18,13 +23,13 @@ class LazyWeight(torch.Tensor):
 
     @staticmethod
     def __new__(cls, packed: PackedWeight, dtype: torch.dtype) -> LazyWeight:
-        weight = torch.Tensor._make_wrapper_subclass(
+        weight = make_wrapper_subclass(
             cls, packed.shape, dtype=dtype, device=packed.device, requires_grad=False
         )
         weight.packed = packed
         return weight
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = disabled_torch_function
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -32,7 +37,7 @@ class LazyWeight(torch.Tensor):
     ) -> Any:
         if func is torch.ops.aten.detach.default:
             return cls(args[0].packed, args[0].dtype)
-        if isinstance(args[0], cls) and func._schema.is_mutable:
+        if isinstance(args[0], cls) and writes(func):
             raise RuntimeError(
                 f"{func}: writes to the weight of a QuantLinear, which is frozen and packed. "
                 "To merge a PEFT adapter, call monograph.optimize(model) first."

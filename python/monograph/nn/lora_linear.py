@@ -15,11 +15,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from peft.tuners.lora.layer import Linear as PeftLinear
-from peft.tuners.lora.variants import DoraLinearVariant
-from peft.tuners.tuners_utils import check_adapters_to_merge
 from torch import nn
 
+from monograph.integrations.peft.private_names import (
+    DoraLinearVariant,
+    PeftLinear,
+    caches,
+    check_adapters_to_merge,
+)
 from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.ops.linear import linear, plain_linear
 
@@ -144,7 +147,7 @@ class LoraLinear(PeftLinear):
         names = [name for name in names if name in self.lora_A]
         if not names:
             return
-        packed = self._caches.get("packed_base", self.base_layer)
+        packed = caches(self).get("packed_base", self.base_layer)
         if not isinstance(packed, QuantLinear):
             return super().merge(safe_merge, adapter_names)
         total = [*self.merged_adapters, *names]
@@ -154,7 +157,7 @@ class LoraLinear(PeftLinear):
                 f"the merged weight has NaN or infinite entries, wanted finite: adapters {total}"
             )
         frozen = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self._caches["packed_base"] = packed
+        caches(self)["packed_base"] = packed
         self.base_layer = dense_linear(nn.Parameter(weight, requires_grad=False), frozen)
         self.merged_adapters = total
         return None
@@ -182,7 +185,7 @@ class LoraLinear(PeftLinear):
         return weight.to(packed.weight_dtype), None if bias is None else bias.to(packed.weight_dtype)
 
     def unmerge(self) -> None:
-        packed = self._caches.pop("packed_base", None)
+        packed = caches(self).pop("packed_base", None)
         if packed is None:
             return super().unmerge()
         self.base_layer = packed

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from monograph import _library  # noqa: F401  (creates the namespace)
+from monograph.integrations.torch.private_names import foreach_norm, fused_adamw
 
 torch.library.define(
     "monograph::adamw",
@@ -70,13 +71,13 @@ def _adamw(
     with torch.no_grad():
         # The kernel writes the clipped gradients back, so it gets copies.
         gradients = [g.to(torch.float32, copy=True) for g in gradients]
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        norm = torch.linalg.vector_norm(torch.stack(foreach_norm(gradients)))
         skip = (~norm.isfinite()).float()
         divisor = (norm / max_norm).clamp_min(1.0) if max_norm > 0 else torch.ones_like(norm)
         steps += 1 - skip
         for decay in sorted(set(weight_decay)):
             members = [i for i, own in enumerate(weight_decay) if own == decay]
-            torch._fused_adamw_(
+            fused_adamw(
                 [parameters[i] for i in members],
                 [gradients[i] for i in members],
                 [exp_avg[i] for i in members],

@@ -58,7 +58,7 @@ def check_compile_options(
 
 def _owner(name: str) -> tuple[Any, str]:
     """The module that holds a dotted option, and its last name there."""
-    import torch._inductor.config as owner
+    from monograph.integrations.torch.private_names import inductor_config as owner
 
     *path, last = name.split(".")
     for part in path:

@@ -36,7 +36,7 @@ def _places(model: nn.Module, parameters: Sequence[torch.Tensor]) -> list[list[s
     """For each parameter its names, one for each module object that holds it."""
     found: dict[int, list[str]] = {id(p): [] for p in parameters}
     for path, module in model.named_modules():
-        for name, parameter in module._parameters.items():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             if id(parameter) in found:
                 found[id(parameter)].append(f"{path}.{name}" if path else name)
     return [found[id(p)] for p in parameters]

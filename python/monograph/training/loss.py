@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from monograph.integrations.torch.private_names import children, hooks
 from monograph.nn import QuantLinear
 from monograph.ops.linear import PLAIN
 from monograph.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
@@ -46,7 +47,7 @@ def logits_map(config: Any) -> tuple[float, float]:
 
 def _active(head: nn.Module) -> nn.Module:
     """The module PEFT's `modules_to_save` has put in the place of a head, if it has."""
-    modules = head._modules
+    modules = children(head)
     if "modules_to_save" not in modules or "original_module" not in modules:
         return head
     wrapper: Any = head
@@ -56,8 +57,7 @@ def _active(head: nn.Module) -> nn.Module:
 
 
 def _changed_from_outside(head: nn.Module) -> bool:
-    forward = head._forward_hooks or head._forward_pre_hooks or "forward" in head.__dict__
-    return bool(forward or head._backward_hooks or head._backward_pre_hooks)
+    return bool("forward" in head.__dict__ or any(hooks(head)))
 
 
 def readable_head(head: nn.Module) -> nn.Linear | None:

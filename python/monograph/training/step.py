@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import nn
 from torch.func import functional_call
 
+from monograph.integrations.torch.private_names import dynamo_config, mark_dynamic
 from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.ops.seeded_dropout import seed_dropouts
 from monograph.training.flat_parameters import FlatParameters
@@ -127,7 +127,7 @@ class TrainStep:
         if self.mode == "whole_step" and len(batches) == 1:
             self._seed(0)
             flat = self.state.flat.requires_grad_(True)
-            with torch._dynamo.config.patch(trace_autograd_ops=True):
+            with dynamo_config.patch(trace_autograd_ops=True):
                 loss, norm = self._whole(flat, batches[0], targets, rate)
             self.state.flat.requires_grad_(False)
         else:
@@ -162,7 +162,7 @@ class TrainStep:
             tensors["labels"][1] = IGNORED
         if self.dynamic and self.mode != "eager":
             for tensor in tensors.values():
-                mark_lengths(tensor, torch._dynamo.mark_dynamic)
+                mark_lengths(tensor, mark_dynamic)
         return tensors
 
     def _seed(self, micro_batch: int) -> None:
@@ -188,6 +188,6 @@ def mark_lengths(tensor: torch.Tensor, mark: Callable[[torch.Tensor, int], None]
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a transformers model: what checkpointing and regional compilation work on."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
+    from monograph.integrations.transformers.private_names import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -1,0 +1,41 @@
+"""Private names of PEFT."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from monograph.integrations.private_name import PrivateName, loads_on_use
+
+if TYPE_CHECKING:  # a base class must be known to the type checker
+    from peft.tuners.lora.layer import Linear as PeftLinear
+
+    __all__ = ["PeftLinear"]
+
+_READ = "0.21.2"
+_LAYER = "peft.tuners.lora.layer:Linear"
+_OURS = "LoraLinear: fused arithmetic under PEFT's names"
+
+NAMES = {
+    "PeftLinear": PrivateName(_LAYER, _READ, "optimize: the layer whose class is changed"),
+    "DoraLinearVariant": PrivateName("peft.tuners.lora.variants:DoraLinearVariant", _READ, _OURS),
+    "check_adapters_to_merge": PrivateName("peft.tuners.tuners_utils:check_adapters_to_merge", _READ, _OURS),
+    "update_layer": PrivateName(f"{_LAYER}.update_layer", _READ, "LoraLinear: overridden"),
+    "caches": PrivateName(f"{_LAYER}()._caches", _READ, "LoraLinear: the packed base while merged"),
+    "lora_variant": PrivateName(f"{_LAYER}().lora_variant", _READ, _OURS),
+    "lora_bias": PrivateName(f"{_LAYER}().lora_bias", _READ, _OURS),
+    "lora_magnitude_vector": PrivateName(f"{_LAYER}().lora_magnitude_vector", _READ, _OURS),
+    "merged_adapters": PrivateName(f"{_LAYER}().merged_adapters", _READ, _OURS),
+    "modules_to_save": PrivateName(
+        "peft.utils.other:ModulesToSaveWrapper().modules_to_save", _READ, "the head: its trained copy"
+    ),
+    "original_module": PrivateName(
+        "peft.utils.other:ModulesToSaveWrapper().original_module", _READ, "the head: its frozen copy"
+    ),
+}
+
+__getattr__ = loads_on_use(__name__, NAMES)
+
+
+def caches(layer: Any) -> dict[str, Any]:
+    """A dictionary that PEFT keeps beside a layer and never saves."""
+    return layer._caches

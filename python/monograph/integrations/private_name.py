@@ -1,0 +1,56 @@
+"""PrivateName: one name of another library that is not promised, and where it was read."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PrivateName:
+    """`path` is "module:attribute.attribute". What only instances have is "module:Class().attribute"; the
+    test of the names makes the instance."""
+
+    path: str
+    read_in: str  # version of the library whose source was read
+    purpose: str
+
+    @property
+    def library(self) -> str:
+        return self.path.partition(":")[0].partition(".")[0]
+
+    @property
+    def of_instances(self) -> bool:
+        return "()." in self.path
+
+    def load(self) -> Any:
+        """The object behind the name; an ImportError says what is gone and what needs it."""
+        module, _, attributes = self.path.partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+            for attribute in attributes.split("."):
+                found = getattr(found, attribute)
+        except (ImportError, AttributeError) as error:
+            raise ImportError(self.gone(str(error))) from error
+        return found
+
+    def gone(self, reason: str) -> str:
+        installed = importlib.metadata.version(self.library)
+        return (
+            f"{self.library} {installed} has no {self.path} ({reason}); it was read in {self.library} "
+            f"{self.read_in} and is needed for: {self.purpose}"
+        )
+
+
+def loads_on_use(module: str, names: Mapping[str, PrivateName]) -> Callable[[str], Any]:
+    """The `__getattr__` of a private_names module: a name is looked up when it is imported, not before."""
+
+    def load(name: str) -> Any:
+        if name not in names or names[name].of_instances:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return names[name].load()
+
+    return load

@@ -1,0 +1,96 @@
+"""Private names of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from monograph.integrations.private_name import PrivateName, loads_on_use
+
+_READ = "2.13.0"
+
+NAMES = {
+    # operators and tensors
+    "disabled_torch_function": PrivateName(
+        "torch._C:_disabled_torch_function_impl", _READ, "LazyWeight: operations reach __torch_dispatch__"
+    ),
+    "foreach_norm": PrivateName("torch:_foreach_norm", _READ, "adamw: the norm of all gradients"),
+    "fused_adamw": PrivateName("torch:_fused_adamw_", _READ, "adamw: the update"),
+    "make_wrapper_subclass": PrivateName(
+        "torch:Tensor._make_wrapper_subclass", _READ, "LazyWeight: a tensor without storage"
+    ),
+    "tree_map_only": PrivateName("torch.utils._pytree:tree_map_only", _READ, "LazyWeight: its arguments"),
+    "operator_schema": PrivateName(
+        "torch._ops:OpOverload()._schema", _READ, "LazyWeight: which operations write"
+    ),
+    # modules
+    "apply_to_module": PrivateName("torch.nn:Module._apply", _READ, "QuantLinear: casts change no byte"),
+    "children": PrivateName("torch.nn:Module()._modules", _READ, "the head inside PEFT's modules_to_save"),
+    "forward_hooks": PrivateName("torch.nn:Module()._forward_hooks", _READ, "hooks of heads and embeddings"),
+    "forward_pre_hooks": PrivateName("torch.nn:Module()._forward_pre_hooks", _READ, "hooks of heads"),
+    "backward_hooks": PrivateName("torch.nn:Module()._backward_hooks", _READ, "hooks of heads"),
+    "backward_pre_hooks": PrivateName("torch.nn:Module()._backward_pre_hooks", _READ, "hooks of heads"),
+    "compiled_call": PrivateName(
+        "torch.nn:Module._compiled_call_impl", _READ, "doctor: Module.compile() is undone"
+    ),
+    "original_module": PrivateName(
+        "torch._dynamo:OptimizedModule()._orig_mod", _READ, "doctor: the module behind a compiled one"
+    ),
+    # the tracer
+    "aot_autograd": PrivateName("torch._dynamo.backends.common:aot_autograd", _READ, "doctor: its backend"),
+    "compile_context": PrivateName("torch._guards:CompileContext", _READ, "doctor: first or later compile"),
+    "counters": PrivateName("torch._dynamo.utils:counters", _READ, "doctor: hits of Inductor's cache"),
+    "dynamo_config": PrivateName("torch._dynamo:config", _READ, "whole_step: trace_autograd_ops"),
+    "trace_autograd_ops": PrivateName(
+        "torch._dynamo:config.trace_autograd_ops", _READ, "whole_step: autograd.grad inside the graph"
+    ),
+    "graph_break_reasons": PrivateName(
+        "torch._dynamo.utils:graph_break_reasons", _READ, "doctor: causes of breaks"
+    ),
+    "inductor_config": PrivateName("torch._inductor:config", _READ, "torch_compile_options of a recipe"),
+    "log_state": PrivateName("torch._logging._internal:log_state", _READ, "doctor: the log of recompiles"),
+    "mark_dynamic": PrivateName("torch._dynamo:mark_dynamic", _READ, "lengths that change"),
+    "maybe_mark_dynamic": PrivateName("torch._dynamo:maybe_mark_dynamic", _READ, "lengths that may change"),
+    "min_cut_rematerialization_partition": PrivateName(
+        "functorch.compile:min_cut_rematerialization_partition", _READ, "doctor: what backward keeps"
+    ),
+    "make_boxed_func": PrivateName("functorch.compile:make_boxed_func", _READ, "doctor: its backend"),
+    "optimization_hint": PrivateName(
+        "torch.fx.experimental.symbolic_shapes:optimization_hint", _READ, "doctor: sizes of what is kept"
+    ),
+}
+
+__getattr__ = loads_on_use(__name__, NAMES)
+
+RECOMPILES_LOG = "torch._dynamo.guards.__recompiles"
+COMPILED_CALL = "_compiled_call_impl"
+
+
+def writes(operator: Any) -> bool:
+    """Whether an operator changes one of its arguments."""
+    return bool(operator._schema.is_mutable)
+
+
+def children(module: nn.Module) -> dict[str, nn.Module | None]:
+    return module._modules
+
+
+def forward_hooks(module: nn.Module) -> dict[int, Callable[..., Any]]:
+    return module._forward_hooks
+
+
+def hooks(module: nn.Module) -> list[dict[int, Callable[..., Any]]]:
+    """The hooks of every kind that a call of the module runs."""
+    return [
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    ]
+
+
+def original_module(module: nn.Module) -> nn.Module:
+    """The module that torch.compile has wrapped, or the module itself."""
+    return getattr(module, "_orig_mod", module)

@@ -1,0 +1,91 @@
+"""Private names of transformers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from monograph.integrations.private_name import PrivateName, loads_on_use
+
+if TYPE_CHECKING:  # a base class must be known to the type checker
+    from transformers.core_model_loading import ConversionOps as ConversionOps
+
+_READ = "5.22.2"
+_MODEL = "transformers:PreTrainedModel"
+_QUANTIZER = "transformers.quantizers.base:HfQuantizer"
+
+NAMES = {
+    # loading
+    "ConversionOps": PrivateName(
+        "transformers.core_model_loading:ConversionOps", _READ, "loading: tensors of a file become a layer"
+    ),
+    "should_convert_module": PrivateName(
+        "transformers.quantizers.quantizers_utils:should_convert_module", _READ, "loading: skip_modules"
+    ),
+    "before_loading": PrivateName(
+        f"{_QUANTIZER}._process_model_before_weight_loading", _READ, "loading: overridden"
+    ),
+    "after_loading": PrivateName(
+        f"{_QUANTIZER}._process_model_after_weight_loading", _READ, "loading: overridden"
+    ),
+    "dequantize_model": PrivateName(f"{_QUANTIZER}._dequantize", _READ, "model.dequantize(): overridden"),
+    "get_modules_to_not_convert": PrivateName(
+        f"{_QUANTIZER}.get_modules_to_not_convert", _READ, "loading: what stays dense"
+    ),
+    "weight_conversions": PrivateName(
+        f"{_MODEL}()._weight_conversions", _READ, "saving: ours are not reverted by transformers"
+    ),
+    "mark_initialized": PrivateName(
+        f"{_MODEL}._initialize_missing_keys", _READ, "loading: reads _is_hf_initialized, which we set"
+    ),
+    "keep_in_fp32_modules": PrivateName(
+        f"{_MODEL}._keep_in_fp32_modules", _READ, "loading: what a model wants in float32"
+    ),
+    # training
+    "GradientCheckpointingLayer": PrivateName(
+        "transformers.modeling_layers:GradientCheckpointingLayer", _READ, "per_layer: the repeated blocks"
+    ),
+    "checkpoint_function": PrivateName(
+        f"{_MODEL}._set_gradient_checkpointing", _READ, "sets _gradient_checkpointing_func, which we read"
+    ),
+    "causal_mask_function": PrivateName(
+        "transformers.masking_utils:causal_mask_function", _READ, "attention: whole rows are recognised"
+    ),
+    # benchmarks
+    "ForCausalLMLoss": PrivateName("transformers.loss.loss_utils:ForCausalLMLoss", _READ, "bench loss"),
+    "Fp8Quantize": PrivateName(
+        "transformers.integrations.finegrained_fp8:Fp8Quantize", _READ, "bench quantize"
+    ),
+    "fp8_quantize_one": PrivateName(
+        "transformers.integrations.finegrained_fp8:Fp8Quantize._quantize_one", _READ, "bench quantize"
+    ),
+}
+
+__getattr__ = loads_on_use(__name__, NAMES)
+
+# How the names of the hooks begin that transformers and PEFT put on the embeddings for checkpointing.
+INPUT_HOOK = "make_inputs_require_grad"
+
+
+def mark_initialized(layer: nn.Module) -> None:
+    """Keeps transformers from drawing a layer and its parameters at random after loading."""
+    for thing in (layer, *layer.parameters()):
+        thing._is_hf_initialized = True  # type: ignore[attr-defined]
+
+
+def weight_conversions(model: Any) -> list[Any]:
+    return model._weight_conversions
+
+
+def set_weight_conversions(model: Any, conversions: list[Any]) -> None:
+    model._weight_conversions = conversions
+
+
+def keep_in_fp32_modules(model: Any) -> Any:
+    return model._keep_in_fp32_modules
+
+
+def checkpoint_function(module: nn.Module) -> Any:
+    """What a checkpointed layer calls; None for other modules."""
+    return getattr(module, "_gradient_checkpointing_func", None)

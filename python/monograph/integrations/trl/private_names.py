@@ -1,0 +1,40 @@
+"""Private names of TRL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monograph.integrations.private_name import PrivateName, loads_on_use
+
+_READ = "1.16.0"
+_UTILS = "trl.trainer.utils"
+
+NAMES = {
+    "add_fused_lm_head": PrivateName(
+        f"{_UTILS}:add_fused_lm_head", _READ, "optimize: its forward is replaced; bench step"
+    ),
+    "FusedCausalLMOutput": PrivateName(f"{_UTILS}:FusedCausalLMOutput", _READ, "optimize: what it returns"),
+    "metrics": PrivateName("trl:SFTTrainer()._metrics", _READ, "doctor: put back after its steps"),
+    "ChunkedLogProbFunction": PrivateName(
+        "trl.kernels.chunked_logprob:ChunkedLogProbFunction", _READ, "bench loss"
+    ),
+    "pack_dataset": PrivateName("trl.data_utils:pack_dataset", _READ, "bench packing"),
+}
+
+__getattr__ = loads_on_use(__name__, NAMES)
+
+# What TRL's trainers write into instead of replacing it.
+WRITTEN_INTO = ("_metrics", "_logs")
+
+
+def fused_head_variables(forward: Any) -> dict[str, Any] | None:
+    """The variables in which TRL's fused forward keeps its settings, and the class of what it returns under
+    its own name; None for any other forward."""
+    function = getattr(forward, "__func__", None)
+    if function is None or function.__globals__.get("__name__") != _UTILS:
+        return None
+    if "FusedCausalLMOutput" not in function.__globals__:
+        return None
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    found = {name: cell.cell_contents for name, cell in cells}
+    return found | {"FusedCausalLMOutput": function.__globals__["FusedCausalLMOutput"]}
