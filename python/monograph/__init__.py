@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from monograph import nn, ops, packing
+from monograph.integrations.when_imported import when_imported
 from monograph.packed_weight import PackedWeight, linear, quantize
 from monograph.show_config import show_config
 from monograph.spellings.bitsandbytes import dequantize_4bit, from_bitsandbytes, to_bitsandbytes
@@ -54,3 +55,6 @@ def __getattr__(name: str) -> Any:
     if name not in _ON_FIRST_USE:
         raise AttributeError(f"module 'monograph' has no attribute {name!r}")
     return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
+
+
+when_imported("peft", "monograph.integrations.peft.packed_layers")

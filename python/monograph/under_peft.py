@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+import warnings
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -13,11 +15,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from monograph import transformers_attention, trl_head
-from monograph.integrations.peft.private_names import PeftLinear
+from monograph.integrations.peft.private_names import LoraLayer, PeftLinear
 from monograph.integrations.torch.private_names import forward_hooks
 from monograph.integrations.transformers.private_names import INPUT_HOOK, checkpoint_function
 from monograph.nn.lora_linear import LoraLinear
 from monograph.nn.quant_linear import QuantLinear
+
+_log = logging.getLogger("monograph")
 
 
 def optimize(model: nn.Module, *, attention: bool = True, head: bool = True) -> nn.Module:
@@ -35,9 +39,11 @@ def optimize(model: nn.Module, *, attention: bool = True, head: bool = True) -> 
 
     A later `load_adapter` or `add_adapter` needs no second call: new adapters enter the same layers.
     """
-    for layer in list(model.modules()):
-        if type(layer) is PeftLinear and isinstance(layer.get_base_layer(), QuantLinear):
-            LoraLinear.take_over(layer)
+    layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+    taken = [layer for layer in layers if _is_ours(layer)]
+    for layer in taken:
+        LoraLinear.take_over(layer)
+    _tell(layers, len(taken))
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     if isinstance(base, PreTrainedModel):
         if attention:
@@ -48,6 +54,31 @@ def optimize(model: nn.Module, *, attention: bool = True, head: bool = True) -> 
         # A trainer turns checkpointing on, and with it the hook, only in `train()`.
         base.enable_input_require_grads = MethodType(enable_input_require_grads, base)  # type: ignore[method-assign]
     return model
+
+
+def _is_ours(layer: nn.Module) -> bool:
+    if isinstance(layer, LoraLinear):
+        return True
+    return type(layer) is PeftLinear and isinstance(layer.get_base_layer(), QuantLinear)
+
+
+def _tell(layers: list[Any], taken: int) -> None:
+    """Says how many layers were fused; a call without any effect on them is a warning."""
+    if taken:
+        _log.info("monograph.optimize: %d of %d LoRA layers are fused", taken, len(layers))
+    elif not layers:
+        warnings.warn(
+            "monograph.optimize fused no layer: the model has no LoRA layers. Call it after get_peft_model, "
+            "or use monograph.add_lora(model, config)",
+            stacklevel=3,
+        )
+    else:
+        bases = sorted({type(layer.get_base_layer()).__name__ for layer in layers})
+        warnings.warn(
+            f"monograph.optimize fused none of {len(layers)} LoRA layers: they lie on {', '.join(bases)}, "
+            "wanted QuantLinear. Load the model with monograph.from_pretrained",
+            stacklevel=3,
+        )
 
 
 def add_lora(model: nn.Module, config: LoraConfig, **options: Any) -> PeftModel:

@@ -145,14 +145,6 @@ def test_merge_is_dense_and_unmerge_brings_back_the_bytes(case):
     assert (merged(x) - before).norm() <= 1e-5 * before.norm()
 
 
-def test_merging_without_optimize_is_an_error_not_a_lost_adapter():
-    torch.manual_seed(0)
-    packed = replace_linears(Block(), skip=())
-    model = get_peft_model(packed, LoraConfig(target_modules=["up"], init_lora_weights=False))
-    with pytest.raises(RuntimeError, match=r"call monograph\.optimize\(model\) first"):
-        model.merge_and_unload()
-
-
 def test_adapters_switch_stack_and_disable():
     _, ours = pair(r=8)
     ours.add_adapter("second", LoraConfig(r=4, target_modules=["up"], init_lora_weights=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -10,14 +10,21 @@ from monograph.integrations.torch.private_names import (
     disabled_torch_function,
     make_wrapper_subclass,
     tree_map_only,
-    writes,
+    written,
 )
 from monograph.packed_weight import PackedWeight
 
 
+def _refuse(how: str) -> NoReturn:
+    raise RuntimeError(
+        f"{how}: writes to the weight of a QuantLinear, which is packed and frozen: nothing would change. "
+        "LoRA and DoRA of PEFT merge into packed weights; for anything else dequantise the model first."
+    )
+
+
 class LazyWeight(torch.Tensor):
     """What `QuantLinear.weight` gives. Looking at shape, dtype, device or numel() costs nothing; any
-    operation on it runs on the dequantised values, which are not kept."""
+    operation on it runs on the dequantised values, which are not kept. A write is an error."""
 
     packed: PackedWeight
 
@@ -37,16 +44,23 @@ class LazyWeight(torch.Tensor):
     ) -> Any:
         if func is torch.ops.aten.detach.default:
             return cls(args[0].packed, args[0].dtype)
-        if isinstance(args[0], cls) and writes(func):
-            raise RuntimeError(
-                f"{func}: writes to the weight of a QuantLinear, which is frozen and packed. "
-                "To merge a PEFT adapter, call monograph.optimize(model) first."
-            )
+        tree_map_only(cls, lambda _: _refuse(str(func)), written(func, args, kwargs or {}))
 
         def dense(weight: LazyWeight) -> torch.Tensor:
             return weight.packed.dequantize(weight.dtype)
 
         return func(*tree_map_only(cls, dense, args), **tree_map_only(cls, dense, kwargs or {}))
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        _refuse("weight.data = ...")
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        _refuse("weight[...] = ...")
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"LazyWeight({self.packed!r}, dtype={self.dtype})"

@@ -1,7 +1,8 @@
 """LoraLinear: PEFT's LoRA layer over a QuantLinear, with the forward and backward of our operators.
 
 It is PEFT's own `lora.Linear` in everything that people touch (names, state dict, adapters, scaling, dropout,
-DoRA's magnitude); `monograph.optimize` only changes the class. What it owns:
+DoRA's magnitude). PEFT makes it over a QuantLinear (integrations/peft); it merges right from the start and
+computes as PEFT's until `monograph.optimize` fuses it. What it owns then:
 
     LoRA   y = x W^T + (s x A^T) B^T + bias                      one pass over W; dx likewise
     DoRA   y = g (x W^T + (s x A^T) B^T) + bias,  g = m / ||W + s B A||    the norm without a dense W
@@ -27,16 +28,28 @@ from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.ops.linear import linear, plain_linear
 
 
-def _row_squares(layer: QuantLinear) -> torch.Tensor:
-    """The squared norm of each row of the frozen weight. float32 entries as bytes, so that no cast of the
-    model rounds them."""
-    return layer.dequantize(torch.float32).square().sum(1).view(torch.uint8)
+def keep_row_squares(layer: Any) -> None:
+    """Gives a frozen layer the buffer `row_squares`, the squared norm of each row of its weight, and keeps it
+    true when other weights are loaded. float32 entries as bytes, so that no cast of the model rounds them."""
+    if not hasattr(layer, "row_squares"):
+        layer.register_buffer("row_squares", None, persistent=False)
+        layer.register_load_state_dict_post_hook(_refresh_row_squares)
+    _refresh_row_squares(layer)
+
+
+@torch.no_grad()
+def _refresh_row_squares(layer: Any, _: Any = None) -> None:
+    squares = layer.dequantize(torch.float32).square().sum(1).view(torch.uint8)
+    if layer.row_squares is None or layer.row_squares.device != squares.device:
+        layer.row_squares = squares
+    else:
+        layer.row_squares.copy_(squares)  # in place: a compiled graph holds this tensor
 
 
 class LoraLinear(PeftLinear):
-    """See the module's first lines. Made by `monograph.optimize`, never directly."""
+    """See the module's first lines."""
 
-    row_squares: torch.Tensor | None
+    fused = False  # whether `monograph.optimize` was called
     # PEFT's attributes; torch types what a ModuleDict holds as Tensor | Module.
     base_layer: Any
     lora_A: Any
@@ -45,9 +58,9 @@ class LoraLinear(PeftLinear):
 
     @classmethod
     def take_over(cls, layer: Any) -> None:
-        """Turns PEFT's layer into ours, in place."""
+        """Turns PEFT's layer, or one of ours that is not fused yet, into a fused one, in place."""
         layer.__class__ = cls
-        layer.register_buffer("row_squares", None, persistent=False)
+        layer.fused = True
         layer._prepare_dora()
 
     def update_layer(self, adapter_name: str, r: int, lora_alpha: int, config: Any, **kwargs: Any) -> None:
@@ -56,12 +69,17 @@ class LoraLinear(PeftLinear):
 
     def _prepare_dora(self) -> None:
         base = self.get_base_layer()
-        if self.lora_magnitude_vector and self.row_squares is None and isinstance(base, QuantLinear):
-            self.row_squares = _row_squares(base)
+        if self.fused and self.lora_magnitude_vector and isinstance(base, QuantLinear):
+            keep_row_squares(base)
 
     def _fused_adapters(self, options: dict[str, Any]) -> list[str] | None:
         """The active adapters if this forward is ours to compute, else None: it is PEFT's."""
-        if self.disable_adapters or self.merged or any(value is not None for value in options.values()):
+        if (
+            not self.fused
+            or self.disable_adapters
+            or self.merged
+            or any(value is not None for value in options.values())
+        ):
             return None
         if not isinstance(self.base_layer, QuantLinear):
             return None
@@ -80,8 +98,9 @@ class LoraLinear(PeftLinear):
 
     def _factors(self, names: list[str], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """a [rank, cols] with the scaling in it, and b [rows, rank]; several adapters stand side by side."""
-        a = [(self.lora_A[name].weight * self.scaling[name]).to(dtype) for name in names]
-        b = [self.lora_B[name].weight.to(dtype) for name in names]
+        # `add_weighted_adapter` leaves factors that are transposed in memory.
+        a = [(self.lora_A[name].weight * self.scaling[name]).to(dtype).contiguous() for name in names]
+        b = [self.lora_B[name].weight.to(dtype).contiguous() for name in names]
         return (a[0], b[0]) if len(names) == 1 else (torch.cat(a), torch.cat(b, dim=1))
 
     def _total_bias(self, names: list[str], dtype: torch.dtype) -> torch.Tensor | None:
@@ -113,29 +132,29 @@ class LoraLinear(PeftLinear):
     def _dora(self, x: torch.Tensor, name: str) -> torch.Tensor:
         base: QuantLinear = self.base_layer
         packed = (base.values, base.scales, base.layout)
-        gain = (self.lora_magnitude_vector[name].weight / self._dora_norm(name)).to(x.dtype)
+        # In float32, and met before the only rounding: in bf16 a gain of 1.003 is 1, and a product that is
+        # rounded already stays where it is.
+        gain = self.lora_magnitude_vector[name].weight.float() / self._dora_norm(name)
         bias = self._total_bias([name], x.dtype)
         a, b = self._factors([name], x.dtype)
-        if not self._drops(name):
-            with torch.no_grad():
-                u = plain_linear(x, a)
-            y = gain * linear(x, *packed, None, u, b, a)
-            return y if bias is None else y + bias
-        # As PEFT defines it: the dropped x feeds the low-rank part and the magnitude's share of the base.
         dropped = self.lora_dropout[name](x)
         low = plain_linear(plain_linear(dropped, a), b)
-        return linear(x, *packed, bias) + (gain - 1) * linear(dropped, *packed) + gain * low
+        if self._drops(name):
+            # As PEFT defines it: the dropped x feeds the low-rank part and the magnitude's share of the base.
+            y = linear(x, *packed, bias) + (gain - 1) * linear(dropped, *packed) + gain * low
+            return y.to(x.dtype)
+        y = gain * (linear(x, *packed).float() + low)
+        return (y if bias is None else y + bias).to(x.dtype)
 
     @torch.no_grad()
     def _dora_norm(self, name: str) -> torch.Tensor:
         """||W + s B A|| of each row, from ||W||^2 + 2 <W, sBA> + ||sBA||^2: `rank` rows over W."""
-        base: QuantLinear = self.base_layer
+        base = self.base_layer
         a = self.lora_A[name].weight.float() * self.scaling[name]
         b = self.lora_B[name].weight.float()
-        assert self.row_squares is not None
-        product = linear(a, base.values, base.scales, base.layout).t()  # [rows, rank]
+        product = linear(a.contiguous(), base.values, base.scales, base.layout).t()  # [rows, rank]
         squares = (
-            self.row_squares.view(torch.float32) + 2 * (b * product).sum(1) + ((b @ (a @ a.t())) * b).sum(1)
+            base.row_squares.view(torch.float32) + 2 * (b * product).sum(1) + ((b @ (a @ a.t())) * b).sum(1)
         )
         return squares.clamp_min(0).sqrt()
 

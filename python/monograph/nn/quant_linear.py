@@ -86,6 +86,14 @@ class QuantLinear(nn.Linear):
     def weight(self) -> torch.Tensor:  # type: ignore[override]
         return LazyWeight(self.packed, self.weight_dtype)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            raise AttributeError(
+                f"weight = {type(value).__name__}: a QuantLinear keeps packed bytes; quantise the values "
+                "into a new layer with QuantLinear.from_linear"
+            )
+        super().__setattr__(name, value)
+
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The dense weight, a new tensor each time."""
         return self.packed.dequantize(dtype or self.weight_dtype)

@@ -13,10 +13,14 @@ if TYPE_CHECKING:  # a base class must be known to the type checker
 
 _READ = "0.21.2"
 _LAYER = "peft.tuners.lora.layer:Linear"
+_DISPATCH = "PEFT's own calls make our layer over a QuantLinear"
 _OURS = "LoraLinear: fused arithmetic under PEFT's names"
 
 NAMES = {
     "PeftLinear": PrivateName(_LAYER, _READ, "optimize: the layer whose class is changed"),
+    "LoraLayer": PrivateName("peft.tuners.lora.layer:LoraLayer", _READ, "optimize: counts the layers"),
+    "BaseTunerLayer": PrivateName("peft.tuners.tuners_utils:BaseTunerLayer", _READ, _DISPATCH),
+    "dispatch_default": PrivateName("peft.tuners.lora.model:dispatch_default", _READ, _DISPATCH),
     "DoraLinearVariant": PrivateName("peft.tuners.lora.variants:DoraLinearVariant", _READ, _OURS),
     "check_adapters_to_merge": PrivateName("peft.tuners.tuners_utils:check_adapters_to_merge", _READ, _OURS),
     "update_layer": PrivateName(f"{_LAYER}.update_layer", _READ, "LoraLinear: overridden"),
@@ -34,6 +38,13 @@ NAMES = {
 }
 
 __getattr__ = loads_on_use(__name__, NAMES)
+
+
+def replace_dispatch(dispatch: Any) -> None:
+    """PEFT's last resort for the class of a LoRA layer, which takes a QuantLinear for an nn.Linear."""
+    import peft.tuners.lora.model as lora_model
+
+    lora_model.dispatch_default = dispatch  # type: ignore[attr-defined]
 
 
 def caches(layer: Any) -> dict[str, Any]:

@@ -68,9 +68,15 @@ RECOMPILES_LOG = "torch._dynamo.guards.__recompiles"
 COMPILED_CALL = "_compiled_call_impl"
 
 
-def writes(operator: Any) -> bool:
-    """Whether an operator changes one of its arguments."""
-    return bool(operator._schema.is_mutable)
+def written(operator: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that a call of an operator changes, `out=` included."""
+    if not operator._schema.is_mutable:
+        return []
+    return [
+        args[position] if position < len(args) else kwargs.get(argument.name)
+        for position, argument in enumerate(operator._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
 
 
 def children(module: nn.Module) -> dict[str, nn.Module | None]:

@@ -1,0 +1,45 @@
+"""PEFT's own calls on packed weights: `get_peft_model`, `PeftModel.from_pretrained`, TRL's `peft_config=`.
+
+PEFT chooses the class of a LoRA layer by that of its base and takes a QuantLinear for an nn.Linear. Its layer
+would write initialisations and merges into a dequantised temporary. `install` makes it choose `LoraLinear`,
+which computes as PEFT does until `monograph.optimize`, but merges and initialises for packed weights.
+Read in PEFT 0.21.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from peft import PeftModel
+
+from monograph.integrations.peft.private_names import BaseTunerLayer, dispatch_default, replace_dispatch
+from monograph.nn.lora_linear import LoraLinear
+from monograph.nn.quant_linear import QuantLinear
+
+_peft_model: Any = PeftModel
+_dispatch_default = dispatch_default  # before it is replaced
+_count_stored = _peft_model.get_nb_trainable_parameters
+
+
+def install() -> None:
+    replace_dispatch(_dispatch)
+    _peft_model.get_nb_trainable_parameters = _count
+
+
+def _dispatch(target: Any, adapter_name: str, config: Any, parameter_name: Any = None, **options: Any) -> Any:
+    base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
+    if parameter_name is not None or not isinstance(base, QuantLinear):
+        return _dispatch_default(target, adapter_name, config, parameter_name=parameter_name, **options)
+    if config.fan_in_fan_out:
+        raise ValueError("fan_in_fan_out is True, wanted False: a QuantLinear is [out_features, in_features]")
+    return LoraLinear(target, adapter_name, config=config, **options)
+
+
+def _count(model: Any) -> tuple[int, int]:
+    """A packed weight counts by its elements, as bitsandbytes' do."""
+    trainable, total = _count_stored(model)
+    for layer in model.modules():
+        if isinstance(layer, QuantLinear):
+            stored = sum(tensor.numel() for tensor in (layer.values, *layer.scales))
+            total += layer.out_features * layer.in_features - stored
+    return trainable, total
