@@ -14,7 +14,6 @@ from torch import nn
 
 from monograph.ops.adamw import adamw
 
-
 # By these names transformers' Trainer leaves biases and norms without decay (read in 5.22).
 _UNDECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 
