@@ -7,6 +7,8 @@ import os
 from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from monograph import transformers_attention
@@ -16,28 +18,64 @@ from monograph.transformers_quantizer import MonographConfig
 MODELOPT_FILE = "hf_quant_config.json"
 
 
-def stored_quantization(folder: str | os.PathLike[str], config: Any = None) -> dict[str, Any] | None:
-    """The quantization_config of a folder; None if it is not quantised.
+# Options of `from_pretrained` that say where files lie, for the Hub's library and for transformers' configs.
+_FILE_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
+_CONFIG_OPTIONS = (*_FILE_OPTIONS, "trust_remote_code", "code_revision")
+
+
+def _file_of(folder: str | os.PathLike[str], name: str, options: dict[str, Any]) -> str | None:
+    """One file of a folder, or of a repository on the Hub, which is downloaded alone; None without it."""
+    if os.path.isdir(folder):
+        path = os.path.join(folder, options.get("subfolder") or "", name)
+        return path if os.path.isfile(path) else None
+    try:
+        return hf_hub_download(str(folder), name, **options)
+    except EntryNotFoundError:
+        return None
+
+
+def stored_quantization(
+    folder: str | os.PathLike[str], config: Any = None, **options: Any
+) -> dict[str, Any] | None:
+    """The quantization_config of a folder; None if it is not quantised. `options` as for `from_pretrained`.
 
     ModelOpt may write it to a file of its own only, which transformers does not read.
     """
-    config = AutoConfig.from_pretrained(folder) if config is None else config
+    known = {name: options[name] for name in _CONFIG_OPTIONS if options.get(name) is not None}
+    config = AutoConfig.from_pretrained(folder, **known) if config is None else config
     stored = getattr(config, "quantization_config", None)
-    if stored is None and os.path.isfile(os.path.join(folder, MODELOPT_FILE)):
-        with open(os.path.join(folder, MODELOPT_FILE), encoding="utf-8") as file:
-            stored = {"quant_method": "modelopt", **json.load(file)}
-    return stored
+    if stored is not None:
+        return stored
+    files = {name: known[name] for name in _FILE_OPTIONS if name in known}
+    path = _file_of(folder, MODELOPT_FILE, files)
+    if path is None:
+        return None
+    with open(path, encoding="utf-8") as file:
+        return {"quant_method": "modelopt", **json.load(file)}
+
+
+def _one_dtype(dtype: Any, torch_dtype: Any) -> Any:
+    """`dtype`, or what was given under transformers' older name for it; bfloat16 without either."""
+    if dtype is not None and torch_dtype is not None and dtype != torch_dtype:
+        raise ValueError(f"dtype is {dtype} and torch_dtype is {torch_dtype}, wanted one of the two")
+    asked = torch_dtype if dtype is None else dtype
+    return torch.bfloat16 if asked is None else asked
 
 
 def from_pretrained(
     folder: str | os.PathLike[str],
     quantization: MonographConfig | None = None,
     *,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | str | None = None,
     attn_implementation: str = transformers_attention.NAME,
     **options: Any,
 ) -> PreTrainedModel:
     """Loads `folder` with transformers; `options` go to its `from_pretrained`.
+
+    `dtype` is bfloat16 unless given, as a torch.dtype, a name ("float16") or "auto" for the folder's own;
+    `torch_dtype` is its older name. What is not packed is cast to it, and packed layers report it; modules
+    that transformers keeps in float32 for a model stay so. `folder` may be a name on the Hub: `revision`,
+    `token`, `subfolder`, `cache_dir` and `trust_remote_code` hold for its config as well.
 
     A folder that is quantised is taken as it is, if bitsandbytes, `monograph quantize`, transformers (fp8),
     compressed-tensors or ModelOpt wrote it: its packed bytes are mapped from the file, not copied or
@@ -48,8 +86,10 @@ def from_pretrained(
         model = mg.from_pretrained("Llama-3.1-8B-nf4")
         model = mg.from_pretrained("Llama-3.1-8B", mg.MonographConfig("nf4", double_quant=True))
     """
-    config = options.pop("config", None) or AutoConfig.from_pretrained(folder)
-    stored = stored_quantization(folder, config)
+    dtype = _one_dtype(dtype, options.pop("torch_dtype", None))
+    where = {name: options[name] for name in _CONFIG_OPTIONS if options.get(name) is not None}
+    config = options.pop("config", None) or AutoConfig.from_pretrained(folder, **where)
+    stored = stored_quantization(folder, config, **where)
     if stored is not None:
         if quantization is not None:
             method = stored.get("quant_method")

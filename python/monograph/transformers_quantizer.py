@@ -10,6 +10,8 @@ How a folder names its tensors and its config is the business of monograph.spell
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch import nn
 from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
+from monograph.dense_weights import expert_weights, shown, what_stayed_dense
 from monograph.integrations.transformers.private_names import (
     ConversionOps,
     keep_in_fp32_modules,
@@ -30,6 +33,8 @@ from monograph.packed_weight import PackedWeight, quantize
 from monograph.transformers_config import METHOD, MonographConfig
 
 __all__ = ["MonographConfig", "MonographQuantizer"]
+
+logger = logging.getLogger(__name__)
 
 
 class _Replace(ConversionOps):
@@ -66,7 +71,8 @@ class _Replace(ConversionOps):
         wanted = (dense.out_features, dense.in_features)
         if packed.shape != wanted:
             raise ValueError(f"{full_layer_name}: the checkpoint has shape {packed.shape}, wanted {wanted}")
-        layer = QuantLinear(packed, dense.bias)
+        # A producer may have stored another dtype; the model's is what was asked for.
+        layer = QuantLinear(replace(packed, dtype=dense.weight.dtype), dense.bias)
         layer.train(dense.training)
         mark_initialized(layer)
         setattr(model.get_submodule(parent), child, layer)
@@ -148,6 +154,32 @@ class MonographQuantizer(HfQuantizer):
         self.modules_to_not_convert = self.get_modules_to_not_convert(
             model, self.quantization_config.skip_modules, keep_in_fp32_modules(model)
         )
+        if self.quantization_config.stored is None:
+            self._refuse_experts(model)
+
+    def _refuse_experts(self, model: Any) -> None:
+        """They are no linear layers and would stay dense without a word, though most of a model."""
+        found = [
+            weight.full_name
+            for weight in expert_weights(model)
+            if should_convert_module(weight.path, self.modules_to_not_convert)
+        ]
+        if found:
+            raise ValueError(
+                f"{type(model).__name__}: {shown(found)} are weights of experts, which would stay dense; "
+                "wanted a model without mixture of experts, which is not built yet, or the experts named in "
+                "skip_modules to leave them dense on purpose"
+            )
+
+    def _why_dense(self, path: str) -> str:
+        if self.quantization_config.stored is not None:
+            return "dense in the folder"
+        skipped = self.quantization_config.skip_modules
+        if skipped is not None and not should_convert_module(path, skipped):
+            return "skip_modules"
+        if not should_convert_module(path, self.modules_to_not_convert):
+            return "kept dense by transformers"
+        return "without a weight in the folder"
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         layers = [layer for layer in model.modules() if isinstance(layer, QuantLinear)]
@@ -155,6 +187,9 @@ class MonographQuantizer(HfQuantizer):
             raise ValueError(f"{type(model).__name__}: no layer was quantised, wanted at least one")
         for layer in layers:
             layer.requires_grad_(False)
+        dense = what_stayed_dense(model, self._why_dense)
+        if dense is not None:
+            logger.warning(dense)
         self.dense_at_load = dense_linears(model)
         if self.quantization_config.stored is None:
             self.quantization_config.dense_modules = self.dense_at_load
