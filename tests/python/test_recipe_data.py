@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from monograph.recipe import check_keys
-from monograph.recipe.chat import CHATML
+from monograph.recipe.chat_template import CHATML
 from monograph.recipe.documents import PROMPTS
 from monograph.recipe.encode import load_tokenizer
 from monograph.recipe.prepare import prepare

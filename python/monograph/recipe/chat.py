@@ -1,148 +1,210 @@
-"""Chats to documents, by the model's template; targets are the assistant's words and the end of its turns."""
+"""Chats to documents, by the model's template; targets are what the assistant writes."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
+from monograph.recipe.chat_messages import BOOKKEEPING, Chat, MessageReader
+from monograph.recipe.chat_template import ChatRenderer, Message
 from monograph.recipe.documents import Document, Span
 from monograph.recipe.keys import DatasetKeys, Recipe
 
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-# Other names of the roles in data sets of old.
-ROLES = {
-    "user": ["user", "human"],
-    "assistant": ["assistant", "gpt", "model", "chatgpt", "bot"],
-    "system": ["system"],
-    "tool": ["tool"],
-}
-
-# Stands for the content of a message when looking where the template puts it: characters of no language.
+# Stands for a part of a message when looking where the template puts it: characters of no language.
 _MARK = "\ue000\ue001\ue000"
 
-
-def chat_template(recipe: Recipe, tokenizer: Any, own: str | None = None) -> str:
-    """The Jinja template that the recipe (or a dataset of it: `own`) asks for."""
-    name = own or recipe.chat_template
-    if name == "chatml":
-        return CHATML
-    if recipe.chat_template_jinja and name in (None, "jinja"):
-        if os.path.isfile(recipe.chat_template_jinja):
-            with open(recipe.chat_template_jinja, encoding="utf-8") as file:
-                return file.read()
-        return recipe.chat_template_jinja
-    if isinstance(tokenizer.chat_template, str):
-        return tokenizer.chat_template
-    if name == "tokenizer_default_fallback_chatml":
-        return CHATML
-    raise ValueError(
-        "chat_template: the tokenizer has none; write chat_template: chatml (its <|im_end|> must be a token "
-        "of the model), or chat_template_jinja"
-    )
+# Templates show these of the last turns and may leave them out of earlier ones.
+_REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 class ChatReader:
-    """Makes a document from a row with a list of messages.
+    """Makes a document from a row with a list of messages, and perhaps tools.
 
-    The text is the template's, rendered once. Where the content of a message lies in it is found by rendering
-    again with a mark in its place: what the two texts have in common before and behind is not the message.
+    The text is the template's, rendered once, of messages with all their keys. Where a message lies in it is
+    found by rendering again with a mark in its place, or at the end of a part of it: what the two texts have
+    in common before and behind is not the message. A message that is more than its content (reasoning, tool
+    calls) is a target from where the template's prompt for an answer ends.
     """
 
     def __init__(self, recipe: Recipe, dataset: DatasetKeys, tokenizer: Any) -> None:
-        mapping = dataset.message_property_mappings
-        self._tokenizer = tokenizer
-        self._template = chat_template(recipe, tokenizer, dataset.chat_template)
-        self._options = recipe.chat_template_kwargs
-        self._system = recipe.default_system_message
-        self._drop_system = dataset.drop_system_message
-        self._column = dataset.field_messages or "messages"
-        self._role = dataset.message_field_role or mapping.get("role") or "role"
-        self._content = dataset.message_field_content or mapping.get("content") or "content"
-        self._training = dataset.message_field_training
-        self._roles = {name: role for role, names in (dataset.roles or ROLES).items() for name in names}
-        self._trained = set(dataset.roles_to_train or ["assistant"])
+        self._read = MessageReader(recipe, dataset)
+        self._render = ChatRenderer(recipe, tokenizer, dataset.chat_template)
+        self._can_show: dict[str, bool] = {}
         self._on_inputs = recipe.train_on_inputs
         self._eos = dataset.train_on_eos or "turn"
         ends = [tokenizer.eos_token, *(recipe.eot_tokens or [])]
         self._ends = [end for end in ends if end]
 
     def __call__(self, row: Mapping[str, Any], where: str) -> Document:
-        messages, trained = self._messages(row, where)
-        text = self._render(messages)
-        contents = [self._find(messages, number, text, where) for number in range(len(messages))]
+        chat = self._read(row, where)
+        text = self._render(chat.messages, chat.tools)
+        self._check_tools(chat, where)
+        places = [self._place(chat, number, text, where) for number in range(len(chat.messages))]
         if self._on_inputs:
             return Document(text, (Span(0, len(text)),), begins=False, ends=False)
-        borders = [content.begin for content in contents[1:]] + [len(text)]
-        last = max((number for number, is_target in enumerate(trained) if is_target), default=-1)
+        borders = [place.begin for place in places[1:]] + [len(text)]
+        last = max((number for number, is_target in enumerate(chat.trained) if is_target), default=-1)
         targets = []
-        for number, (content, border) in enumerate(zip(contents, borders, strict=True)):
-            end = self._end_of_turn(text, content.end, border)
-            wanted = {"all": True, "turn": trained[number], "last": number == last, "none": False}[self._eos]
-            if trained[number]:
-                stop = end.end if end and wanted else content.end
-                targets.append(Span(content.begin, stop))
-                if end is None and wanted:
-                    raise ValueError(self._no_end(text[content.end : border], where))
+        for number, (place, border) in enumerate(zip(places, borders, strict=True)):
+            trained, parts = chat.trained[number], self._parts(chat.messages[number])
+            end = self._end_of_turn(text, place.end, border)
+            wanted = {"all": True, "turn": trained, "last": number == last, "none": False}[self._eos]
+            if trained:
+                if end is None and (wanted or parts):
+                    raise ValueError(self._no_end(text[place.end : border], where))
+                # What closes a message of several parts, the brackets of a tool call, stands behind the last.
+                content_end = end.begin if end and parts else place.end
+                targets.append(Span(place.begin, end.end if end and wanted else content_end))
             elif end and wanted:
                 targets.append(end)
         return Document(text, tuple(targets), begins=False, ends=False)
 
-    def _messages(self, row: Mapping[str, Any], where: str) -> tuple[list[dict[str, str]], list[bool]]:
-        given = row.get(self._column)
-        if not isinstance(given, list) or not given:
-            columns = ", ".join(map(str, row)) or "nothing"
-            raise ValueError(
-                f"{where}: column {self._column!r} is missing or empty, wanted a list of messages; the row "
-                f"has {columns}; field_messages names another"
-            )
-        messages, trained = [], []
-        for number, message in enumerate(given):
-            role, content = message.get(self._role), message.get(self._content)
-            if role not in self._roles:
-                raise ValueError(
-                    f"{where}: message {number} has role {role!r}, wanted one of {', '.join(self._roles)}"
-                )
-            if not isinstance(content, str):
-                raise ValueError(f"{where}: message {number} has {self._content}={content!r}, wanted text")
-            flag = message.get(self._training) if self._training else None
-            messages.append({"role": self._roles[role], "content": content})
-            trained.append(self._roles[role] in self._trained if flag is None else bool(flag))
-        if self._drop_system and messages[0]["role"] == "system":
-            messages, trained = messages[1:], trained[1:]
-        if self._system and (not messages or messages[0]["role"] != "system"):
-            messages, trained = [{"role": "system", "content": self._system}, *messages], [False, *trained]
-        return messages, trained
+    @staticmethod
+    def _parts(message: Message) -> list[str]:
+        """The keys of a message that say something, beside its content."""
+        return [name for name in message if name not in ("content", *BOOKKEEPING)]
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
-        return self._tokenizer.apply_chat_template(
-            messages, chat_template=self._template, tokenize=False, **self._options
-        )
+    def _place(self, chat: Chat, number: int, text: str, where: str) -> Span:
+        """Where a message lies in the text; a key that the template leaves out of this turn is removed."""
+        message = chat.messages[number]
+        for name in self._parts(message):
+            if not self._shows(chat, number, name, text):
+                if name not in _REASONING or not self._can_show_reasoning(name):
+                    raise ValueError(
+                        f"{where}: message {number} has {name}, which the chat template does not show; "
+                        "remove it, or write a chat_template_jinja that shows it"
+                    )
+                del message[name]
+        if message["role"] != "assistant" or not self._parts(message):
+            found = self._content(chat, number, text)
+            if found is not None:
+                return found
+            if message["role"] != "assistant":
+                raise ValueError(self._changes(number, where))
+        end = max(self._ends_of_parts(chat, number, text, where))
+        return Span(self._begin(chat, number, text, end, where), end)
 
-    def _find(self, messages: list[dict[str, str]], number: int, text: str, where: str) -> Span:
-        """Where the content of a message lies in the text."""
-        marked = list(messages)
-        marked[number] = {**messages[number], "content": _MARK}
-        other = self._render(marked)
+    def _content(self, chat: Chat, number: int, text: str) -> Span | None:
+        """Where the content of a message lies; None if the template changes more with it."""
+        other = self._changed(chat, number, content=_MARK)
         before, _, behind = other.partition(_MARK)
         if _MARK not in other or len(text) < len(before) + len(behind):
             return Span(len(text), len(text))  # the template leaves this message out
         if not (text.startswith(before) and text.endswith(behind)):
-            raise ValueError(
-                f"{where}: the chat template writes other messages differently when message {number} "
-                "changes, so targets cannot be told; write chat_template_jinja without that rule"
-            )
+            return None
         return Span(len(before), len(text) - len(behind))
+
+    def _changed(self, chat: Chat, number: int, **change: Any) -> str:
+        messages = list(chat.messages)
+        messages[number] = {**messages[number], **change}
+        return self._render(messages, chat.tools)
+
+    def _shows(self, chat: Chat, number: int, name: str, text: str) -> bool:
+        """Whether the text depends on this key of the message; of tool calls, on each of them."""
+        message = chat.messages[number]
+        if name != "tool_calls":
+            if isinstance(message[name], str):
+                return _MARK in self._changed(chat, number, **{name: _MARK})
+            messages = list(chat.messages)
+            messages[number] = {other: value for other, value in message.items() if other != name}
+            return self._render(messages, chat.tools) != text
+        for place, call in enumerate(message[name]):
+            if _MARK not in self._changed(chat, number, tool_calls=_marked_call(message[name], place)):
+                return False
+            function = call.get("function", call)
+            if function.get("arguments"):
+                calls = _changed_call(message[name], place, arguments={})
+                if self._changed(chat, number, tool_calls=calls) == text:
+                    return False
+        return True
+
+    def _can_show_reasoning(self, name: str) -> bool:
+        """Whether the template shows this key of a last message, as it may leave it out of earlier ones."""
+        if name not in self._can_show:
+            answer = {"role": "assistant", "content": "b", name: _MARK}
+            try:
+                shown = self._render([{"role": "user", "content": "a"}, answer], None)
+            except ValueError:
+                shown = ""
+            self._can_show[name] = _MARK in shown
+        return self._can_show[name]
+
+    def _ends_of_parts(self, chat: Chat, number: int, text: str, where: str) -> list[int]:
+        """Where each part of a message ends in the text; of tool calls, the name of the last."""
+        message = chat.messages[number]
+        changes: list[dict[str, Any]] = [
+            {name: message[name] + _MARK}
+            for name in ("content", *self._parts(message))
+            if isinstance(message.get(name), str) and message[name]
+        ]
+        if calls := message.get("tool_calls"):
+            changes.append({"tool_calls": _marked_call(calls, len(calls) - 1)})
+        ends = []
+        for change in changes:
+            other = self._changed(chat, number, **change)
+            _, mark, behind = other.rpartition(_MARK)
+            if mark and text.endswith(behind):
+                ends.append(len(text) - len(behind))
+            elif mark or "content" not in change:
+                raise ValueError(self._changes(number, where))
+        if not ends:
+            raise ValueError(self._changes(number, where))
+        return ends
+
+    def _begin(self, chat: Chat, number: int, text: str, end: int, where: str) -> int:
+        """Where the prompt for this answer ends: what a model is given that is to write it."""
+        earlier = chat.messages[:number]
+        try:
+            asked, told = (self._render(earlier, chat.tools, prompt=prompt) for prompt in (True, False))
+        except ValueError:
+            asked, told = "", " "  # not a chat the template would render: nothing is known of its prompt
+        if asked and text.startswith(asked) and len(asked) <= end:
+            return len(asked)
+        # The template writes earlier turns differently once others follow: the prompt alone is looked for.
+        prompt = asked.removeprefix(told)
+        first = self._first_difference(chat, number, text)
+        begins = text.rfind(prompt, 0, first) if prompt and asked.startswith(told) else -1
+        if begins < 0:
+            raise ValueError(
+                f"{where}: the chat template asks for an answer with {prompt or asked[-40:]!r}, which does "
+                f"not stand in front of message {number}, so its targets cannot be told; change "
+                "chat_template_kwargs, or write another chat_template_jinja"
+            )
+        return begins + len(prompt)
+
+    def _first_difference(self, chat: Chat, number: int, text: str) -> int:
+        """The first character that depends on what the message says."""
+        message = chat.messages[number]
+        changes = {name: _MARK for name in message if isinstance(message[name], str) and name != "role"}
+        if calls := message.get("tool_calls"):
+            other = self._changed(chat, number, **changes, tool_calls=_marked_call(calls, 0, whole=True))
+        else:
+            other = self._changed(chat, number, **changes)
+        pairs = enumerate(zip(text, other, strict=False))
+        return next((place for place, (one, two) in pairs if one != two), min(len(text), len(other)))
+
+    def _check_tools(self, chat: Chat, where: str) -> None:
+        """Every tool must be in the text."""
+        if chat.tools is None:
+            return
+        marked = [_changed_function(tool, name=_name(tool) + _MARK) for tool in chat.tools]
+        if self._render(chat.messages, marked).count(_MARK) < len(marked):
+            raise ValueError(
+                f"{where}: the row has {len(marked)} tools, and the chat template does not show them all; "
+                "remove them, or write a chat_template_jinja that shows them"
+            )
 
     def _end_of_turn(self, text: str, begin: int, border: int) -> Span | None:
         """The first token behind the content, before the next message, that ends a turn."""
         found = [(text.find(end, begin, border), len(end)) for end in self._ends]
         places = [Span(place, place + length) for place, length in found if place >= 0]
         return min(places, default=None)
+
+    def _changes(self, number: int, where: str) -> str:
+        return (
+            f"{where}: the chat template writes other messages differently when message {number} "
+            "changes, so targets cannot be told; write chat_template_jinja without that rule"
+        )
 
     def _no_end(self, behind: str, where: str) -> str:
         ends = ", ".join(map(repr, self._ends)) or "no token"
@@ -151,3 +213,22 @@ class ChatReader:
             f"the end is {ends}; a model trained so never stops. "
             "Write eot_tokens: [...] or special_tokens.eos_token"
         )
+
+
+def _name(record: Mapping[str, Any]) -> str:
+    """The name of a tool or of a call, which some write without `function` around it."""
+    return str(record.get("function", record).get("name", ""))
+
+
+def _changed_function(record: Mapping[str, Any], **change: Any) -> dict[str, Any]:
+    if "function" in record:
+        return {**record, "function": {**record["function"], **change}}
+    return {**record, **change}
+
+
+def _changed_call(calls: list[dict[str, Any]], place: int, **change: Any) -> list[dict[str, Any]]:
+    return [*calls[:place], _changed_function(calls[place], **change), *calls[place + 1 :]]
+
+
+def _marked_call(calls: list[dict[str, Any]], place: int, *, whole: bool = False) -> list[dict[str, Any]]:
+    return _changed_call(calls, place, name=_MARK if whole else _name(calls[place]) + _MARK)

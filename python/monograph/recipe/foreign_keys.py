@@ -170,8 +170,6 @@ DATASET_REFUSED: dict[str, str] = {
     "field_rejected": _PREFERENCE,
     "trust_remote_code": "code from a dataset is never run; use JSONL or Parquet files",
     "conversation": "write type: chat_template",
-    "field_tools": "write the tools into the first message",
-    "field_thinking": "write the reasoning into the content",
     "message_field_training_detail": "write message_field_training",
     "input_transform": "transform the file",
     "preprocess_shards": "write shards",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import TextStreamer
 
-from monograph.recipe.chat import chat_template
+from monograph.recipe.chat_template import chat_template
 from monograph.recipe.documents import prompt_of
 from monograph.recipe.encode import load_tokenizer
 from monograph.recipe.keys import Recipe

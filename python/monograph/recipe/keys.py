@@ -32,7 +32,13 @@ class DatasetKeys:
     field_messages: str | None = key(None, "chat_template: the column with the messages; `messages`")
     message_field_role: str | None = key(None, "chat_template: the name of the role; `role`")
     message_field_content: str | None = key(None, "chat_template: the name of the content; `content`")
-    message_property_mappings: dict[str, str] = key({}, "chat_template: {role: ..., content: ...}")
+    message_property_mappings: dict[str, str] = key(
+        {}, "chat_template: the template's names of keys to yours"
+    )
+    field_tools: str | None = key(None, "chat_template: the column with the tools of a chat; `tools`")
+    field_thinking: str | None = key(None, "chat_template: the reasoning of a message; `reasoning_content`")
+    template_thinking_key: str | None = key(None, "chat_template: its name in the template; the same")
+    split_thinking: bool = key(False, "chat_template: `<think>...</think>` in a content becomes reasoning")
     message_field_training: str | None = key(None, "chat_template: a boolean per message: is it a target?")
     roles: dict[str, list[str]] | None = key(None, "chat_template: other names of the roles")
     roles_to_train: list[str] | None = key(None, "chat_template: whose messages are targets; [assistant]")

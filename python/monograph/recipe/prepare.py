@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from monograph.packing.collator import IGNORED
+from monograph.recipe.chat_template import written_template
 from monograph.recipe.documents import document_reader
 from monograph.recipe.encode import Encoded, encode, fit
 from monograph.recipe.keys import DatasetKeys, Recipe
@@ -20,7 +21,7 @@ from monograph.recipe.keys import DatasetKeys, Recipe
 _VERSION = 2  # of the prepared files; a change of their meaning raises it
 
 # The keys that change what tokens are prepared; others leave prepared data as it is.
-DATA_KEYS = (
+_DATA_KEYS = (
     "datasets test_datasets val_set_size sequence_len excess_length_strategy min_sample_len "
     "train_on_inputs chat_template chat_template_jinja chat_template_kwargs "
     "default_system_message eot_tokens special_tokens seed"
@@ -79,10 +80,16 @@ def _load(dataset: DatasetKeys) -> Any:
     return rows
 
 
+def data_keys(recipe: Recipe) -> dict[str, Any]:
+    """The keys that prepared data depend on; of a template in a file, its contents."""
+    keys = {name: value for name, value in asdict(recipe).items() if name in _DATA_KEYS.split()}
+    return keys | {"chat_template_jinja": written_template(recipe)}
+
+
 def data_hash(recipe: Recipe, tokenizer: Any) -> str:
     """A name for the prepared data: all they depend on, the bytes of files and tokenizer included."""
     digest = hashlib.sha256()
-    keys = {name: value for name, value in asdict(recipe).items() if name in DATA_KEYS.split()}
+    keys = data_keys(recipe)
     template = tokenizer.chat_template
     parts = [
         _VERSION,

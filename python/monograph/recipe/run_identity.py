@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from monograph.recipe.keys import Recipe
-from monograph.recipe.prepare import DATA_KEYS, files_sha256
+from monograph.recipe.prepare import data_keys, files_sha256
 
 # Another value is another run: another adapter, other rows, other moments.
 _ADAPTER_KEYS = (
@@ -45,8 +45,8 @@ _PEFT_NAMES = {
 def run_identity(recipe: Recipe) -> dict[str, Any]:
     """The keys that define a run and those that are told, with values as JSON has them."""
     keys = asdict(recipe)
-    names = f"{_ADAPTER_KEYS} {_ROW_KEYS} {_UPDATE_KEYS} {DATA_KEYS} {_TOLD_KEYS}".split()
-    identity = {name: keys[name] for name in names}
+    names = f"{_ADAPTER_KEYS} {_ROW_KEYS} {_UPDATE_KEYS} {_TOLD_KEYS}".split()
+    identity = {name: keys[name] for name in names} | data_keys(recipe)
     identity["bf16"] = bool(recipe.bf16)  # auto, full and true are one thing
     options = recipe.bnb_config_kwargs
     if recipe.adapter == "qlora":

@@ -1,0 +1,84 @@
+"""Which chat template a recipe means, and texts by it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from monograph.recipe.keys import Recipe
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+Message = dict[str, Any]
+Tools = list[dict[str, Any]]
+
+
+def written_template(recipe: Recipe) -> str | None:
+    """`chat_template_jinja`: the contents of the file it names, or the template that it is."""
+    written = recipe.chat_template_jinja
+    if not written:
+        return None
+    path = os.path.expanduser(written)
+    if os.path.isfile(path):
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    if "{" not in written:
+        raise ValueError(f"chat_template_jinja: there is no file {written}, and it is no template either")
+    return written
+
+
+def chat_template(recipe: Recipe, tokenizer: Any, own: str | None = None, tools: Tools | None = None) -> str:
+    """The Jinja template that the recipe (or a dataset of it: `own`) asks for.
+
+    A tokenizer with several named templates gives the one whose name `chat_template` is; else `tool_use` for
+    a chat with tools, and `default`, as transformers does.
+    """
+    name = own or recipe.chat_template
+    if name == "chatml":
+        return CHATML
+    written = written_template(recipe) if name in (None, "jinja") else None
+    if written is not None:
+        return written
+    known = tokenizer.chat_template
+    if isinstance(known, dict) and known:
+        return tokenizer.get_chat_template(name if name in known else None, tools)
+    if isinstance(known, str):
+        return known
+    if name == "tokenizer_default_fallback_chatml":
+        return CHATML
+    raise ValueError(
+        "chat_template: the tokenizer has none; write chat_template: chatml (its <|im_end|> must be a token "
+        "of the model), or chat_template_jinja"
+    )
+
+
+class ChatRenderer:
+    """Texts of chats by the template of a dataset, as transformers' `apply_chat_template` makes them."""
+
+    def __init__(self, recipe: Recipe, tokenizer: Any, own: str | None = None) -> None:
+        self._recipe, self._tokenizer, self._own = recipe, tokenizer, own
+        self._templates: dict[bool, str] = {}  # for chats with tools, and without
+
+    def __call__(self, messages: Sequence[Message], tools: Tools | None, *, prompt: bool = False) -> str:
+        """prompt: with what stands in front of an answer behind it. ValueError if the template refuses."""
+        from jinja2 import TemplateError
+
+        if bool(tools) not in self._templates:
+            template = chat_template(self._recipe, self._tokenizer, self._own, tools)
+            self._templates[bool(tools)] = template
+        options: Mapping[str, Any] = {"tools": tools} if tools else {}
+        try:
+            return self._tokenizer.apply_chat_template(
+                list(messages),
+                chat_template=self._templates[bool(tools)],
+                tokenize=False,
+                add_generation_prompt=prompt,
+                **options,
+                **self._recipe.chat_template_kwargs,
+            )
+        except (TemplateError, TypeError) as error:
+            raise ValueError(f"the chat template refuses this chat: {error}") from error
