@@ -66,8 +66,9 @@ def readable_head(head: nn.Module) -> nn.Linear | None:
     None for any other module, and for one with hooks: such a head must be called.
     """
     head = _active(head)
-    readable = isinstance(head, QuantLinear) or type(head) is nn.Linear
-    return head if readable and not _changed_from_outside(head) else None
+    if isinstance(head, QuantLinear) or type(head) is nn.Linear:
+        return None if _changed_from_outside(head) else head
+    return None
 
 
 def head_weight(head: nn.Linear) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
