@@ -67,6 +67,8 @@ def _check_model(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
         errors.append("adapter is qlora and load_in_4bit false; write adapter: lora for a 16-bit base")
     if recipe.adapter == "lora" and recipe.load_in_4bit:
         errors.append("adapter is lora and load_in_4bit true; write adapter: qlora")
+    if recipe.fp16 and recipe.bf16 in (True, "full"):
+        errors.append(f"fp16 is true and bf16 {str(recipe.bf16).lower()}; write one of the two")
     if not (recipe.lora_target_linear or recipe.lora_target_modules or recipe.lora_model_dir):
         errors.append("lora_target_modules: missing; write lora_target_linear: true for all linear layers")
     for name, value in recipe.bnb_config_kwargs.items():

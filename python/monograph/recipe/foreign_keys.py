@@ -103,8 +103,7 @@ _LENGTHS = "write it into the data, or leave it out"
 REFUSED: dict[str, str] = {
     "load_in_8bit": "write load_in_4bit: true",
     "gptq": "use a base in 16 bits or in bitsandbytes' 4 bits",
-    "fp16": "write bf16: true, or bf16: false for float32",
-    "float16": "write bf16: true, or bf16: false for float32",
+    "float16": "write fp16: true, which also scales the loss",
     "fp8": "write bf16: true",
     "lora_target_parameters": _MOE,
     "quantize_moe_experts": _MOE,

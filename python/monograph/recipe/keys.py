@@ -64,6 +64,7 @@ class Recipe:
     bf16: bool | Literal["auto", "full"] = key(
         "auto", "bfloat16 activations and adapter inputs; false: float32"
     )
+    fp16: bool = key(False, "float16 instead of bfloat16, with the loss scaled as torch's GradScaler does")
     attn_implementation: str = key("monograph", "flash, flex and xformers names mean monograph; sdpa, eager")
     # LoRA
     adapter: Literal["qlora", "lora"] | None = key(None, "qlora or lora")

@@ -21,7 +21,7 @@ def load_base(recipe: Recipe, folder: str) -> Any:
             options.get("bnb_4bit_quant_type", "nf4"),
             double_quant=options.get("bnb_4bit_use_double_quant", True),
         )
-    dtype = torch.bfloat16 if recipe.bf16 else torch.float32
+    dtype = torch.float16 if recipe.fp16 else torch.bfloat16 if recipe.bf16 else torch.float32
     model = from_pretrained(folder, wanted, dtype=dtype, attn_implementation=recipe.attention)
     model.config.use_cache = False
     return model

@@ -191,6 +191,7 @@ class Run:
         high = threshold is not None and loss > threshold
         progress.losses_too_high = progress.losses_too_high + 1 if high else 0
         if progress.step % recipe.logging_steps == 0 or progress.step == self.epochs.total:
+            scale = {} if result.loss_scale is None else {"loss_scale": float(result.loss_scale)}
             metrics.add(
                 {
                     "step": progress.step,
@@ -204,6 +205,7 @@ class Run:
                     "tokens_per_second": round(speed, 1),
                     "memory_gib": round(peak_memory_gib(), 3),
                 }
+                | scale
             )
 
     def _skipped(self, loss: float, norm: float, metrics: Metrics, reporter: Reporter) -> None:

@@ -15,6 +15,7 @@ from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.ops.seeded_dropout import seed_dropouts
 from monograph.training.flat_parameters import FlatParameters
 from monograph.training.loss import count_targets, forward_loss
+from monograph.training.loss_scale import LossScale, needs_scaling
 
 MODES = {
     "graph": "forward and backward as one graph; the update is one operator after it",
@@ -29,11 +30,16 @@ _TENSORS = ("input_ids", "labels", "position_ids", "attention_mask", "cu_seqlens
 
 @dataclass(frozen=True)
 class StepResult:
-    """loss: mean over the targets of all micro-batches; grad_norm: before clipping; both float32 []."""
+    """loss: mean over the targets of all micro-batches; grad_norm: before clipping; both float32 [].
+
+    loss_scale: that of the next step, float32 []; None without loss scaling. A step whose norm is not finite
+    has changed nothing else.
+    """
 
     loss: torch.Tensor
     grad_norm: torch.Tensor
     targets: int
+    loss_scale: torch.Tensor | None = None
 
 
 class _Loss(nn.Module):
@@ -61,6 +67,8 @@ class TrainStep:
     mode: a key of MODES.
     dynamic: whether lengths change from batch to batch. If all batches have one shape, False is faster.
     backend: of torch.compile.
+    loss_scaling: whether the loss is scaled as torch.amp.GradScaler does; None: if the model has parameters
+        in float16.
     """
 
     def __init__(
@@ -75,12 +83,15 @@ class TrainStep:
         max_grad_norm: float = 1.0,
         seed: int = 0,
         backend: str | Callable[..., Any] = "inductor",
+        loss_scaling: bool | None = None,
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode is {mode!r}, wanted one of {', '.join(MODES)}")
         self.model, self.mode, self.dynamic, self.seed = model, mode, dynamic, seed
         self._module = _Loss(model)
         self.state = FlatParameters(model)
+        scaled = needs_scaling(model) if loss_scaling is None else loss_scaling
+        self.loss_scale = LossScale() if scaled else None
         self._dropout_seed = seed_dropouts(model)
         self._rows = 0
         self._hyper = (betas, eps, weight_decay, max_grad_norm)
@@ -113,9 +124,18 @@ class TrainStep:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         replacements = self.state.replacements(flat, "model.")
         loss = functional_call(self._module, replacements, (batch, targets), tie_weights=False)
-        (gradient,) = torch.autograd.grad(loss, [flat])
+        scaled = loss if self.loss_scale is None else loss * self.loss_scale.scale
+        (gradient,) = torch.autograd.grad(scaled, [flat])
+        return loss.detach(), self._update(gradient, learning_rate)
+
+    def _update(self, gradient: torch.Tensor, learning_rate: torch.Tensor) -> torch.Tensor:
+        """Clipping, AdamW and the next loss scale; gives the norm of the gradient before clipping."""
+        if self.loss_scale is not None:
+            gradient = self.loss_scale.unscaled(gradient)
         norm = self.state.update(gradient, learning_rate, *self._hyper)
-        return loss.detach(), norm
+        if self.loss_scale is not None:
+            self.loss_scale.update(norm.isfinite())
+        return norm
 
     def __call__(self, micro_batches: Sequence[Mapping[str, Any]], learning_rate: float) -> StepResult:
         batches = [self._tensors(batch) for batch in micro_batches]
@@ -132,16 +152,18 @@ class TrainStep:
             self.state.flat.requires_grad_(False)
         else:
             loss, gradient = torch.zeros(()), torch.zeros(0)
+            scale = None if self.loss_scale is None else [self.loss_scale.scale]
             for index, batch in enumerate(batches):
                 self._seed(index)
                 part = self._forward(batch, targets)
-                own = torch.autograd.grad(part, self.state.parameters, materialize_grads=True)
+                own = torch.autograd.grad(part, self.state.parameters, scale, materialize_grads=True)
                 gathered = self.state.gathered(own)
                 gradient = gathered if index == 0 else gradient.add_(gathered)
                 loss = loss + part.detach()
-            norm = self.state.update(gradient, rate, *self._hyper)
+            norm = self._update(gradient, rate)
         self.state.copy_to_16_bit()
-        return StepResult(loss, norm, sum(counts))
+        loss_scale = None if self.loss_scale is None else self.loss_scale.scale.clone()
+        return StepResult(loss, norm, sum(counts), loss_scale)
 
     def evaluate(self, batch: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
         """The summed loss over the targets of a batch, and their number."""
@@ -170,10 +192,16 @@ class TrainStep:
         self._dropout_seed.fill_(mixed % 2**63)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.state.state_dict()
+        scale = {} if self.loss_scale is None else self.loss_scale.state_dict()
+        return self.state.state_dict() | scale
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.state.load_state_dict(state)
+        own = {} if self.loss_scale is None else self.loss_scale.state_dict()
+        if missing := sorted(own.keys() - state.keys()):
+            raise ValueError(f"optimizer state: missing {missing}, which a run with a scaled loss has")
+        self.state.load_state_dict({name: value for name, value in state.items() if name not in own})
+        if self.loss_scale is not None:
+            self.loss_scale.load_state_dict(state)
 
 
 def mark_lengths(tensor: torch.Tensor, mark: Callable[[torch.Tensor, int], None]) -> None:
