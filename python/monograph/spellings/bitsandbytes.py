@@ -17,7 +17,10 @@ import torch
 from monograph.formats import ABSMAX_FORMATS, SCALE_GROUP, Format, value_table
 from monograph.ops.dequantize import as_float32
 from monograph.packed_weight import PackedWeight, canonical
+from monograph.spellings.quant_state import dequantize_4bit
 from monograph.spellings.spelling import Config, Spelling, listed
+
+__all__ = ["BitsAndBytes", "dequantize_4bit", "from_bitsandbytes", "from_quant_state", "to_bitsandbytes"]
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _STATE = "quant_state.bitsandbytes__"
@@ -133,19 +136,6 @@ def from_quant_state(tensor: torch.Tensor, quant_state: Any) -> PackedWeight:
     """A live bitsandbytes parameter: its packed tensor and its QuantState."""
     parts = {f"weight.{key}": value for key, value in quant_state.as_dict(packed=True).items()}
     return from_bitsandbytes({"weight": tensor.detach(), **parts})
-
-
-def dequantize_4bit(tensor: torch.Tensor, quant_state: Any = None) -> torch.Tensor:
-    """A drop-in for `bitsandbytes.functional.dequantize_4bit` on weights.
-
-    Without a state the tensor passes through unchanged; a packed tensor of shape [1, n], as `.t()` leaves
-    it, gives the transposed weight.
-    """
-    if quant_state is None:
-        return tensor
-    transposed = tensor.dim() == 2 and tensor.shape[0] == 1 and tensor.shape[1] != 1
-    weight = from_quant_state(tensor, quant_state)
-    return (weight.t() if transposed else weight).dequantize()
 
 
 class BitsAndBytes(Spelling):
