@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from monograph.diagnosis import doctor
     from monograph.loading import from_pretrained
     from monograph.transformers_quantizer import MonographConfig
-    from monograph.under_peft import add_lora, optimize
+    from monograph.under_peft import adapter_start, add_lora, optimize
 
 __all__ = [
     "MonographConfig",
     "PackedWeight",
+    "adapter_start",
     "add_lora",
     "dequantize_4bit",
     "doctor",
@@ -44,6 +45,7 @@ __all__ = [
 # What needs transformers or PEFT is imported when first used: the operators alone need torch only.
 _ON_FIRST_USE = {
     "MonographConfig": "monograph.transformers_quantizer",
+    "adapter_start": "monograph.under_peft",
     "add_lora": "monograph.under_peft",
     "doctor": "monograph.diagnosis",
     "from_pretrained": "monograph.loading",

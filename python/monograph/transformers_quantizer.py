@@ -28,6 +28,7 @@ from monograph.integrations.transformers.private_names import (
     should_convert_module,
     weight_conversions,
 )
+from monograph.nn.dense_source import remember_dense
 from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.packed_weight import PackedWeight, quantize
 from monograph.transformers_config import METHOD, MonographConfig
@@ -193,6 +194,9 @@ class MonographQuantizer(HfQuantizer):
         self.dense_at_load = dense_linears(model)
         if self.quantization_config.stored is None:
             self.quantization_config.dense_modules = self.dense_at_load
+            remember_dense(model, model.name_or_path or None)
+            for layer in layers:
+                layer.rule = self.quantization_config.rule
         # Saving reverts the conversions of loading; ours is undone by get_state_dict_and_metadata instead.
         theirs = [
             conversion

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
@@ -18,6 +20,7 @@ from monograph import transformers_attention, trl_head
 from monograph.integrations.peft.private_names import LoraLayer, PeftLinear
 from monograph.integrations.torch.private_names import forward_hooks
 from monograph.integrations.transformers.private_names import INPUT_HOOK, checkpoint_function
+from monograph.nn.dense_source import remember_dense
 from monograph.nn.lora_linear import LoraLinear
 from monograph.nn.quant_linear import QuantLinear
 
@@ -44,6 +47,8 @@ def optimize(model: nn.Module, *, attention: bool = True, head: bool = True) -> 
     for layer in taken:
         LoraLinear.take_over(layer)
     _tell(layers, len(taken))
+    if (start := adapter_start(model)) is not None:
+        _log.info("monograph: %s", start)
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     if isinstance(base, PreTrainedModel):
         if attention:
@@ -81,11 +86,61 @@ def _tell(layers: list[Any], taken: int) -> None:
         )
 
 
-def add_lora(model: nn.Module, config: LoraConfig, **options: Any) -> PeftModel:
-    """`get_peft_model` and `optimize` in one call; `options` go to `get_peft_model`."""
+def add_lora(
+    model: nn.Module,
+    config: LoraConfig,
+    *,
+    dense: str | os.PathLike[str] | nn.Module | None = None,
+    **options: Any,
+) -> PeftModel:
+    """`get_peft_model` and `optimize` in one call; `options` go to `get_peft_model`.
+
+    `dense` is for PiSSA and LoftQ on a folder that was quantised before: the folder of its 16-bit weights, or
+    the dense model. A model that was quantised while it was loaded knows its folder.
+    """
+    if dense is not None:
+        remember_dense(model, dense)
     wrapped = get_peft_model(model, config, **options)
+    if isinstance(dense, nn.Module):
+        remember_dense(wrapped, None)
     optimize(wrapped)
     return wrapped
+
+
+@dataclass(frozen=True)
+class AdapterStart:
+    """How far a model with PiSSA or LoftQ began from the weights it stands for, over all its layers.
+
+    `before` and `after` are ||W - start|| / ||W||, with a zero start and with this one. W are the dense
+    weights if `against_dense`, else those that the packed base stands for, and then `before` is 0.
+    """
+
+    method: str
+    layers: int
+    against_dense: bool
+    before: float
+    after: float
+
+    def __str__(self) -> str:
+        against = "the dense weights" if self.against_dense else "the packed base"
+        return (
+            f"{self.method} on {self.layers} layers: the start is {100 * self.after:.2f} % from {against}, "
+            f"a zero start {100 * self.before:.2f} %"
+        )
+
+
+def adapter_start(model: nn.Module, adapter: str = "default") -> AdapterStart | None:
+    """None for an adapter that starts at zero, or that was loaded."""
+    layers = [layer for layer in model.modules() if isinstance(layer, LoraLinear)]
+    starts = [layer.starts[adapter] for layer in layers if adapter in getattr(layer, "starts", {})]
+    if not starts:
+        return None
+    weight = sum(start.weight for start in starts)
+    before, after = (sum(getattr(s, name) for s in starts) for name in ("before", "after"))
+    dense = all(start.against_dense for start in starts)
+    return AdapterStart(
+        starts[0].method, len(starts), dense, (before / weight) ** 0.5, (after / weight) ** 0.5
+    )
 
 
 def enable_input_require_grads(model: PreTrainedModel) -> None:

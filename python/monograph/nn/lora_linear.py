@@ -18,42 +18,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.peft.private_names import (
-    DoraLinearVariant,
-    PeftLinear,
-    caches,
-    check_adapters_to_merge,
-)
+from monograph.integrations.peft.private_names import DoraLinearVariant, caches, check_adapters_to_merge
+from monograph.nn.lora_start import StartedLora
 from monograph.nn.quant_linear import QuantLinear, dense_linear
+from monograph.nn.row_squares import keep_row_squares
 from monograph.ops.linear import linear, plain_linear
 
 
-def keep_row_squares(layer: Any) -> None:
-    """Gives a frozen layer the buffer `row_squares`, the squared norm of each row of its weight, and keeps it
-    true when other weights are loaded. float32 entries as bytes, so that no cast of the model rounds them."""
-    if not hasattr(layer, "row_squares"):
-        layer.register_buffer("row_squares", None, persistent=False)
-        layer.register_load_state_dict_post_hook(_refresh_row_squares)
-    _refresh_row_squares(layer)
-
-
-@torch.no_grad()
-def _refresh_row_squares(layer: Any, _: Any = None) -> None:
-    squares = layer.dequantize(torch.float32).square().sum(1).view(torch.uint8)
-    if layer.row_squares is None or layer.row_squares.device != squares.device:
-        layer.row_squares = squares
-    else:
-        layer.row_squares.copy_(squares)  # in place: a compiled graph holds this tensor
-
-
-class LoraLinear(PeftLinear):
+class LoraLinear(StartedLora):
     """See the module's first lines."""
 
-    fused = False  # whether `monograph.optimize` was called
+    fused: bool = False  # whether `monograph.optimize` was called
     # PEFT's attributes; torch types what a ModuleDict holds as Tensor | Module.
     base_layer: Any
-    lora_A: Any
-    lora_B: Any
     lora_magnitude_vector: Any
 
     @classmethod
@@ -89,6 +66,7 @@ class LoraLinear(PeftLinear):
         return names if names and (plain or dora) else None
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.refuse_the_bare_residual(kwargs)
         names = self._fused_adapters(kwargs)
         if names is None or args:
             return super().forward(x, *args, **kwargs)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -25,6 +28,10 @@ class QuantLinear(nn.Linear):
 
     # What PEFT, accelerate and others ask of a quantised layer they do not know.
     is_quantized = True
+
+    rule = "default"  # how scales are chosen when the layer is quantised again
+    # Reads the weight that was quantised, as long as somebody knows where it is.
+    dense_source: Callable[[], torch.Tensor] | None = None
 
     values: nn.Parameter
 
@@ -64,7 +71,9 @@ class QuantLinear(nn.Linear):
             rule=rule,
             scale_type=scale_type,
         )
-        return cls(packed, layer.bias)
+        made = cls(packed, layer.bias)
+        made.rule = rule
+        return made
 
     @property
     def scales(self) -> list[torch.Tensor]:
@@ -97,6 +106,31 @@ class QuantLinear(nn.Linear):
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The dense weight, a new tensor each time."""
         return self.packed.dequantize(dtype or self.weight_dtype)
+
+    def requantize(self, weight: torch.Tensor) -> PackedWeight:
+        """`weight` in the format, block size, double quantisation, rule and scale type of this layer."""
+        scale_type = None
+        if len(self.format.scale_types) > 1:
+            blocks = prod(self.format.grid((self.out_features, self.in_features), self.block_size))
+            scale_type = self.format.scale_type(self.scales[0].numel(), blocks)
+        packed = quantize(
+            weight,
+            self.format.name,
+            block_size=self.block_size,
+            double_quant=self.double_quant,
+            rule=self.rule,
+            scale_type=scale_type,
+        )
+        return replace(packed, dtype=self.weight_dtype)
+
+    def put(self, packed: PackedWeight) -> None:
+        """Takes the bytes of a weight of the same kind. New parameters: the old ones may be mapped files."""
+        wanted, found = self.packed, packed
+        if (wanted.layout, wanted.double_quant) != (found.layout, found.double_quant):
+            raise ValueError(f"the weight is {found!r}, wanted {wanted!r}")
+        for name, tensor in zip(("values", *self.scale_names), (packed.values, *packed.scales), strict=True):
+            old = getattr(self, name)
+            setattr(self, name, nn.Parameter(tensor.reshape(old.shape), requires_grad=False))
 
     def reset_parameters(self) -> None:
         """Packed weights are loaded, never drawn at random."""

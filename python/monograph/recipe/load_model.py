@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -33,6 +34,16 @@ def is_packed(model: Any) -> bool:
     from monograph.nn import QuantLinear
 
     return any(isinstance(layer, QuantLinear) for layer in model.modules())
+
+
+def check_start(model: Any, folder: str) -> None:
+    """Refuses a checkpoint whose adapter (PiSSA, LoftQ) left another base than this model's has."""
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    if any(getattr(layer, "residual_of", None) is not None for layer in model.modules()):
+        # The layers compare the record of the base with their own.
+        set_peft_model_state_dict(model, load_file(os.path.join(folder, "adapter_model.safetensors")))
 
 
 def lora_config(recipe: Recipe) -> Any:

@@ -22,7 +22,7 @@ from monograph.recipe.compile_options import compile_options
 from monograph.recipe.encode import load_tokenizer
 from monograph.recipe.interrupt import Interrupt
 from monograph.recipe.keys import Recipe
-from monograph.recipe.load_model import is_packed, load_model
+from monograph.recipe.load_model import check_start, is_packed, load_model
 from monograph.recipe.metrics import Metrics
 from monograph.recipe.model_folder import model_folder
 from monograph.recipe.prepare import prepare
@@ -122,6 +122,7 @@ class Run:
                 f"resume_from_checkpoint: {folder} was trained on another base (hash "
                 f"{saved.base_sha256[:12]}, this one has {self.progress.base_sha256[:12]})"
             )
+        check_start(self.model, folder)
         self.step.load_state_dict(optimizer)
         if saved.skipped_in_a_row >= self.recipe.max_bad_steps:  # what ended that run begins anew
             saved.skipped_in_a_row = 0

@@ -14,6 +14,7 @@ from peft import PeftModel
 
 from monograph.integrations.peft.private_names import BaseTunerLayer, dispatch_default, replace_dispatch
 from monograph.nn.lora_linear import LoraLinear
+from monograph.nn.lora_start import DENSE_TARGET, RESIDUAL
 from monograph.nn.quant_linear import QuantLinear
 
 _peft_model: Any = PeftModel
@@ -28,11 +29,25 @@ def install() -> None:
 
 def _dispatch(target: Any, adapter_name: str, config: Any, parameter_name: Any = None, **options: Any) -> Any:
     base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
+    if parameter_name is None and not isinstance(base, QuantLinear):
+        _watch_dense_target(base, config, options.get("target_name") or "a layer")
     if parameter_name is not None or not isinstance(base, QuantLinear):
         return _dispatch_default(target, adapter_name, config, parameter_name=parameter_name, **options)
     if config.fan_in_fan_out:
         raise ValueError("fan_in_fan_out is True, wanted False: a QuantLinear is [out_features, in_features]")
     return LoraLinear(target, adapter_name, config=config, **options)
+
+
+def _watch_dense_target(base: Any, config: Any, where: str) -> None:
+    """Initialisations that change the base: packed and dense layers do not mix."""
+    start = config.init_lora_weights
+    if start == RESIDUAL:
+        raise ValueError(
+            f"{where}: the adapter belongs to a packed base that it has changed ({RESIDUAL}), this layer is "
+            f"{type(base).__name__}, wanted QuantLinear; load the base as in training"
+        )
+    if isinstance(start, str) and start.startswith("pissa"):
+        setattr(config, DENSE_TARGET, where)
 
 
 def _count(model: Any) -> tuple[int, int]:
