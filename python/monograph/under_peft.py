@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MethodType
@@ -21,7 +22,7 @@ from monograph.integrations.peft.private_names import LoraLayer, PeftLinear
 from monograph.integrations.torch.private_names import forward_hooks
 from monograph.integrations.transformers.private_names import INPUT_HOOK, checkpoint_function
 from monograph.nn.dense_source import remember_dense
-from monograph.nn.lora_linear import LoraLinear
+from monograph.nn.lora_linear import LoraLinear, fusible
 from monograph.nn.quant_linear import QuantLinear
 
 _log = logging.getLogger("monograph")
@@ -30,7 +31,8 @@ _log = logging.getLogger("monograph")
 def optimize(model: nn.Module, *, attention: bool = True, head: bool = True) -> nn.Module:
     """Changes a PEFT model in place and returns it. Call it once, after the adapters are there.
 
-    - PEFT's LoRA layers over a QuantLinear become `LoraLinear`: same names, same files, fused arithmetic.
+    - PEFT's LoRA layers over a QuantLinear, or over a frozen nn.Linear in bf16 on a CPU, become `LoraLinear`:
+      same names, same files, fused arithmetic. DoRA over a dense layer stays PEFT's.
     - With `attention`, a transformers model uses our packed attention.
     - With `head`, the head that a trainer of TRL has put on the model computes with `linear_log_probs`: the
       same numbers without a graph break, and nothing for tokens that have no label.
@@ -43,7 +45,8 @@ def optimize(model: nn.Module, *, attention: bool = True, head: bool = True) -> 
     A later `load_adapter` or `add_adapter` needs no second call: new adapters enter the same layers.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
-    taken = [layer for layer in layers if _is_ours(layer)]
+    shared = _shared_parameters(model)
+    taken = [layer for layer in layers if _is_ours(layer, shared)]
     for layer in taken:
         LoraLinear.take_over(layer)
     _tell(layers, len(taken))
@@ -61,10 +64,19 @@ def optimize(model: nn.Module, *, attention: bool = True, head: bool = True) -> 
     return model
 
 
-def _is_ours(layer: nn.Module) -> bool:
+def _is_ours(layer: nn.Module, shared: set[int]) -> bool:
     if isinstance(layer, LoraLinear):
         return True
-    return type(layer) is PeftLinear and isinstance(layer.get_base_layer(), QuantLinear)
+    if type(layer) is not PeftLinear:
+        return False
+    base: Any = layer.base_layer
+    return isinstance(base, QuantLinear) or (fusible(base) and id(base.weight) not in shared)
+
+
+def _shared_parameters(model: nn.Module) -> set[int]:
+    """Parameters under more than one name: others may change them or expect them to be called."""
+    names = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    return {key for key, count in names.items() if count > 1}
 
 
 def _tell(layers: list[Any], taken: int) -> None:
@@ -81,7 +93,7 @@ def _tell(layers: list[Any], taken: int) -> None:
         bases = sorted({type(layer.get_base_layer()).__name__ for layer in layers})
         warnings.warn(
             f"monograph.optimize fused none of {len(layers)} LoRA layers: they lie on {', '.join(bases)}, "
-            "wanted QuantLinear. Load the model with monograph.from_pretrained",
+            "wanted QuantLinear, or nn.Linear frozen in bf16. Load the model with monograph.from_pretrained",
             stacklevel=3,
         )
 

@@ -1,7 +1,8 @@
 """A training step of QLoRA, against transformers + PEFT + bitsandbytes: time and memory.
 
 Same packed bytes, documents, rank and AdamW for all. (a) 4 layers of Llama-3.1-8B width, 2048 tokens of
-documents around 350, checkpointing; (b) 8 layers of Qwen3-0.6B width, 4 documents of 512. Peers are
+documents around 350, checkpointing; (b) 8 layers of Qwen3-0.6B width, 4 documents of 512; (lora) the same in
+bf16, LoRA without quantisation. Peers are
 {packed, padded} x {eager, compiled} with TRL's chunked loss, and `*_logits` with the whole logits, which on a
 CPU may be faster. Every contender is a process of its own; ours and one peer at a time are alive and step in
 turn. `peak_MiB` is the largest sum of resident sets over its process tree from start to end, compilers
@@ -53,7 +54,8 @@ QUICK_PEERS = ["packed_eager", "packed_eager_logits"]
 def cases(quick: bool) -> dict[str, dict[str, Any]]:
     if quick:
         config = QWEN | {"num_hidden_layers": 2, "vocab_size": 32000}
-        return {"quick": {"config": config, "lengths": [100, 156], "checkpointing": True}}
+        case = {"config": config, "lengths": [100, 156], "checkpointing": True}
+        return {"quick": case, "quick_lora": case | {"dense": True}}
     return {
         "a": {
             "config": LLAMA | {"num_hidden_layers": 4},
@@ -61,6 +63,12 @@ def cases(quick: bool) -> dict[str, dict[str, Any]]:
             "checkpointing": True,
         },
         "b": {"config": QWEN | {"num_hidden_layers": 8}, "lengths": [512] * 4, "checkpointing": False},
+        "lora": {
+            "config": QWEN | {"num_hidden_layers": 8},
+            "lengths": [512] * 4,
+            "checkpointing": False,
+            "dense": True,
+        },
     }
 
 
@@ -105,6 +113,15 @@ def make_folder(config: dict[str, Any], folder: pathlib.Path, keep_dense: bool =
         for file in () if keep_dense else (folder / "dense").iterdir():
             file.unlink()
     return str(folder / "packed")
+
+
+def make_dense_folder(config: dict[str, Any], folder: pathlib.Path) -> str:
+    """A random model in bf16, made once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "dense" / "config.json").exists():
+        command = [sys.executable, "-c", MAKE_DENSE, json.dumps(config), str(folder)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return str(folder / "dense")
 
 
 def measure(job: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Measured]:
@@ -160,7 +177,8 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
         for name, case in cases(arguments.quick).items():
             if arguments.case and name not in arguments.case:
                 continue
-            folder = make_folder(case["config"], root / name)
+            make = make_dense_folder if case.get("dense") else make_folder
+            folder = make(case["config"], root / name)
             for threads in arguments.threads[:1] if arguments.quick else arguments.threads:
                 job = {"folder": folder, "threads": threads, "lengths": case["lengths"]}
                 found = measure(job | {"checkpointing": case["checkpointing"], "case": name}, arguments)

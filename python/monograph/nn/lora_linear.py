@@ -1,4 +1,4 @@
-"""LoraLinear: PEFT's LoRA layer over a QuantLinear, with the forward and backward of our operators.
+"""LoraLinear: PEFT's LoRA layer over a QuantLinear or a frozen nn.Linear in bf16, computed by our operators.
 
 It is PEFT's own `lora.Linear` in everything that people touch (names, state dict, adapters, scaling, dropout,
 DoRA's magnitude). PEFT makes it over a QuantLinear (integrations/peft); it merges right from the start and
@@ -19,10 +19,23 @@ import torch
 from torch import nn
 
 from monograph.integrations.peft.private_names import DoraLinearVariant, caches, check_adapters_to_merge
+from monograph.integrations.torch.private_names import hooks
 from monograph.nn.lora_start import StartedLora
 from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.nn.row_squares import keep_row_squares
-from monograph.ops.linear import linear, plain_linear
+from monograph.ops.linear import PLAIN, linear, plain_linear
+
+
+def fusible(layer: nn.Module) -> bool:
+    """Whether a dense layer may be the base of the fused forward: frozen, in bf16, of nobody's making."""
+    return (
+        type(layer) is nn.Linear
+        and layer.weight.dtype == torch.bfloat16
+        and layer.weight.device.type == "cpu"
+        and layer.weight.is_contiguous()
+        and not layer.weight.requires_grad
+        and not any(hooks(layer))
+    )
 
 
 class LoraLinear(StartedLora):
@@ -49,7 +62,7 @@ class LoraLinear(StartedLora):
         if self.fused and self.lora_magnitude_vector and isinstance(base, QuantLinear):
             keep_row_squares(base)
 
-    def _fused_adapters(self, options: dict[str, Any]) -> list[str] | None:
+    def _fused_adapters(self, x: torch.Tensor, options: dict[str, Any]) -> list[str] | None:
         """The active adapters if this forward is ours to compute, else None: it is PEFT's."""
         if (
             not self.fused
@@ -58,16 +71,17 @@ class LoraLinear(StartedLora):
             or any(value is not None for value in options.values())
         ):
             return None
-        if not isinstance(self.base_layer, QuantLinear):
+        packed = isinstance(self.base_layer, QuantLinear)
+        if not packed and not (fusible(self.base_layer) and x.dtype == self.base_layer.weight.dtype):
             return None
         names = [name for name in self.active_adapters if name in self.lora_A]
         plain = all(name not in self.lora_variant for name in names)
-        dora = len(names) == 1 and isinstance(self.lora_variant.get(names[0]), DoraLinearVariant)
+        dora = packed and len(names) == 1 and isinstance(self.lora_variant.get(names[0]), DoraLinearVariant)
         return names if names and (plain or dora) else None
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.refuse_the_bare_residual(kwargs)
-        names = self._fused_adapters(kwargs)
+        names = self._fused_adapters(x, kwargs)
         if names is None or args:
             return super().forward(x, *args, **kwargs)
         if names[0] in self.lora_variant:
@@ -93,8 +107,11 @@ class LoraLinear(StartedLora):
         return self.training and not isinstance(self.lora_dropout[name], nn.Identity)
 
     def _lora(self, x: torch.Tensor, names: list[str]) -> torch.Tensor:
-        base: QuantLinear = self.base_layer
-        packed = (base.values, base.scales, base.layout)
+        base = self.base_layer
+        if isinstance(base, QuantLinear):
+            packed = (base.values, base.scales, base.layout)
+        else:
+            packed = (base.weight, [], [PLAIN, 0, *base.weight.shape])
         bias = self._total_bias(names, x.dtype)
         a, b = self._factors(names, x.dtype)
         if not any(self._drops(name) for name in names):
