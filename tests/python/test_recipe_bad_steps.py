@@ -153,3 +153,33 @@ def test_train_says_what_is_missing_from_the_data(recipe, tmp_path, capsys):
     assert "of 42 rows: 2 too long" in capsys.readouterr().err
     train(recipe(max_steps=1, excess_length_strategy="truncate"))
     assert "of 42 rows: 1 without a target, 2 truncated" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", ["eager", "whole_step"])
+def test_an_infinite_loss_with_a_finite_gradient_changes_nothing(recipe, tmp_path, mode):
+    make_world(tmp_path, bad_documents=0)
+    read = recipe()
+    tokenizer = load_tokenizer(read, read.base_model)
+    batches = Batches(read, prepare(read, tokenizer).train, tokenizer.pad_token_id, training=True)
+    step = TrainStep(load_model(read, read.base_model), mode=mode, backend="eager")
+    step._module.register_forward_hook(lambda module, arguments, loss: loss + float("inf"))
+    before = step.state.flat.clone()
+    result = step(batches.step(0, 0), 0.01)
+    assert result.loss == float("inf")
+    assert not result.grad_norm.isfinite()
+    assert torch.equal(step.state.flat, before)
+
+
+def test_overflows_of_a_scaled_loss_end_no_run(recipe, tmp_path, capsys):
+    """The scale is halved until gradients of float16 are finite: more often than max_bad_steps."""
+    make_world(tmp_path, bad_documents=0)
+    model = make_model(tmp_path / "model")
+    with torch.no_grad():
+        model.lm_head.weight *= 300
+    model.save_pretrained(tmp_path / "model")
+    read = recipe(fp16=True, max_bad_steps=1, num_epochs=2)
+    outcome = train(read)
+    assert outcome.step == outcome.total
+    skipped = [step for step, loss, _ in trace(read.output_dir) if loss is None]
+    assert 1 < len(skipped) < outcome.total
+    assert "skipped: gradient norm" in capsys.readouterr().err

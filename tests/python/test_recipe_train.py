@@ -259,6 +259,7 @@ CHANGES = {
     "peft_use_rslora": True,
     "peft_use_dora": True,
     "bf16": False,
+    "fp16": True,
     "adapter": "lora",
     "lora_dropout": 0.1,
     "micro_batch_size": 1,

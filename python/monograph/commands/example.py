@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 
 def run(arguments: list[str]) -> int:
@@ -12,6 +13,10 @@ def run(arguments: list[str]) -> int:
 
     from monograph.recipe.example import write_example
 
-    path = write_example(options.folder)
+    try:
+        path = write_example(options.folder)
+    except OSError as error:
+        print(f"error: {options.folder}: {error.strerror or error}", file=sys.stderr)
+        return 3
     print(f"now: python -m monograph train {path}")
     return 0

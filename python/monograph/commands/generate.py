@@ -1,5 +1,6 @@
-"""`python -m monograph generate CONFIG.yml`: asks the tuned model.
+"""`python -m monograph generate OUT_DIR`: asks the tuned model.
 
+    python -m monograph generate outputs/out --prompt "What is the capital of France?"
     python -m monograph generate recipe.yml --prompt "What is the capital of France?"
     python -m monograph generate recipe.yml                       # asks for prompts; an empty line ends
     echo "Once upon a time" | python -m monograph generate recipe.yml --completion --temperature 0.8
@@ -10,6 +11,7 @@ A prompt is worded as in training: by the chat template or the instruction forma
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
 
@@ -60,12 +62,15 @@ def _write(text: str) -> None:
 def _generate(recipe: Recipe, options: argparse.Namespace) -> int:
     from monograph.recipe.generate import Generator, Sampling, find_adapter
 
-    adapter = None if options.base else options.adapter_dir or find_adapter(recipe)
+    folder = options.config if os.path.isdir(options.config) else None  # the folder of an adapter
+    adapter = None if options.base else options.adapter_dir or folder or find_adapter(recipe)
     if adapter is None and not options.base:
         raise ValueError(
             f"there is no adapter in output_dir ({recipe.output_dir}); train first, or give "
             "--adapter-dir or --base"
         )
+    if options.adapter_dir and not os.path.isfile(os.path.join(options.adapter_dir, "adapter_config.json")):
+        raise ValueError(f"--adapter-dir: {options.adapter_dir} has no adapter_config.json")
     generator = Generator(recipe, adapter, options.kind)
     sampling = Sampling(
         options.max_new_tokens,

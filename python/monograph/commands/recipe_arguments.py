@@ -14,7 +14,11 @@ def run_recipe(
 ) -> int:
     """Reads the recipe and does the work; mistakes in recipe or data become messages and exit codes."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("config", metavar="CONFIG.yml", help="the recipe; docs/recipe.md lists its keys")
+    parser.add_argument(
+        "config",
+        metavar="CONFIG.yml",
+        help="the recipe (docs/recipe.md lists its keys), or the folder of an adapter that it made",
+    )
     parser.epilog = (
         "Any key of the recipe may follow as --key value: --lora-r 8 --datasets.0.path train.jsonl"
     )
@@ -28,6 +32,6 @@ def run_recipe(
         print(f"note: {notice}", file=sys.stderr)
     try:
         return work(read.recipe, options)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, OSError) as error:  # OSError: also what transformers and the Hub say of a model
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 3

@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 
+from monograph.recipe.keys import Recipe
+from monograph.recipe.remembered import write_recipe
+
 _NAME = re.compile(r"checkpoint-(\d+)")
 _UNFINISHED = ".unfinished-"
 STATE, OPTIMIZER = "trainer_state.json", "optimizer.safetensors"
@@ -62,7 +65,7 @@ def move_into(source: str, target: str) -> None:
 
 
 def save_checkpoint(
-    output_dir: str, step: int, model: Any, optimizer: Mapping[str, torch.Tensor], state: Mapping[str, Any]
+    recipe: Recipe, step: int, model: Any, optimizer: Mapping[str, torch.Tensor], state: Mapping[str, Any]
 ) -> str:
     """Writes checkpoint-`step`; gives its path."""
     from safetensors.torch import save_file
@@ -72,8 +75,9 @@ def save_checkpoint(
         save_file(dict(optimizer), os.path.join(folder, OPTIMIZER))
         with open(os.path.join(folder, STATE), "w", encoding="utf-8") as file:
             json.dump(state, file, indent=1)
+        write_recipe(recipe, folder)
 
-    folder = os.path.join(output_dir, f"checkpoint-{step}")
+    folder = os.path.join(recipe.output_dir, f"checkpoint-{step}")
     write_folder(folder, write)
     return folder
 

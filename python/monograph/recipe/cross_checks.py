@@ -59,6 +59,9 @@ def _check_model(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
         errors.append("base_model: missing; write the folder of the model")
     elif _looks_local(recipe.base_model) and not os.path.isfile(f"{recipe.base_model}/config.json"):
         errors.append(f"base_model: {recipe.base_model} has no config.json; wanted the folder of a model")
+    start = recipe.lora_model_dir
+    if start and _looks_local(start) and not os.path.isfile(f"{start}/adapter_config.json"):
+        errors.append(f"lora_model_dir: {start} has no adapter_config.json; wanted the folder of an adapter")
     if recipe.adapter is None:
         errors.append(
             "adapter: missing; only adapters are trained, the base stays frozen: write adapter: qlora"

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from monograph.packing.collator import IGNORED
 from monograph.recipe.documents import Document
 from monograph.recipe.keys import Recipe
+from monograph.recipe.model_folder import naming
 
 
 class Encoded(NamedTuple):
@@ -18,7 +19,9 @@ def load_tokenizer(recipe: Recipe, folder: str) -> Any:
     """The tokenizer of the model with the special tokens of the recipe, which must exist in it."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer_config or folder)
+    key = "tokenizer_config" if recipe.tokenizer_config else "base_model"
+    with naming(key, f"{recipe.tokenizer_config or recipe.base_model}: its tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer_config or folder)
     if not tokenizer.is_fast:
         raise ValueError(
             f"{recipe.tokenizer_config or folder}: the tokenizer is {type(tokenizer).__name__}, which does "

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from monograph.recipe.keys import Recipe
+from monograph.recipe.model_folder import naming
 
 
 def load_base(recipe: Recipe, folder: str) -> Any:
@@ -16,14 +17,17 @@ def load_base(recipe: Recipe, folder: str) -> Any:
     from monograph.transformers_quantizer import MonographConfig
 
     wanted = None
-    if recipe.adapter == "qlora" and stored_quantization(folder) is None:
+    with naming("base_model", recipe.base_model):
+        stored = stored_quantization(folder)
+    if recipe.adapter == "qlora" and stored is None:
         options = recipe.bnb_config_kwargs
         wanted = MonographConfig(
             options.get("bnb_4bit_quant_type", "nf4"),
             double_quant=options.get("bnb_4bit_use_double_quant", True),
         )
     dtype = torch.float16 if recipe.fp16 else torch.bfloat16 if recipe.bf16 else torch.float32
-    model = from_pretrained(folder, wanted, dtype=dtype, attn_implementation=recipe.attention)
+    with naming("base_model", recipe.base_model):
+        model = from_pretrained(folder, wanted, dtype=dtype, attn_implementation=recipe.attention)
     model.config.use_cache = False
     return model
 

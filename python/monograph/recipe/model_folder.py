@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 from monograph.recipe.keys import Recipe
 
-# Weights, configs and what a tokenizer may consist of; no *.bin, *.pth, *.gguf, images or logs.
-NEEDED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt", "*.py"]
-# The same weights once more, for other programs: Meta's and Mistral's originals, exports, training states.
-REPEATED = ["original/*", "consolidated*", "metal/*", "onnx/*", "openvino/*", "checkpoint-*/*"]
+
+@contextlib.contextmanager
+def naming(key: str, value: str) -> Iterator[None]:
+    """What libraries say of a wrong model, as one line that begins with the key and its value."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        said = " ".join(str(error).split())
+        raise ValueError(said if said.startswith(f"{key}: ") else f"{key}: {value}: {said}") from error
 
 
 def model_folder(recipe: Recipe) -> str:
@@ -19,6 +28,9 @@ def model_folder(recipe: Recipe) -> str:
         return folder
     from huggingface_hub import snapshot_download
 
-    return snapshot_download(
-        recipe.base_model, revision=recipe.revision_of_model, allow_patterns=NEEDED, ignore_patterns=REPEATED
-    )
+    with naming("base_model", f"{recipe.base_model} is no folder here, and from the Hub"):
+        return snapshot_download(
+            recipe.base_model,
+            revision=recipe.revision_of_model,
+            ignore_patterns=["*.bin", "*.pth", "original/*"],
+        )

@@ -24,6 +24,7 @@ from monograph.recipe.foreign_keys import (
 )
 from monograph.recipe.keys import DATASET_KEYS, KEYS, DatasetKeys, Recipe
 from monograph.recipe.overrides import apply_overrides, parse_overrides
+from monograph.recipe.remembered import folder_of_run, recipe_file
 
 
 class ConfigError(ValueError):
@@ -56,18 +57,27 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 def read_config(path: str, arguments: Sequence[str] = ()) -> ReadRecipe:
-    """The recipe of a file with `--key value` arguments over it. ConfigError lists all mistakes at once."""
+    """The recipe of a file with `--key value` arguments over it. ConfigError lists all mistakes at once.
+
+    The folder of an adapter stands for the recipe.yml in it, and is then its output_dir.
+    """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(recipe_file(path), encoding="utf-8") as file:
             keys = yaml.load(file, _Loader)
     except FileNotFoundError:
         raise ConfigError(path, ["there is no such file"]) from None
+    except UnicodeDecodeError:
+        raise ConfigError(path, ["this is not a text file; wanted YAML"]) from None
+    except OSError as error:
+        raise ConfigError(path, [f"it cannot be read: {error.strerror}"]) from None
     except yaml.YAMLError as error:
         raise ConfigError(path, [f"this is not YAML: {' '.join(str(error).split())}"]) from error
     except ValueError as error:
         raise ConfigError(path, [str(error)]) from error
     if not isinstance(keys, dict):
         raise ConfigError(path, [f"found {type(keys).__name__}, wanted `key: value` lines"])
+    if os.path.isdir(path):
+        keys["output_dir"] = folder_of_run(path)
     try:
         apply_overrides(keys, parse_overrides(arguments))
     except ValueError as error:

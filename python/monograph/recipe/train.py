@@ -28,6 +28,7 @@ from monograph.recipe.model_folder import model_folder
 from monograph.recipe.prepare import prepare
 from monograph.recipe.progress import Reporter, peak_memory_gib
 from monograph.recipe.read_config import has_compiler
+from monograph.recipe.remembered import write_recipe
 from monograph.recipe.run_identity import compare, run_identity
 from monograph.recipe.schedule import event_steps, learning_rate
 from monograph.training import TrainStep, verify_head
@@ -66,6 +67,8 @@ class Outcome:
 
 def train(recipe: Recipe) -> Outcome:
     """Runs a recipe to its end, or to the next Ctrl-C or SIGTERM."""
+    if os.path.exists(recipe.output_dir) and not os.path.isdir(recipe.output_dir):
+        raise ValueError(f"output_dir: {recipe.output_dir} is a file, wanted a folder")
     os.makedirs(recipe.output_dir, exist_ok=True)
     folder = model_folder(recipe)
     tokenizer = load_tokenizer(recipe, folder)
@@ -178,7 +181,9 @@ class Run:
         result = self.step(batches, rate)
         loss, norm = float(result.loss), float(result.grad_norm)
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            return self._skipped(loss, norm, metrics, reporter)
+            # A scaled loss overflows until its scale is found; that is no bad step while the scale is large.
+            searching = result.loss_scale is not None and math.isfinite(loss) and result.loss_scale >= 1
+            return self._skipped(loss, norm, metrics, reporter, counts=not searching)
         if norm == 0.0 and progress.step == progress.skipped:
             raise ValueError(
                 "the first gradient is zero: nothing would be learnt. Are the targets of the first step "
@@ -209,13 +214,15 @@ class Run:
                 | scale
             )
 
-    def _skipped(self, loss: float, norm: float, metrics: Metrics, reporter: Reporter) -> None:
+    def _skipped(
+        self, loss: float, norm: float, metrics: Metrics, reporter: Reporter, *, counts: bool
+    ) -> None:
         """A step that changed nothing: the update leaves parameters and moments alone where the norm of the
         gradient is not finite."""
         progress = self.progress
         progress.step += 1
         progress.skipped += 1
-        progress.skipped_in_a_row += 1
+        progress.skipped_in_a_row += counts
         what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
         reporter.say(f"step {progress.step} skipped: {what} ({progress.skipped} so far)")
         reporter.pass_over()
@@ -249,9 +256,7 @@ class Run:
 
     def _save(self) -> str:
         recipe, progress = self.recipe, self.progress
-        path = save_checkpoint(
-            recipe.output_dir, progress.step, self.model, self.step.state_dict(), asdict(progress)
-        )
+        path = save_checkpoint(recipe, progress.step, self.model, self.step.state_dict(), asdict(progress))
         keep_last(recipe.output_dir, recipe.save_total_limit, progress.best_step)
         return path
 
@@ -281,3 +286,4 @@ class Run:
     def _write_adapter(self, folder: str) -> None:
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+        write_recipe(self.recipe, folder)

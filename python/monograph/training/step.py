@@ -61,7 +61,7 @@ class TrainStep:
         loss_sum, targets = step.evaluate(batch)
 
     The loss is the sum over all targets of the step divided by their number, whatever the micro-batches are.
-    A gradient that is not finite changes nothing. The masks of dropout layers follow from `seed`, the number
+    A loss or gradient that is not finite changes nothing. The masks of dropout layers follow from `seed`, the number
     of the step and that of the micro-batch alone, so that a resumed run draws what the first one drew.
 
     mode: a key of MODES.
@@ -126,6 +126,7 @@ class TrainStep:
         loss = functional_call(self._module, replacements, (batch, targets), tie_weights=False)
         scaled = loss if self.loss_scale is None else loss * self.loss_scale.scale
         (gradient,) = torch.autograd.grad(scaled, [flat])
+        gradient = torch.where(loss.isfinite(), gradient, torch.nan)
         return loss.detach(), self._update(gradient, learning_rate)
 
     def _update(self, gradient: torch.Tensor, learning_rate: torch.Tensor) -> torch.Tensor:
@@ -160,6 +161,8 @@ class TrainStep:
                 gathered = self.state.gathered(own)
                 gradient = gathered if index == 0 else gradient.add_(gathered)
                 loss = loss + part.detach()
+            # A loss that is no number may have a gradient that is one; such a step is skipped too.
+            gradient[:1].masked_fill_(~loss.isfinite(), torch.nan)
             norm = self._update(gradient, rate)
         self.state.copy_to_16_bit()
         loss_scale = None if self.loss_scale is None else self.loss_scale.scale.clone()

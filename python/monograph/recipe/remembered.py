@@ -1,0 +1,73 @@
+"""recipe.yml beside an adapter: the recipe that made it, so that the folder says itself how to use it."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import asdict
+from typing import Any
+
+import yaml
+
+from monograph.recipe.chat_template import written_template
+from monograph.recipe.keys import DatasetKeys, Recipe
+
+NAME = "recipe.yml"
+_HEADING = "# The recipe that made this adapter, overrides of the command line included; absolute paths.\n"
+
+# Of one start of a run, not of the run.
+_NOT_KEPT = ("resume_from_checkpoint", "auto_resume_from_checkpoints")
+
+
+def _absolute(path: str) -> str:
+    """A path that is there, independent of the folder one stands in; a name on the Hub stays as it is."""
+    local = os.path.abspath(os.path.expanduser(path))
+    return local if os.path.exists(local) else path
+
+
+def remembered_keys(recipe: Recipe) -> dict[str, Any]:
+    """The keys of a recipe that are not at their defaults, as YAML would have them."""
+    default = asdict(Recipe())
+    keys = {name: value for name, value in asdict(recipe).items() if value != default[name]}
+    for name in _NOT_KEPT:
+        keys.pop(name, None)
+    for name in ("base_model", "tokenizer_config", "lora_model_dir"):
+        if keys.get(name):
+            keys[name] = _absolute(keys[name])
+    for name in ("output_dir", "dataset_prepared_path"):  # written, whether they are there or not
+        if name in keys:
+            keys[name] = os.path.abspath(os.path.expanduser(keys[name]))
+    if recipe.chat_template_jinja:
+        keys["chat_template_jinja"] = written_template(recipe)
+    plain = asdict(DatasetKeys())
+    for name in ("datasets", "test_datasets"):
+        if name in keys:
+            keys[name] = [
+                {key: value for key, value in entry.items() if value != plain[key]}
+                | {"path": _absolute(entry["path"])}
+                for entry in keys[name]
+            ]
+    return keys
+
+
+def write_recipe(recipe: Recipe, folder: str) -> None:
+    """Writes recipe.yml into the folder of an adapter."""
+    with open(os.path.join(folder, NAME), "w", encoding="utf-8") as file:
+        file.write(_HEADING)
+        yaml.safe_dump(remembered_keys(recipe), file, sort_keys=False, allow_unicode=True)
+
+
+def recipe_file(path: str) -> str:
+    """The file that a command is given: itself, or recipe.yml of a folder that has one."""
+    inside = os.path.join(path, NAME)
+    if os.path.isdir(path) and not os.path.isfile(inside):
+        raise ValueError(
+            f"this is a folder without {NAME}; wanted CONFIG.yml, or the output_dir of a finished run"
+        )
+    return inside if os.path.isdir(path) else path
+
+
+def folder_of_run(folder: str) -> str:
+    """The output_dir that the folder of an adapter is, or that holds it as a checkpoint."""
+    parent, name = os.path.split(os.path.normpath(folder))
+    return (parent or ".") if re.fullmatch(r"checkpoint-\d+", name) else folder
