@@ -17,7 +17,7 @@ Tensor dequantize_cpu(const Tensor& values, const std::vector<Tensor>& scales,
                       const std::vector<std::int64_t>& layout, ScalarType dtype) {
   const PackedArgument weight = check_packed("dequantize", values, scales, layout);
   const DType type = dtype_of(dtype, "dequantize", "the output");
-  Tensor out = torch::stable::new_empty(values, weight.shape, dtype);
+  Tensor out = empty("dequantize", values, weight.shape, dtype);
   dequantize(weight.view, type, out.mutable_data_ptr(), torch_parallel_for);
   return out;
 }
@@ -25,11 +25,15 @@ Tensor dequantize_cpu(const Tensor& values, const std::vector<Tensor>& scales,
 void dequantize_out_cpu(const Tensor& values, const std::vector<Tensor>& scales,
                         const std::vector<std::int64_t>& layout, const Tensor& out) {
   const PackedArgument weight = check_packed("dequantize_out", values, scales, layout);
+  check_given("dequantize_out", "out", out);
   const DType type = dtype_of(out.scalar_type(), "dequantize_out", "out");
   STD_TORCH_CHECK(out.is_contiguous(), "dequantize_out: out is not contiguous");
   STD_TORCH_CHECK(out.sizes().size() == weight.shape.size() &&
                       std::equal(weight.shape.begin(), weight.shape.end(), out.sizes().begin()),
                   "dequantize_out: the shape of out is not that of the weight");
+  STD_TORCH_CHECK(!overlap(out, values), "dequantize_out: out shares memory with values");
+  for (const Tensor& scale : scales)
+    STD_TORCH_CHECK(!overlap(out, scale), "dequantize_out: out shares memory with the scales");
   const bool large = weight.view.elements() * size_bytes(type) >= kStreamingBytes;
   dequantize(weight.view, type, out.mutable_data_ptr(), torch_parallel_for,
              large ? Stores::kStreaming : Stores::kCached);

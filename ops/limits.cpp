@@ -9,6 +9,11 @@ namespace {
 
 // The same traffic as a dequantisation of `input` into `out`, on torch's threads.
 void limit_move(const Tensor& input, const Tensor& out) {
+  check_given("limit_move", "input", input);
+  check_given("limit_move", "out", out);
+  STD_TORCH_CHECK(input.is_contiguous() && out.is_contiguous(),
+                  "limit_move: input or out is not contiguous");
+  STD_TORCH_CHECK(!overlap(input, out), "limit_move: input and out share memory");
   const auto in_bytes = static_cast<std::size_t>(input.numel()) * input.element_size();
   const auto out_bytes = static_cast<std::size_t>(out.numel()) * out.element_size();
   constexpr std::size_t kChunk = 16384;
@@ -25,7 +30,13 @@ void limit_move(const Tensor& input, const Tensor& out) {
   });
 }
 
-double limit_tiles(std::int64_t steps) { return tile_products(static_cast<std::size_t>(steps)); }
+constexpr std::int64_t kMostSteps = 1 << 24;  // a second of one core
+
+double limit_tiles(std::int64_t steps) {
+  STD_TORCH_CHECK(steps >= 0 && steps <= kMostSteps, "limit_tiles: steps is ", steps,
+                  ", wanted 0 to ", kMostSteps);
+  return tile_products(static_cast<std::size_t>(steps));
+}
 
 }  // namespace
 

@@ -3,6 +3,7 @@
 namespace monograph::ops {
 
 RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor) {
+  check_given(op, what, tensor);
   STD_TORCH_CHECK(tensor.dim() >= 1, op, ": ", what, " has no dimensions, wanted [..., cols]");
   RowsArgument argument = {tensor, {}, dtype_of(tensor.scalar_type(), op, what)};
   const std::int64_t cols = tensor.size(tensor.dim() - 1);
@@ -12,8 +13,11 @@ RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor) {
   matrix.data = argument.owner.const_data_ptr();
   matrix.cols = static_cast<std::size_t>(cols);
   matrix.rows = 1;
+  // Beside a dimension of 0 the others may be anything.
   for (std::int64_t i = 0; i + 1 < tensor.dim(); ++i)
-    matrix.rows *= static_cast<std::size_t>(tensor.size(i));
+    STD_TORCH_CHECK(!__builtin_mul_overflow(matrix.rows, static_cast<std::size_t>(tensor.size(i)),
+                                            &matrix.rows),
+                    op, ": ", what, " has 2^64 rows or more");
   matrix.stride = strided_rows ? static_cast<std::size_t>(tensor.stride(0)) : matrix.cols;
   return argument;
 }
@@ -26,6 +30,24 @@ RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor, std
   STD_TORCH_CHECK(argument.dtype == dtype, op, ": ", what, " is ", name_of(argument.dtype),
                   ", wanted ", name_of(dtype), " as the activations");
   return argument;
+}
+
+RowsArgument rows_beside(const char* op, const char* what, const Tensor& tensor, const Tensor& x,
+                         const RowsArgument& x_rows) {
+  RowsArgument argument = rows_of(op, what, tensor, x_rows.matrix.rows, x_rows.dtype);
+  bool same = tensor.dim() == x.dim();
+  for (std::int64_t i = 0; same && i + 1 < x.dim(); ++i) same = tensor.size(i) == x.size(i);
+  STD_TORCH_CHECK(same, op, ": ", what, " has ", tensor.dim(),
+                  " dimensions, wanted the leading ones of the activations");
+  return argument;
+}
+
+RowsArgument vector_of(const char* op, const char* what, const Tensor& tensor, std::size_t size,
+                       DType dtype) {
+  check_given(op, what, tensor);
+  STD_TORCH_CHECK(tensor.dim() == 1, op, ": ", what, " has ", tensor.dim(),
+                  " dimensions, wanted one");
+  return rows_of(op, what, tensor, 1, size, dtype);
 }
 
 RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor, std::size_t rows,
@@ -46,10 +68,15 @@ LinearWeight check_weight(const char* op, const Tensor& values, const std::vecto
     weight.packed.cols = static_cast<std::size_t>(layout[3]);
     return weight;
   }
+  check_given(op, "values", values);
   STD_TORCH_CHECK(scales.empty(), op, ": a plain weight has ", scales.size(), " scales, wanted 0");
   STD_TORCH_CHECK(values.is_contiguous(), op, ": a plain weight must be contiguous");
-  STD_TORCH_CHECK(layout[2] >= 0 && layout[3] >= 0 && values.numel() == layout[2] * layout[3], op,
-                  ": a plain weight has ", values.numel(), " elements, layout says ", layout[2],
+  std::int64_t elements = 0;
+  STD_TORCH_CHECK(layout[1] == 0, op, ": a plain weight has block size ", layout[1], ", wanted 0");
+  STD_TORCH_CHECK(layout[2] >= 0 && layout[3] >= 0 &&
+                      !__builtin_mul_overflow(layout[2], layout[3], &elements) &&
+                      values.numel() == elements,
+                  op, ": a plain weight has ", values.numel(), " elements, layout says ", layout[2],
                   " x ", layout[3]);
   LinearWeight weight;
   weight.dtype = dtype_of(values.scalar_type(), op, "a plain weight");
@@ -61,22 +88,32 @@ LinearWeight check_weight(const char* op, const Tensor& values, const std::vecto
 
 LinearWeight plain_weight(const char* op, const char* what, const Tensor& tensor, std::size_t rows,
                           std::size_t cols, Tensor& owner) {
+  check_given(op, what, tensor);
   STD_TORCH_CHECK(tensor.dim() == 2 && static_cast<std::size_t>(tensor.size(0)) == rows &&
                       static_cast<std::size_t>(tensor.size(1)) == cols,
                   op, ": ", what, " has the wrong shape, wanted [", rows, ", ", cols, "]");
+  const DType dtype = dtype_of(tensor.scalar_type(), op, what);
   owner = tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
   LinearWeight weight;
-  weight.dtype = dtype_of(tensor.scalar_type(), op, what);
+  weight.dtype = dtype;
   weight.packed.rows = rows;
   weight.packed.cols = cols;
   weight.packed.values = static_cast<const std::uint8_t*>(owner.const_data_ptr());
   return weight;
 }
 
-Tensor empty_rows(const Tensor& x, std::size_t cols) {
+void check_a(const char* op, const Tensor& a, std::size_t rank, std::size_t cols) {
+  check_given(op, "a", a);
+  dtype_of(a.scalar_type(), op, "a");
+  STD_TORCH_CHECK(a.dim() == 2 && static_cast<std::size_t>(a.size(0)) == rank &&
+                      static_cast<std::size_t>(a.size(1)) == cols,
+                  op, ": a has the wrong shape, wanted [", rank, ", ", cols, "]");
+}
+
+Tensor empty_rows(const char* op, const Tensor& x, std::size_t cols) {
   std::vector<std::int64_t> shape(x.sizes().begin(), x.sizes().end());
   shape.back() = static_cast<std::int64_t>(cols);
-  return torch::stable::new_empty(x, shape);
+  return empty(op, x, shape, x.scalar_type());
 }
 
 MutableMatrix mutable_rows(const Tensor& out, std::size_t rows, std::size_t cols) {

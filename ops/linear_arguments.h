@@ -27,6 +27,13 @@ RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor, std
 RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor, std::size_t rows,
                      std::size_t cols, DType dtype);
 
+// The same as `x`, but for the last dimension: what stands beside x in a product.
+RowsArgument rows_beside(const char* op, const char* what, const Tensor& tensor, const Tensor& x,
+                         const RowsArgument& x_rows);
+// [size], as one row.
+RowsArgument vector_of(const char* op, const char* what, const Tensor& tensor, std::size_t size,
+                       DType dtype);
+
 // A packed weight, or with layout [0, 0, rows, cols] a plain one whose elements are `values`.
 LinearWeight check_weight(const char* op, const Tensor& values, const std::vector<Tensor>& scales,
                           const std::vector<std::int64_t>& layout);
@@ -36,8 +43,11 @@ LinearWeight check_weight(const char* op, const Tensor& values, const std::vecto
 LinearWeight plain_weight(const char* op, const char* what, const Tensor& tensor, std::size_t rows,
                           std::size_t cols, Tensor& owner);
 
+// Checks what the gradient of a low-rank part takes and the forward does not: `a` [rank, cols].
+void check_a(const char* op, const Tensor& a, std::size_t rank, std::size_t cols);
+
 // Like `x` with another last dimension.
-Tensor empty_rows(const Tensor& x, std::size_t cols);
+Tensor empty_rows(const char* op, const Tensor& x, std::size_t cols);
 MutableMatrix mutable_rows(const Tensor& out, std::size_t rows, std::size_t cols);
 
 }  // namespace monograph::ops

@@ -16,7 +16,8 @@ std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_cpu(const Tensor& x, con
       check_head("linear_cross_entropy", x, values, scales, layout, bias, labels, softcap, scale);
   const Matrix& rows = a.x.matrix;
   Tensor loss = float_vector(x, rows.rows), lse = float_vector(x, rows.rows);
-  Tensor dx = need_dx ? empty_rows(x, rows.cols) : torch::stable::new_empty(x, {0});
+  Tensor dx =
+      need_dx ? empty_rows("linear_cross_entropy", x, rows.cols) : torch::stable::new_empty(x, {0});
   const MutableMatrix out = need_dx ? mutable_rows(dx, rows.rows, rows.cols) : MutableMatrix{};
   linear_cross_entropy(a.problem,
                        {static_cast<float*>(loss.mutable_data_ptr()),
@@ -31,14 +32,15 @@ std::tuple<Tensor, Tensor> linear_cross_entropy_dw_cpu(const Tensor& x, const Te
                                                        const Tensor& g, double softcap,
                                                        double scale) {
   const char* const op = "linear_cross_entropy_dw";
+  check_given(op, "weight", weight);
   STD_TORCH_CHECK(weight.dim() == 2, op, ": the weight has ", weight.dim(),
                   " dimensions, wanted [rows, cols]");
   const Tensor values = torch::stable::contiguous(weight);
   const HeadArguments a = check_head(op, x, values, {}, {0, 0, weight.size(0), weight.size(1)},
                                      bias, labels, softcap, scale);
   const std::size_t tokens = a.x.matrix.rows;
-  const RowsArgument sums = rows_of(op, "lse", lse, 1, tokens, DType::kFloat32);
-  const RowsArgument factors = rows_of(op, "g", g, 1, tokens, DType::kFloat32);
+  const RowsArgument sums = vector_of(op, "lse", lse, tokens, DType::kFloat32);
+  const RowsArgument factors = vector_of(op, "g", g, tokens, DType::kFloat32);
   Tensor dw = torch::stable::new_empty(weight, weight.sizes(), x.scalar_type());
   Tensor dbias = float_vector(x, bias ? a.problem.weight.packed.rows : 0);
   linear_cross_entropy_dw(

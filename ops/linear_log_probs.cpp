@@ -21,7 +21,8 @@ Seven linear_log_probs_cpu(const Tensor& x, const Tensor& values, const std::vec
   Tensor mean = float_vector(x, rows.rows);
   Tensor top =
       torch::stable::new_empty(x, {static_cast<std::int64_t>(rows.rows)}, ScalarType::Bool);
-  Tensor dx = need_dx ? empty_rows(x, rows.cols) : torch::stable::new_empty(x, {0});
+  Tensor dx =
+      need_dx ? empty_rows("linear_log_probs", x, rows.cols) : torch::stable::new_empty(x, {0});
   const TokenStatistics statistics = {data(entropy), data(squares), data(mean),
                                       static_cast<bool*>(top.mutable_data_ptr())};
   float* const loss = data(log_probs);
@@ -43,11 +44,11 @@ Tensor linear_entropy_dx_cpu(const Tensor& x, const Tensor& values,
   const char* const op = "linear_entropy_dx";
   const HeadArguments a = check_head(op, x, values, scales, layout, bias, labels, softcap, scale);
   const std::size_t tokens = a.x.matrix.rows;
-  const RowsArgument sums = rows_of(op, "lse", lse, 1, tokens, DType::kFloat32);
-  const RowsArgument found = rows_of(op, "entropy", entropy, 1, tokens, DType::kFloat32);
-  const RowsArgument factors = rows_of(op, "g", g, 1, tokens, DType::kFloat32);
+  const RowsArgument sums = vector_of(op, "lse", lse, tokens, DType::kFloat32);
+  const RowsArgument found = vector_of(op, "entropy", entropy, tokens, DType::kFloat32);
+  const RowsArgument factors = vector_of(op, "g", g, tokens, DType::kFloat32);
   const auto data = [](const RowsArgument& r) { return static_cast<const float*>(r.matrix.data); };
-  Tensor dx = empty_rows(x, a.x.matrix.cols);
+  Tensor dx = empty_rows(op, x, a.x.matrix.cols);
   linear_entropy_dx(
       a.problem,
       {data(sums), data(found), data(factors), mutable_rows(dx, tokens, a.x.matrix.cols)},

@@ -3,6 +3,8 @@
 //
 // `layouts` holds five numbers a weight, [format, block, rows, cols, number of scales]; `scales`
 // the scales of all weights in order. bias, u, b and a are empty or have one entry a weight.
+#include <vector>
+
 #include "kernels/linear/linear.h"
 #include "linear_arguments.h"
 
@@ -22,9 +24,10 @@ std::vector<LinearWeight> check_weights(const char* op, const std::vector<Tensor
   std::size_t used = 0;
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto layout = layouts.begin() + static_cast<std::ptrdiff_t>(kLayoutEntries * i);
+    STD_TORCH_CHECK(layout[4] >= 0 && static_cast<std::size_t>(layout[4]) <= scales.size() - used,
+                    op, ": layouts claims ", layout[4], " scales for weight ", i, ", ",
+                    scales.size() - used, " of ", scales.size(), " are left");
     const auto count = static_cast<std::size_t>(layout[4]);
-    STD_TORCH_CHECK(count <= scales.size() - used, op, ": layouts claims more scales than the ",
-                    scales.size(), " given");
     const auto first = scales.begin() + static_cast<std::ptrdiff_t>(used);
     const std::vector<Tensor> own(first, first + static_cast<std::ptrdiff_t>(count));
     weights.push_back(check_weight(op, values[i], own, {layout, layout + 4}));
@@ -39,18 +42,24 @@ void check_count(const char* op, const char* what, const std::vector<Tensor>& li
                   " entries, wanted 0 or ", n);
 }
 
+void check_together(const char* op, const char* first, const std::vector<Tensor>& one,
+                    const char* second, const std::vector<Tensor>& other) {
+  STD_TORCH_CHECK(one.size() == other.size(), op, ": ", first, " has ", one.size(), " entries, ",
+                  second, " has ", other.size(), "; they must come together");
+}
+
 std::vector<Tensor> linear_shared_cpu(const Tensor& x, const std::vector<Tensor>& values,
                                       const std::vector<Tensor>& scales,
                                       const std::vector<std::int64_t>& layouts,
                                       const std::vector<Tensor>& bias, const std::vector<Tensor>& u,
-                                      const std::vector<Tensor>& b,
-                                      const std::vector<Tensor>& /*a*/) {
+                                      const std::vector<Tensor>& b, const std::vector<Tensor>& a) {
   const char* const op = "linear_shared";
   const std::vector<LinearWeight> weights = check_weights(op, values, scales, layouts);
   const std::size_t n = weights.size();
   check_count(op, "bias", bias, n);
   check_count(op, "u", u, n);
-  check_count(op, "b", b, u.size());
+  check_together(op, "u", u, "b", b);
+  check_count(op, "a", a, u.size());
   const RowsArgument input = rows_of(op, "x", x);
   std::vector<RowsArgument> kept;  // views into tensors that must outlive the call
   std::vector<Tensor> owners(n), results;
@@ -62,20 +71,22 @@ std::vector<Tensor> linear_shared_cpu(const Tensor& x, const std::vector<Tensor>
                     " columns, weight ", i, " has ", weights[i].packed.cols);
     outputs[i].weight = weights[i];
     if (!bias.empty()) {
-      kept.push_back(rows_of(op, "bias", bias[i], 1, weights[i].packed.rows, input.dtype));
+      kept.push_back(vector_of(op, "bias", bias[i], weights[i].packed.rows, input.dtype));
       outputs[i].bias = kept.back().matrix.data;
     }
     if (!u.empty()) {
-      kept.push_back(rows_of(op, "u", u[i], input.matrix.rows, input.dtype));
+      kept.push_back(rows_beside(op, "u", u[i], x, input));
       const std::size_t rank = kept.back().matrix.cols;
       terms[i] = {kept.back().matrix,
                   plain_weight(op, "b", b[i], weights[i].packed.rows, rank, owners[i])};
       outputs[i].low_rank = {&terms[i], 1};
+      if (!a.empty()) check_a(op, a[i], rank, input.matrix.cols);
     }
-    results.push_back(empty_rows(x, weights[i].packed.rows));
+    results.push_back(empty_rows(op, x, weights[i].packed.rows));
     outputs[i].y = mutable_rows(results.back(), input.matrix.rows, weights[i].packed.rows);
   }
-  linear(input.dtype, input.matrix, outputs, torch_parallel_for);
+  std::erase_if(outputs, [](const LinearOutput& output) { return output.y.cols == 0; });
+  if (!outputs.empty()) linear(input.dtype, input.matrix, outputs, torch_parallel_for);
   return results;
 }
 
@@ -88,7 +99,7 @@ Tensor linear_shared_dx_cpu(const std::vector<Tensor>& dy, const std::vector<Ten
   const std::size_t n = weights.size();
   STD_TORCH_CHECK(dy.size() == n, op, ": dy has ", dy.size(), " entries, wanted ", n);
   check_count(op, "du", du, n);
-  check_count(op, "a", a, du.size());
+  check_together(op, "du", du, "a", a);
   const RowsArgument first = rows_of(op, "dy", dy[0]);
   const std::size_t rows = first.matrix.rows, cols = weights[0].packed.cols;
   std::vector<RowsArgument> kept;
@@ -99,15 +110,19 @@ Tensor linear_shared_dx_cpu(const std::vector<Tensor>& dy, const std::vector<Ten
   for (std::size_t i = 0; i < n; ++i) {
     STD_TORCH_CHECK(weights[i].packed.cols == cols, op, ": weight ", i, " has ",
                     weights[i].packed.cols, " columns, weight 0 has ", cols);
-    kept.push_back(rows_of(op, "dy", dy[i], rows, weights[i].packed.rows, first.dtype));
+    kept.push_back(rows_beside(op, "dy", dy[i], dy[0], first));
+    STD_TORCH_CHECK(kept.back().matrix.cols == weights[i].packed.rows, op, ": dy[", i, "] has ",
+                    kept.back().matrix.cols, " columns, weight ", i, " has ",
+                    weights[i].packed.rows, " rows");
     terms.push_back({kept.back().matrix, weights[i]});
   }
   for (std::size_t i = 0; i < du.size(); ++i) {
-    kept.push_back(rows_of(op, "du", du[i], rows, first.dtype));
+    kept.push_back(rows_beside(op, "du", du[i], dy[0], first));
     const std::size_t rank = kept.back().matrix.cols;
     terms.push_back({kept.back().matrix, plain_weight(op, "a", a[i], rank, cols, owners[i])});
   }
-  Tensor dx = empty_rows(dy[0], cols);
+  Tensor dx = empty_rows(op, dy[0], cols);
+  if (cols == 0) return dx;
   linear_dx(first.dtype, terms, mutable_rows(dx, rows, cols), torch_parallel_for);
   return dx;
 }

@@ -12,6 +12,7 @@ namespace {
 using Integers = std::vector<std::int64_t>;
 
 std::span<const std::int64_t> integers_of(const char* op, const char* what, const Tensor& tensor) {
+  check_given(op, what, tensor);
   STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Long, op, ": ", what, " has dtype ",
                   name_of(tensor.scalar_type()), ", wanted int64");
   STD_TORCH_CHECK(tensor.is_contiguous(), op, ": ", what, " is not contiguous");
@@ -54,9 +55,15 @@ std::vector<Tensor> pack_cpu(const Tensor& lengths, std::int64_t capacity,
           tensor_of(lengths, packing.row_offsets)};
 }
 
+// So that no number of documents makes the count of rows overflow.
+constexpr std::int64_t kLastRow = std::int64_t{1} << 62;
+
 // The rows of `open` are OpenRow: number, space, documents.
 PackStream stream_of(const Tensor& open, std::int64_t next_row, std::int64_t capacity,
                      std::int64_t max_documents, std::int64_t max_open) {
+  STD_TORCH_CHECK(next_row >= 0 && next_row <= kLastRow, "pack_stream: next_row is ", next_row,
+                  ", wanted 0 to ", kLastRow);
+  check_given("pack_stream", "open", open);
   STD_TORCH_CHECK(open.dim() == 2 && open.size(1) == 3 && open.size(0) <= max_open,
                   "pack_stream: open has ", open.dim(), " dimensions and ", open.numel(),
                   " elements, wanted [rows, 3] with at most max_open=", max_open, " rows");
@@ -64,7 +71,7 @@ PackStream stream_of(const Tensor& open, std::int64_t next_row, std::int64_t cap
   const auto numbers = integers_of("pack_stream", "open", open);
   for (std::size_t i = 0; i < numbers.size(); i += 3) {
     const OpenRow row = {numbers[i], numbers[i + 1], numbers[i + 2]};
-    STD_TORCH_CHECK(row.row < next_row && row.space >= 1 && row.space <= capacity &&
+    STD_TORCH_CHECK(row.row >= 0 && row.row < next_row && row.space >= 1 && row.space <= capacity &&
                         row.documents >= 0 && row.documents < stream.max_documents,
                     "pack_stream: open row ", row.row, " has space ", row.space, " and ",
                     row.documents, " documents, wanted a row that was opened and is not full");

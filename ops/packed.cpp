@@ -7,6 +7,7 @@ namespace monograph::ops {
 namespace {
 
 ByteSpan bytes_of(const char* op, const std::string& what, const Tensor& tensor) {
+  check_given(op, what.c_str(), tensor);
   STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Byte, op, ": ", what, " has dtype ",
                   name_of(tensor.scalar_type()), ", wanted uint8");
   STD_TORCH_CHECK(tensor.is_contiguous(), op, ": ", what, " is not contiguous");

@@ -13,7 +13,7 @@ namespace monograph::ops {
 namespace {
 
 Tensor bytes_like(const Tensor& input, std::size_t size) {
-  return torch::stable::new_empty(input, {static_cast<std::int64_t>(size)}, ScalarType::Byte);
+  return empty("quantize", input, {static_cast<std::int64_t>(size)}, ScalarType::Byte);
 }
 
 std::vector<Tensor> double_quantized(const Tensor& input, const float* scales, std::size_t blocks) {
@@ -81,6 +81,7 @@ std::vector<Tensor> quantize_cpu(const Tensor& input, std::int64_t format, std::
                                  bool double_quant, bool saturate_nonfinite, std::int64_t rule,
                                  std::int64_t scale_bytes) {
   const FormatInfo& info = check_format("quantize", "format", format);
+  check_given("quantize", "input", input);
   STD_TORCH_CHECK(input.is_contiguous(), "quantize: input is not contiguous");
   STD_TORCH_CHECK(!double_quant || info.double_quant, "quantize: format ", info.name,
                   " has no double quantisation");

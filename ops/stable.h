@@ -25,6 +25,21 @@ using torch::stable::Tensor;
 DType dtype_of(ScalarType type, const char* op, const char* what);
 const char* name_of(ScalarType type);
 
+// torch hands over None for a `Tensor` as an undefined one.
+void check_given(const char* op, const char* what, const Tensor& tensor);
+
+// What the kernels compute with. A number that float32 rounds to infinity or to 0 would mean
+// another thing there and is an error.
+float float32_of(const char* op, const char* what, double number);
+
+// A new tensor on the device of `like`. A shape of too many elements, or more than the allocator
+// gives, is an error that names `op` and the shape.
+Tensor empty(const char* op, const Tensor& like, const std::vector<std::int64_t>& shape,
+             ScalarType dtype);
+
+// The bytes of two contiguous tensors overlap.
+bool overlap(const Tensor& a, const Tensor& b);
+
 // torch's own pool. A body must not throw: an exception would have to cross a C boundary.
 inline constexpr struct TorchParallelFor {
   void operator()(std::size_t count, std::size_t grain, ParallelBody body) const;

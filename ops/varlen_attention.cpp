@@ -15,9 +15,13 @@ struct HeadsArgument {
   HeadsView view;
 };
 
-HeadsArgument heads_of(const char* op, const char* what, const Tensor& tensor, DType dtype) {
+void check_three(const char* op, const char* what, const Tensor& tensor) {
+  check_given(op, what, tensor);
   STD_TORCH_CHECK(tensor.dim() == 3, op, ": ", what, " has ", tensor.dim(),
                   " dimensions, wanted [tokens, heads, size]");
+}
+
+HeadsArgument heads_of(const char* op, const char* what, const Tensor& tensor, DType dtype) {
   STD_TORCH_CHECK(dtype_of(tensor.scalar_type(), op, what) == dtype, op, ": ", what, " is ",
                   name_of(tensor.scalar_type()), ", wanted ", name_of(dtype), " as q");
   const bool usable = tensor.stride(2) == 1 || tensor.size(2) <= 1;
@@ -33,6 +37,7 @@ MutableHeadsView mutable_heads(const Tensor& tensor) {
 
 const std::int32_t* offsets_of(const char* op, const char* what, const Tensor& tensor,
                                std::int64_t want) {
+  check_given(op, what, tensor);
   STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Int, op, ": ", what, " has dtype ",
                   name_of(tensor.scalar_type()), ", wanted int32");
   STD_TORCH_CHECK(tensor.dim() == 1 && tensor.is_contiguous(), op, ": ", what,
@@ -48,13 +53,18 @@ AttentionProblem check_problem(const char* op, const Tensor& q, const Tensor& k,
                                const std::optional<Tensor>& key_lengths,
                                const std::optional<Tensor>& sinks, bool causal, std::int64_t window,
                                double scale, double softcap) {
-  STD_TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.dim() == 3, op,
-                  ": q, k and v must be [tokens, heads, size]");
+  check_three(op, "q", q);
+  check_three(op, "k", k);
+  check_three(op, "v", v);
   STD_TORCH_CHECK(k.size(0) == v.size(0) && k.size(1) == v.size(1), op, ": k has ", k.size(0),
                   " tokens of ", k.size(1), " heads, v has ", v.size(0), " of ", v.size(1));
   STD_TORCH_CHECK(q.size(2) == k.size(2), op, ": q has heads of ", q.size(2), ", k of ", k.size(2));
-  STD_TORCH_CHECK(k.size(1) > 0 && q.size(1) % k.size(1) == 0, op, ": ", q.size(1),
+  STD_TORCH_CHECK(q.size(1) > 0 && k.size(1) > 0 && q.size(1) % k.size(1) == 0, op, ": ", q.size(1),
                   " query heads are no multiple of ", k.size(1), " key heads");
+  STD_TORCH_CHECK(window >= 0, op, ": window is ", window, ", wanted 0 for none or more");
+  STD_TORCH_CHECK(scale >= 0, op, ": scale is ", scale, ", wanted 0 or more");
+  STD_TORCH_CHECK(softcap >= 0, op, ": softcap is ", softcap, ", wanted 0 for none or more");
+  check_given(op, "cu_q", cu_q);
   STD_TORCH_CHECK(cu_q.numel() >= 1, op, ": cu_q is empty, wanted at least one offset");
   AttentionProblem problem = {};
   problem.dtype = dtype_of(q.scalar_type(), op, "q");
@@ -66,12 +76,14 @@ AttentionProblem check_problem(const char* op, const Tensor& q, const Tensor& k,
   problem.value_size = static_cast<std::size_t>(v.size(2));
   problem.causal = causal;
   problem.window = window;
-  problem.scale = static_cast<float>(scale);
-  problem.softcap = static_cast<float>(softcap);
+  problem.scale = float32_of(op, "scale", scale);
+  problem.softcap = float32_of(op, "softcap", softcap);
   if (sinks) {
-    STD_TORCH_CHECK(sinks->scalar_type() == ScalarType::Float && sinks->is_contiguous() &&
-                        sinks->numel() == q.size(1),
-                    op, ": sinks must be ", q.size(1), " contiguous float32 values");
+    STD_TORCH_CHECK(sinks->scalar_type() == ScalarType::Float && sinks->dim() == 1 &&
+                        sinks->is_contiguous() && sinks->numel() == q.size(1),
+                    op, ": sinks has ", sinks->numel(), " values of ",
+                    name_of(sinks->scalar_type()), ", wanted ", q.size(1),
+                    " contiguous float32 values");
     problem.sinks = static_cast<const float*>(sinks->const_data_ptr());
   }
   const std::int64_t count = cu_q.numel() - 1;
@@ -81,6 +93,25 @@ AttentionProblem check_problem(const char* op, const Tensor& q, const Tensor& k,
   if (key_lengths)
     problem.documents.key_lengths = offsets_of(op, "key_lengths", *key_lengths, count);
   return problem;
+}
+
+// What the forward returned, and the gradient of it.
+void check_results(const char* op, const Tensor& q, const Tensor& v, const Tensor& out,
+                   const Tensor& dout, const Tensor& lse) {
+  const auto check = [&](const char* what, const Tensor& t) {
+    check_three(op, what, t);
+    STD_TORCH_CHECK(t.size(0) == q.size(0) && t.size(1) == q.size(1) && t.size(2) == v.size(2), op,
+                    ": ", what, " has shape [", t.size(0), ", ", t.size(1), ", ", t.size(2),
+                    "], wanted [", q.size(0), ", ", q.size(1), ", ", v.size(2), "]");
+  };
+  check("out", out);
+  check("dout", dout);
+  check_given(op, "lse", lse);
+  STD_TORCH_CHECK(lse.scalar_type() == ScalarType::Float && lse.is_contiguous() && lse.dim() == 2 &&
+                      lse.size(0) == q.size(1) && lse.size(1) == q.size(0),
+                  op, ": lse has ", lse.dim(), " dimensions and ", lse.numel(), " elements of ",
+                  name_of(lse.scalar_type()), ", wanted contiguous float32 [", q.size(1), ", ",
+                  q.size(0), "] as varlen_attention returned it");
 }
 
 int thread_count() { return static_cast<int>(torch::stable::get_num_threads()); }
@@ -100,8 +131,8 @@ std::tuple<Tensor, Tensor> varlen_attention_cpu(const Tensor& q, const Tensor& k
   job.q = queries.view;
   job.k = keys.view;
   job.v = values.view;
-  Tensor out = torch::stable::new_empty(q, {q.size(0), q.size(1), v.size(2)});
-  Tensor lse = torch::stable::new_empty(q, {q.size(1), q.size(0)}, ScalarType::Float);
+  Tensor out = empty(op, q, {q.size(0), q.size(1), v.size(2)}, q.scalar_type());
+  Tensor lse = empty(op, q, {q.size(1), q.size(0)}, ScalarType::Float);
   job.out = mutable_heads(out);
   job.lse = static_cast<float*>(lse.mutable_data_ptr());
   varlen_attention(job, torch_parallel_for, thread_count());
@@ -117,6 +148,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> varlen_attention_backward_cpu(
   AttentionBackward job = {};
   job.problem =
       check_problem(op, q, k, v, cu_q, cu_k, key_lengths, sinks, causal, window, scale, softcap);
+  check_results(op, q, v, out, dout, lse);
   const DType dtype = job.problem.dtype;
   const HeadsArgument queries = heads_of(op, "q", q, dtype), keys = heads_of(op, "k", k, dtype),
                       values = heads_of(op, "v", v, dtype),
@@ -127,9 +159,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> varlen_attention_backward_cpu(
   job.v = values.view;
   job.out = result.view;
   job.dout = gradient.view;
-  STD_TORCH_CHECK(lse.scalar_type() == ScalarType::Float && lse.is_contiguous() &&
-                      lse.numel() == q.size(0) * q.size(1),
-                  op, ": lse is not what varlen_attention returned");
   job.lse = static_cast<const float*>(lse.const_data_ptr());
   Tensor dq = torch::stable::new_empty(q, {q.size(0), q.size(1), q.size(2)});
   Tensor dk = torch::stable::new_empty(k, {k.size(0), k.size(1), k.size(2)});

@@ -10,6 +10,12 @@ namespace {
 
 std::string text(std::size_t n) { return std::to_string(n); }
 
+std::string text(std::span<const std::size_t> shape) {
+  std::string list;
+  for (const std::size_t size : shape) list += (list.empty() ? "" : ", ") + text(size);
+  return "[" + list + "]";
+}
+
 const std::uint8_t* sized(const std::string& what, ByteSpan bytes, std::size_t want) {
   if (bytes.size != want)
     throw Error(what + " has " + text(bytes.size) + " bytes, wanted " + text(want));
@@ -70,8 +76,9 @@ MatrixShape matrix_shape(const FormatInfo& info, std::size_t block,
   MatrixShape result;
   std::size_t elements = 1;
   for (std::size_t i = 0; i < shape.size(); ++i) {
-    if (__builtin_mul_overflow(elements, shape[i], &elements))
-      throw Error("the shape in layout has too many elements");
+    if (__builtin_mul_overflow(elements, shape[i] == 0 ? 1 : shape[i], &elements) ||
+        elements > kMostElements)
+      throw Error("the shape " + text(shape) + " has too many elements, wanted at most 2^56");
     const std::size_t left = shape.size() - i;
     (left == 1 ? result.cols : left == 2 ? result.rows : result.matrices) *= shape[i];
   }

@@ -25,8 +25,12 @@ PackedView bind_packed(const FormatInfo& info, std::size_t block,
                        std::span<const std::size_t> shape, ByteSpan values,
                        std::span<const ByteSpan> scales);
 
-// rows, cols and matrix_rows of a shape; throws Error where the product overflows or rows are not
-// whole blocks.
+// The product of the dimensions of a shape, those of 0 left out, is at most this: no count of
+// elements, blocks, bits or bytes that follows from a shape can overflow.
+inline constexpr std::size_t kMostElements = std::size_t{1} << 56;
+
+// rows, cols and matrix_rows of a shape; throws Error where it exceeds kMostElements or rows are
+// not whole blocks.
 struct MatrixShape {
   std::size_t matrices = 1, rows = 1, cols = 1;  // rows of one matrix
   std::size_t elements() const { return matrices * rows * cols; }

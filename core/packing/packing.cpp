@@ -19,6 +19,9 @@ struct Pieces {
 // 2^32 - 1 stands for "none" in the lists of best fit.
 constexpr std::int64_t kMostPieces = std::numeric_limits<std::uint32_t>::max() - 1;
 
+// One wrong length must not ask for all memory: 16 million rows of one document.
+constexpr std::int64_t kMostOfOne = std::int64_t{1} << 24;
+
 // The number of pieces, after every length has been checked.
 std::int64_t count_pieces(std::span<const std::int64_t> lengths, const PackOptions& options) {
   std::int64_t pieces = 0;
@@ -33,6 +36,10 @@ std::int64_t count_pieces(std::span<const std::int64_t> lengths, const PackOptio
                   "; truncating and splitting are the alternatives to refusing it");
     const bool split = options.overlong == Overlong::kSplit;
     const std::int64_t more = length == 0 ? 0 : split ? (length - 1) / options.capacity + 1 : 1;
+    if (more > kMostOfOne)
+      throw Error("pack: document " + std::to_string(i) + " has length " + std::to_string(length) +
+                  ", which splits into " + std::to_string(more) + " pieces, wanted at most " +
+                  std::to_string(kMostOfOne));
     if (more > kMostPieces - pieces || i > static_cast<std::size_t>(kMostPieces))
       throw Error("pack: more than " + std::to_string(kMostPieces) + " documents or pieces");
     pieces += more;

@@ -48,7 +48,7 @@ struct Packing {
 
 // A document without tokens has no piece; every other one has exactly one, or with kSplit
 // ceil(length / capacity). Throws Error for a negative length, an overlong document that is to be
-// refused, and 2^32 or more documents or pieces.
+// refused or that splits into more than 2^24 pieces, and 2^32 or more documents or pieces.
 Packing pack(std::span<const std::int64_t> lengths, const PackOptions& options);
 
 // A row that still takes documents.

@@ -297,6 +297,38 @@ def test_wrong_arguments_name_the_thing_found_and_wanted():
         varlen_attention(q, k, v, cu, key_lengths=torch.zeros(1, dtype=torch.int32))
 
 
+def test_backward_takes_only_what_the_forward_returned():
+    q, k, v = (torch.randn(20, h, 16) for h in (4, 2, 2))
+    cu = torch.tensor([0, 7, 20], dtype=torch.int32)
+    out, lse = torch.ops.monograph.varlen_attention(q, k, v, cu, cu, None, None, True, 0, 0.25, 0.0)
+
+    def backward(dout, out, lse):
+        arguments = (dout, q, k, v, out, lse, cu, cu, None, None, True, 0, 0.25, 0.0)
+        for function in (torch.ops.monograph.varlen_attention_backward, portable_varlen_attention_backward):
+            with pytest.raises((RuntimeError, ValueError)) as refused:
+                function(*arguments)
+            yield str(refused.value)
+
+    small = torch.zeros(1, 1, 1)
+    assert all("dout has shape [1, 1, 1], wanted [20, 4, 16]" in text for text in backward(small, out, lse))
+    assert all("out has shape [1, 1, 1], wanted [20, 4, 16]" in text for text in backward(out, small, lse))
+    assert all("wanted" in text and "[4, 20]" in text for text in backward(out, out, lse.t().contiguous()))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [2**31, 2**40, 2**40 + 1, 2**63 - 1])
+def test_a_window_of_any_size_is_no_window_when_it_is_longer_than_the_text(window, causal):
+    """2^63 - 1 overflowed, and a query saw nothing."""
+    q, k, v = (torch.randn(70, h, 16) for h in (4, 2, 2))
+    cu = torch.tensor([0, 7, 70], dtype=torch.int32)
+    want = varlen_attention(q, k, v, cu, causal=causal)
+    assert torch.equal(varlen_attention(q, k, v, cu, causal=causal, window=window), want)
+    portable = portable_varlen_attention(q, k, v, cu, cu, None, None, causal, window, 0.25, 0.0)[0]
+    assert error(portable, want) < 1e-5
+    with pytest.raises(RuntimeError, match="window is -1, wanted 0 for none or more"):
+        varlen_attention(q, k, v, cu, window=-1)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_chooses_the_type(dtype):
     """Rotary embeddings in float32 leave q and k in float32 beside a v of the layer above."""

@@ -39,8 +39,9 @@ struct Visibility {
 };
 
 [[gnu::always_inline]] inline Visibility visibility(const AttentionProblem& p, const Document& d) {
+  // Farther than any key, and far from overflow when added to a place.
   constexpr std::int64_t kFar = std::int64_t{1} << 40;
-  const std::int64_t reach = p.window > 0 ? p.window - 1 : kFar;
+  const std::int64_t reach = p.window > 0 && p.window <= kFar ? p.window - 1 : kFar;
   return {d.keys - d.queries, d.keys, reach, p.causal ? 0 : reach};
 }
 

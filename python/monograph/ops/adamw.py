@@ -7,11 +7,13 @@ parameter by parameter costs a minute of compilation for 448 matrices. No C++ of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf, isnan
 
 import torch
 
 from monograph import _library  # noqa: F401  (creates the namespace)
 from monograph.integrations.torch.private_names import foreach_norm, fused_adamw
+from monograph.ops.argument_checks import check_tensors, dtype_name
 
 torch.library.define(
     "monograph::adamw",
@@ -54,6 +56,53 @@ def adamw(
     )
 
 
+def _check_parameters(
+    parameters: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    exp_avg: list[torch.Tensor],
+    exp_avg_sq: list[torch.Tensor],
+    weight_decay: list[float],
+) -> None:
+    """torch's kernel trusts that all of a parameter's tensors have its shape, and writes by it."""
+    lists = {"gradients": gradients, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    counts = {name: len(given) for name, given in lists.items()} | {"weight_decay": len(weight_decay)}
+    for name, count in counts.items():
+        if count != len(parameters) or count == 0:
+            raise ValueError(
+                f"adamw: {name} has {count} entries, parameters has {len(parameters)}, wanted one each"
+            )
+    for i, p in enumerate(parameters):
+        if p.layout is not torch.strided or p.dtype != torch.float32:
+            raise ValueError(f"adamw: parameters[{i}] is {dtype_name(p.dtype)} {p.layout}, wanted float32")
+        for name, given in lists.items():
+            t = given[i]
+            same = t.shape == p.shape and t.layout is torch.strided and t.device == p.device
+            if not same or (t.dtype != torch.float32 if name != "gradients" else not t.is_floating_point()):
+                raise ValueError(
+                    f"adamw: {name}[{i}] is {dtype_name(t.dtype)} {list(t.shape)} on {t.device}, "
+                    f"wanted float32 {list(p.shape)} on {p.device} as the parameter"
+                )
+        # The kernel walks memory in order, so all must lie in it in the same way, without overlap.
+        strides = p.stride()
+        if not (p.is_contiguous() and exp_avg[i].stride() == strides and exp_avg_sq[i].stride() == strides):
+            raise ValueError(f"adamw: parameters[{i}] or its moments are not contiguous, wanted contiguous")
+
+
+def _check_numbers(steps: torch.Tensor, learning_rate: torch.Tensor, numbers: tuple[float, ...]) -> None:
+    for name, t in (("steps", steps), ("learning_rate", learning_rate)):
+        check_tensors("adamw", **{name: t})
+        if t.dtype != torch.float32 or t.dim() != 0 or t.layout is not torch.strided:
+            raise ValueError(f"adamw: {name} is {dtype_name(t.dtype)} {list(t.shape)}, wanted float32 []")
+    beta1, beta2, eps, max_norm, *decay = numbers
+    if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and 0 <= eps < inf and all(0 <= d < inf for d in decay)):
+        raise ValueError(
+            f"adamw: beta1={beta1}, beta2={beta2}, eps={eps}, weight_decay={decay}; wanted betas from 0 to "
+            "below 1 and the others finite and not negative"
+        )
+    if isnan(max_norm):
+        raise ValueError(f"adamw: max_norm is {max_norm}, wanted a number; 0 or less clips nothing")
+
+
 @torch.library.impl("monograph::adamw", "CompositeExplicitAutograd")
 def _adamw(
     parameters: list[torch.Tensor],
@@ -68,6 +117,8 @@ def _adamw(
     weight_decay: list[float],
     max_norm: float,
 ) -> torch.Tensor:
+    _check_parameters(parameters, gradients, exp_avg, exp_avg_sq, weight_decay)
+    _check_numbers(steps, learning_rate, (beta1, beta2, eps, max_norm, *weight_decay))
     with torch.no_grad():
         # The kernel writes the clipped gradients back, so it gets copies.
         gradients = [g.to(torch.float32, copy=True) for g in gradients]

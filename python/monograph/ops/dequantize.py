@@ -9,6 +9,7 @@ import torch
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
 from monograph.formats import SCALE_GROUP, BlockShape, Format, format_numbered, value_table
+from monograph.ops.argument_checks import check_float, check_packed, check_shape, check_tensors, require
 
 
 def dequantize(
@@ -24,6 +25,8 @@ def dequantize(
     """
     if out is None:
         return torch.ops.monograph.dequantize(values, scales, layout, dtype)
+    if out.requires_grad and torch.is_grad_enabled():
+        raise ValueError("dequantize: out requires a gradient, wanted a tensor without one or no_grad")
     torch.ops.monograph.dequantize_out(values, scales, layout, out)
     return out
 
@@ -86,9 +89,11 @@ def portable_dequantize(
     values: torch.Tensor, scales: Sequence[torch.Tensor], layout: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
     """The operator in aten operations, for any device. Also a second reference in the tests."""
+    check_tensors("dequantize", values=values, scales=scales)
+    check_packed("dequantize", values, scales, layout)
+    check_float("dequantize", "the output", torch.empty(0, dtype=dtype))
     number, block, *shape = layout
     fmt = format_numbered(number)
-    fmt.check_block(block)
     codes = values.reshape(-1)
     if fmt.bits == 4:
         pair = (codes & 15, codes >> 4) if fmt.low_nibble_first else (codes >> 4, codes & 15)
@@ -100,19 +105,25 @@ def portable_dequantize(
 
 @torch.library.register_fake("monograph::dequantize")
 def _(values, scales, layout, dtype):  # type: ignore[no-untyped-def]
+    check_tensors("dequantize", values=values, scales=scales)
+    require(
+        len(layout) >= 3, "dequantize", f"layout has {len(layout)} entries, wanted [format, block, *shape]"
+    )
     return values.new_empty(layout[2:], dtype=dtype)
 
 
 @torch.library.register_fake("monograph::dequantize_out")
 def _(values, scales, layout, out):  # type: ignore[no-untyped-def]
-    return None
+    check_tensors("dequantize_out", values=values, scales=scales, out=out)
 
 
 torch.library.impl("monograph::dequantize", "CompositeExplicitAutograd")(portable_dequantize)
 
 
 @torch.library.impl("monograph::dequantize_out", "CompositeExplicitAutograd")
-def _portable_dequantize_out(
+def portable_dequantize_out(
     values: torch.Tensor, scales: Sequence[torch.Tensor], layout: Sequence[int], out: torch.Tensor
 ) -> None:
+    check_tensors("dequantize_out", values=values, scales=scales, out=out)
+    check_shape("dequantize_out", "out", out, layout[2:])
     out.copy_(portable_dequantize(values, scales, layout, out.dtype))

@@ -22,9 +22,21 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
+from monograph.ops.argument_checks import PLAIN as PLAIN
+from monograph.ops.argument_checks import (
+    check_beside,
+    check_float,
+    check_low_rank,
+    check_rows,
+    check_shape,
+    check_tensors,
+    check_vector,
+    check_weight,
+    require,
+)
+from monograph.ops.autocast import cast
+from monograph.ops.autograd import register_autograd
 from monograph.ops.dequantize import portable_dequantize
-
-PLAIN = 0  # the format number of a weight that is not packed
 
 
 def linear(
@@ -78,8 +90,16 @@ def portable_linear(
     a: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The operator in aten operations, for any device: dequantises, multiplies, keeps nothing."""
+    check_tensors("linear", x=x, values=values, scales=scales, bias=bias, u=u, b=b, a=a)
+    check_weight("linear", values, scales, layout)
+    check_rows("linear", "x", x, None, layout[3])
+    check_low_rank("linear", x, layout, u, b, a)
+    if bias is not None:
+        check_vector("linear", "bias", bias, layout[2], x.dtype)
     y = torch.nn.functional.linear(x, dense_weight(values, scales, layout, x.dtype), bias)
-    return y if u is None or b is None else y + torch.nn.functional.linear(u, b.to(x.dtype))
+    if u is None or b is None:
+        return y
+    return y + torch.nn.functional.linear(u, b.to(x.dtype))
 
 
 def portable_linear_dx(
@@ -91,17 +111,35 @@ def portable_linear_dx(
     a: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The input gradient in aten operations, for any device."""
+    check_tensors("linear_dx", dy=dy, values=values, scales=scales, du=du, a=a)
+    check_weight("linear_dx", values, scales, layout)
+    check_rows("linear_dx", "dy", dy, None, layout[2])
+    require((du is None) == (a is None), "linear_dx", "du and a must come together")
     dx = dy @ dense_weight(values, scales, layout, dy.dtype)
-    return dx if du is None or a is None else dx + du @ a.to(dy.dtype)
+    if du is None or a is None:
+        return dx
+    check_beside("linear_dx", "du", du, dy)
+    check_float("linear_dx", "a", a)
+    check_shape("linear_dx", "a", a, (du.shape[-1], layout[3]))
+    return dx + du @ a.to(dy.dtype)
+
+
+def _check_layout(op: str, what: str, x: torch.Tensor, layout: Sequence[int]) -> None:
+    require(x.dim() >= 1, op, f"{what} has no dimensions, wanted [..., cols]")
+    require(len(layout) == 4, op, f"layout has {len(layout)} entries, wanted [format, block, rows, cols]")
 
 
 @torch.library.register_fake("monograph::linear")
 def _(x, values, scales, layout, bias, u, b, a):  # type: ignore[no-untyped-def]
+    check_tensors("linear", x=x, values=values, scales=scales, bias=bias, u=u, b=b, a=a)
+    _check_layout("linear", "x", x, layout)
     return x.new_empty([*x.shape[:-1], layout[2]])
 
 
 @torch.library.register_fake("monograph::linear_dx")
 def _(dy, values, scales, layout, du, a):  # type: ignore[no-untyped-def]
+    check_tensors("linear_dx", dy=dy, values=values, scales=scales, du=du, a=a)
+    _check_layout("linear_dx", "dy", dy, layout)
     return dy.new_empty([*dy.shape[:-1], layout[3]])
 
 
@@ -126,6 +164,13 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     x, values, *scales, u, b, a = ctx.saved_tensors
     needs = ctx.needs_input_grad
+    if a is not None and needs[6] and (needs[0] or needs[7]) and torch.is_grad_enabled():
+        # db = dy^T u: a second derivative wants u as the product that it is; the saved one hangs on nothing.
+        if x is None:
+            raise RuntimeError(
+                "linear: no second derivative with a frozen `a`; pass u alone, as a tensor of its own"
+            )
+        u = plain_linear(x, a.to(x.dtype))
     dx = dvalues = dbias = du = db = da = None
     low = b is not None and (needs[5] or (a is not None and (needs[0] or needs[7])))
     if low:
@@ -148,27 +193,33 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     return dx, dvalues, [None] * len(scales), None, dbias, du if a is None else None, db, da
 
 
-torch.library.register_autograd("monograph::linear", _backward, setup_context=_setup_context)
+register_autograd("linear", _backward, _setup_context)
 
 
 def _dx_setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, values, scales, layout, _, a = inputs
-    ctx.save_for_backward(values, *scales, a)
+    dy, values, scales, layout, du, a = inputs
+    trained = a is not None and a.requires_grad
+    ctx.save_for_backward(dy if values.requires_grad else None, values, *scales, du if trained else None, a)
     ctx.layout = layout
 
 
 def _dx_backward(ctx: Any, ddx: torch.Tensor) -> tuple[Any, ...]:
     """dx is linear in dy and du, and its transpose is the forward: double backward comes for free."""
-    values, *scales, a = ctx.saved_tensors
-    ddy = ddu = None
-    if ctx.needs_input_grad[0]:
+    dy, values, *scales, du, a = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    ddy = dvalues = ddu = da = None
+    if needs[0]:
         ddy = linear(ddx, values, scales, ctx.layout)
-    if ctx.needs_input_grad[4]:
-        ddu = linear(ddx, a, [], [PLAIN, 0, *a.shape])
-    return ddy, None, [None] * len(scales), None, ddu, None
+    if needs[1]:
+        dvalues = (as_rows(dy).t() @ as_rows(ddx)).to(values.dtype).reshape(values.shape)
+    if needs[4]:
+        ddu = plain_linear(ddx, a)
+    if needs[5]:
+        da = (as_rows(du).t() @ as_rows(ddx)).to(a.dtype)
+    return ddy, dvalues, [None] * len(scales), None, ddu, da
 
 
-torch.library.register_autograd("monograph::linear_dx", _dx_backward, setup_context=_dx_setup_context)
+register_autograd("linear_dx", _dx_backward, _dx_setup_context)
 
 
 @torch.library.impl("monograph::linear", "AutocastCPU")
@@ -182,10 +233,9 @@ def _autocast(
     b: torch.Tensor | None = None,
     a: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    dtype = torch.get_autocast_dtype("cpu")
-    bias, u, b, a = (None if t is None else t.to(dtype) for t in (bias, u, b, a))
+    x, bias, u, b, a = cast(x), *(cast(t) for t in (bias, u, b, a))
     with torch.amp.autocast("cpu", enabled=False):
-        return torch.ops.monograph.linear(x.to(dtype), values, scales, layout, bias, u, b, a)
+        return torch.ops.monograph.linear(x, values, scales, layout, bias, u, b, a)
 
 
 @register_flop_formula(torch.ops.monograph.linear)

@@ -20,9 +20,17 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
+from monograph.ops.argument_checks import IGNORED as IGNORED
+from monograph.ops.argument_checks import (
+    PLAIN,
+    check_head,
+    check_tensors,
+    check_token_numbers,
+    require,
+)
+from monograph.ops.autocast import cast
+from monograph.ops.autograd import anchor, once, register_autograd, register_not_differentiable
 from monograph.ops.linear import as_rows, dense_weight
-
-IGNORED = -100
 
 # Logits of the portable implementation that exist at a time.
 PORTABLE_LOGITS = 1 << 24
@@ -73,6 +81,9 @@ def portable_linear_cross_entropy(
     need_dx: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The operator in aten operations, for any device: a chunk of tokens at a time."""
+    op = "linear_cross_entropy"
+    check_tensors(op, x=x, values=values, scales=scales, bias=bias, labels=labels)
+    check_head(op, x, values, scales, layout, bias, labels, softcap, scale)
     dense = dense_weight(values, scales, layout, x.dtype)
     rows, targets = as_rows(x), labels.reshape(-1)
     kind = torch.promote_types(x.dtype, torch.float32)
@@ -107,6 +118,7 @@ def portable_linear_cross_entropy_dw(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradient of the weight in aten operations."""
+    check_dw("linear_cross_entropy_dw", x, weight, bias, labels, softcap, scale, lse=lse, g=g)
     keep = (labels.reshape(-1) != IGNORED).nonzero()[:, 0]
     targets, lse, g = labels.reshape(-1)[keep], lse[keep, None], g[keep, None]
 
@@ -115,6 +127,23 @@ def portable_linear_cross_entropy_dw(
         return ((z - lse).exp() - own.to(z.dtype)) * slope * g
 
     return sliced_weight_gradient(as_rows(x)[keep], weight, bias, softcap, scale, dz)
+
+
+def check_dw(
+    op: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    softcap: float,
+    scale: float,
+    **vectors: torch.Tensor,
+) -> None:
+    """What the operators of a trained plain weight take."""
+    check_tensors(op, x=x, weight=weight, bias=bias, labels=labels, **vectors)
+    require(weight.dim() == 2, op, f"the weight has {weight.dim()} dimensions, wanted [rows, cols]")
+    check_head(op, x, weight, [], [PLAIN, 0, *weight.shape], bias, labels, softcap, scale)
+    check_token_numbers(op, labels.numel(), **vectors)
 
 
 def sliced_weight_gradient(
@@ -143,12 +172,17 @@ def sliced_weight_gradient(
 
 @torch.library.register_fake("monograph::linear_cross_entropy")
 def _(x, values, scales, layout, bias, labels, softcap, scale, need_dx):  # type: ignore[no-untyped-def]
+    check_tensors("linear_cross_entropy", x=x, values=values, scales=scales, bias=bias, labels=labels)
     loss = x.new_empty([labels.numel()], dtype=torch.float32)
     return loss, torch.empty_like(loss), x.new_empty(list(x.shape) if need_dx else [0])
 
 
 @torch.library.register_fake("monograph::linear_cross_entropy_dw")
 def _(x, weight, bias, labels, lse, g, softcap, scale):  # type: ignore[no-untyped-def]
+    check_tensors("linear_cross_entropy_dw", x=x, weight=weight, bias=bias, labels=labels, lse=lse, g=g)
+    require(
+        weight.dim() == 2, "linear_cross_entropy_dw", f"the weight has {weight.dim()} dimensions, wanted 2"
+    )
     dw = weight.new_empty(list(weight.shape), dtype=x.dtype)
     return dw, x.new_empty([0 if bias is None else weight.shape[0]], dtype=torch.float32)
 
@@ -165,6 +199,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor
     x, values, scales, layout, bias, labels, softcap, scale, need_dx = inputs
     _, lse, dx = output
     ctx.mark_non_differentiable(lse, dx)
+    ctx.anchor = anchor("linear_cross_entropy", x, values, bias)
     trained = values.requires_grad or (bias is not None and bias.requires_grad)
     if trained:
         ctx.save_for_backward(dx, lse, x, values, bias, labels)
@@ -181,7 +216,7 @@ def _backward(ctx: Any, g: torch.Tensor, *_: Any) -> tuple[Any, ...]:
     if needs[0]:
         if not ctx.need_dx:
             raise RuntimeError("linear_cross_entropy: x wants a gradient, but the call had need_dx=False")
-        grad_x = (dx * g.reshape(dx.shape[:-1]).unsqueeze(-1)).to(dx.dtype)
+        grad_x = once(ctx.anchor, (dx * g.reshape(dx.shape[:-1]).unsqueeze(-1)).to(dx.dtype))
     if ctx.trained:
         if ctx.packed:
             raise RuntimeError("linear_cross_entropy: the bias of a packed weight cannot be trained")
@@ -194,7 +229,8 @@ def _backward(ctx: Any, g: torch.Tensor, *_: Any) -> tuple[Any, ...]:
     return grad_x, dvalues, [None] * ctx.scale_count, None, dbias, None, None, None, None
 
 
-torch.library.register_autograd("monograph::linear_cross_entropy", _backward, setup_context=_setup_context)
+register_autograd("linear_cross_entropy", _backward, _setup_context)
+register_not_differentiable("linear_cross_entropy_dw")
 
 
 def register_head(name: str) -> None:
@@ -209,10 +245,9 @@ def register_head(name: str) -> None:
         bias: torch.Tensor | None,
         *rest: Any,
     ) -> tuple[torch.Tensor, ...]:
-        dtype = torch.get_autocast_dtype("cpu")
+        x, bias = cast(x), cast(bias)
         with torch.amp.autocast("cpu", enabled=False):
-            bias = None if bias is None else bias.to(dtype)
-            return op(x.to(dtype), values, scales, layout, bias, *rest)
+            return op(x, values, scales, layout, bias, *rest)
 
     def flops(x, values, scales, layout, bias, labels, softcap, scale, need_dx, **_):  # type: ignore[no-untyped-def]
         """As if every token had a label: shapes do not tell."""

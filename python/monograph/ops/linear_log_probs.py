@@ -23,10 +23,12 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
+from monograph.ops.argument_checks import IGNORED, check_head, check_tensors, check_token_numbers, require
+from monograph.ops.autograd import anchor, once, register_autograd, register_not_differentiable
 from monograph.ops.linear import as_rows, dense_weight
 from monograph.ops.linear_cross_entropy import (
-    IGNORED,
     PORTABLE_LOGITS,
+    check_dw,
     mapped_logits,
     register_head,
     sliced_weight_gradient,
@@ -75,6 +77,9 @@ def portable_linear_log_probs(
     need_dx: bool,
 ) -> tuple[torch.Tensor, ...]:
     """The operator in aten operations, for any device."""
+    op = "linear_log_probs"
+    check_tensors(op, x=x, values=values, scales=scales, bias=bias, labels=labels)
+    check_head(op, x, values, scales, layout, bias, labels, softcap, scale)
     loss, lse, dx = torch.ops.monograph.linear_cross_entropy(
         x, values, scales, layout, bias, labels, softcap, scale, need_dx
     )
@@ -112,6 +117,11 @@ def portable_linear_entropy_dx(
     scale: float,
 ) -> torch.Tensor:
     """The gradient of the entropy in aten operations."""
+    op = "linear_entropy_dx"
+    vectors = {"lse": lse, "entropy": entropy, "g": g}
+    check_tensors(op, x=x, values=values, scales=scales, bias=bias, labels=labels, **vectors)
+    check_head(op, x, values, scales, layout, bias, labels, softcap, scale)
+    check_token_numbers(op, labels.numel(), **vectors)
     dense = dense_weight(values, scales, layout, x.dtype)
     rows = as_rows(x)
     factor = torch.where(labels.reshape(-1) == IGNORED, 0.0, g.reshape(-1))
@@ -141,6 +151,7 @@ def linear_entropy_dw(
 
     Tokens whose g is 0 are left out: a graph that never uses the entropy hands over zeros, and pays nothing.
     """
+    check_dw("linear_entropy_dw", x, weight, bias, labels, softcap, scale, lse=lse, entropy=entropy, g=g)
     keep = ((labels.reshape(-1) != IGNORED) & (g.reshape(-1) != 0)).nonzero()[:, 0]
     lse, entropy, g = lse[keep, None], entropy[keep, None], g[keep, None]
 
@@ -153,6 +164,7 @@ def linear_entropy_dw(
 
 @torch.library.register_fake("monograph::linear_log_probs")
 def _(x, values, scales, layout, bias, labels, softcap, scale, need_dx):  # type: ignore[no-untyped-def]
+    check_tensors("linear_log_probs", x=x, values=values, scales=scales, bias=bias, labels=labels)
     numbers = [x.new_empty([labels.numel()], dtype=torch.float32) for _ in range(5)]
     top = x.new_empty([labels.numel()], dtype=torch.bool)
     dx = x.new_empty(list(x.shape) if need_dx else [0])
@@ -161,11 +173,16 @@ def _(x, values, scales, layout, bias, labels, softcap, scale, need_dx):  # type
 
 @torch.library.register_fake("monograph::linear_entropy_dx")
 def _(x, values, scales, layout, bias, labels, lse, entropy, g, softcap, scale):  # type: ignore[no-untyped-def]
+    rest = {"bias": bias, "labels": labels, "lse": lse, "entropy": entropy, "g": g}
+    check_tensors("linear_entropy_dx", x=x, values=values, scales=scales, **rest)
     return x.new_empty(list(x.shape))
 
 
 @torch.library.register_fake("monograph::linear_entropy_dw")
 def _(x, weight, bias, labels, lse, entropy, g, softcap, scale):  # type: ignore[no-untyped-def]
+    rest = {"bias": bias, "labels": labels, "lse": lse, "entropy": entropy, "g": g}
+    check_tensors("linear_entropy_dw", x=x, weight=weight, **rest)
+    require(weight.dim() == 2, "linear_entropy_dw", f"the weight has {weight.dim()} dimensions, wanted 2")
     dw = weight.new_empty(list(weight.shape), dtype=x.dtype)
     return dw, x.new_empty([0 if bias is None else weight.shape[0]], dtype=torch.float32)
 
@@ -180,6 +197,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor
     _, entropy, squares, mean, top, lse, dx = output
     ctx.mark_non_differentiable(squares, mean, top, lse, dx)
     ctx.set_materialize_grads(False)
+    ctx.anchor = anchor("linear_log_probs", x, values, bias)
     ctx.save_for_backward(x, values, bias, labels, entropy, lse, dx, *scales)
     ctx.layout, ctx.numbers, ctx.need_dx = layout, (softcap, scale), need_dx
 
@@ -194,7 +212,7 @@ def _backward(ctx: Any, g: torch.Tensor | None, g_entropy: torch.Tensor | None, 
     if needs[0] and g is not None:
         if not ctx.need_dx:
             raise RuntimeError("linear_log_probs: x wants a gradient, but the call had need_dx=False")
-        grad_x = (dx * -g.reshape(dx.shape[:-1]).unsqueeze(-1)).to(dx.dtype)
+        grad_x = once(ctx.anchor, (dx * -g.reshape(dx.shape[:-1]).unsqueeze(-1)).to(dx.dtype))
     if needs[0] and g_entropy is not None:
         more = torch.ops.monograph.linear_entropy_dx(
             x, values, scales, ctx.layout, bias, labels, lse, entropy, g_entropy.float(), *ctx.numbers
@@ -216,7 +234,9 @@ def _backward(ctx: Any, g: torch.Tensor | None, g_entropy: torch.Tensor | None, 
     return grad_x, dvalues, [None] * len(scales), None, dbias, None, None, None, None
 
 
-torch.library.register_autograd("monograph::linear_log_probs", _backward, setup_context=_setup_context)
+register_autograd("linear_log_probs", _backward, _setup_context)
+register_not_differentiable("linear_entropy_dx")
+register_not_differentiable("linear_entropy_dw")
 
 
 register_head("linear_log_probs")

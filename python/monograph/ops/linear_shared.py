@@ -18,7 +18,10 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
-from monograph.ops.linear import PLAIN, as_rows, linear_dx, portable_linear, portable_linear_dx
+from monograph.ops.argument_checks import PLAIN, check_beside, check_tensors, require
+from monograph.ops.autocast import cast
+from monograph.ops.autograd import register_autograd
+from monograph.ops.linear import as_rows, linear, linear_dx, plain_linear, portable_linear, portable_linear_dx
 
 Tensors = Sequence[torch.Tensor]
 _ENTRIES = 5  # of `layouts` a weight: format, block, rows, cols, number of scales
@@ -41,9 +44,37 @@ def linear_shared(
     return torch.ops.monograph.linear_shared(x, list(values), flat, numbers, *lists)
 
 
+def _check_counts(op: str, layouts: Sequence[int], lists: dict[str, Tensors], left: str, right: str) -> None:
+    """`left` and `right` are the names of the two factors of low rank."""
+    n = len(lists["values"])
+    require(
+        n > 0 and len(layouts) == _ENTRIES * n,
+        op,
+        f"layouts has {len(layouts)} entries, wanted {_ENTRIES} for each of the {n} weights",
+    )
+    for name, given in lists.items():
+        if name not in ("values", "scales"):
+            fits = len(given) == n or (len(given) == 0 and name != "dy")
+            require(fits, op, f"{name} has {len(given)} entries, wanted {'' if name == 'dy' else '0 or '}{n}")
+    counts = len(lists[left]), len(lists[right])
+    require(
+        counts[0] == counts[1],
+        op,
+        f"{left} has {counts[0]} entries, {right} has {counts[1]}; they must come together",
+    )
+    require(bool(lists[left]) or not lists["a"], op, "a is given without u and b, wanted all three")
+
+
+def _check_scales(op: str, scales: Tensors, layouts: Sequence[int]) -> None:
+    counts = layouts[4::_ENTRIES]
+    fits = min(counts) >= 0 and sum(counts) == len(scales)
+    require(fits, op, f"layouts claims {list(counts)} scales, {len(scales)} are given")
+
+
 def _weights(
     values: Tensors, scales: Tensors, layouts: Sequence[int]
 ) -> list[tuple[torch.Tensor, Tensors, Sequence[int]]]:
+    """(values, scales, layout) of each weight; `layouts` was checked."""
     counts = layouts[4::_ENTRIES]
     ends = list(accumulate(counts))
     return [
@@ -63,10 +94,14 @@ def portable_linear_shared(
     a: Tensors,
 ) -> list[torch.Tensor]:
     """The operator in aten operations, for any device."""
+    lists = {"values": values, "scales": scales, "bias": bias, "u": u, "b": b, "a": a}
+    check_tensors("linear_shared", x=x, **lists)
+    _check_counts("linear_shared", layouts, lists, "u", "b")
+    _check_scales("linear_shared", scales, layouts)
     outputs = []
     for i, weight in enumerate(_weights(values, scales, layouts)):
         own_bias = bias[i] if bias else None
-        low = (u[i], b[i]) if u else (None, None)
+        low = (u[i], b[i], a[i] if a else None) if u else (None, None)
         outputs.append(portable_linear(x, *weight, own_bias, *low))
     return outputs
 
@@ -75,20 +110,36 @@ def portable_linear_shared_dx(
     dy: Tensors, values: Tensors, scales: Tensors, layouts: Sequence[int], du: Tensors, a: Tensors
 ) -> torch.Tensor:
     """The input gradient in aten operations, for any device."""
+    lists = {"values": values, "scales": scales, "dy": dy, "du": du, "a": a}
+    check_tensors("linear_shared_dx", **lists)
+    _check_counts("linear_shared_dx", layouts, lists, "du", "a")
+    _check_scales("linear_shared_dx", scales, layouts)
+    cols = set(layouts[3::_ENTRIES])
+    require(len(cols) == 1, "linear_shared_dx", f"the weights have {sorted(cols)} columns, wanted one number")
     parts = []
     for i, weight in enumerate(_weights(values, scales, layouts)):
         low = (du[i], a[i]) if du else (None, None)
         parts.append(portable_linear_dx(dy[i], *weight, *low))
+    for g in dy:
+        check_beside("linear_shared_dx", "dy", g, dy[0])
     return torch.stack(parts).sum(0)
 
 
 @torch.library.register_fake("monograph::linear_shared")
 def _(x, values, scales, layouts, bias, u, b, a):  # type: ignore[no-untyped-def]
+    lists = {"values": values, "scales": scales, "bias": bias, "u": u, "b": b, "a": a}
+    check_tensors("linear_shared", x=x, **lists)
+    _check_counts("linear_shared", layouts, lists, "u", "b")
+    require(x.dim() >= 1, "linear_shared", "x has no dimensions, wanted [..., cols]")
     return [x.new_empty([*x.shape[:-1], rows]) for rows in layouts[2::_ENTRIES]]
 
 
 @torch.library.register_fake("monograph::linear_shared_dx")
 def _(dy, values, scales, layouts, du, a):  # type: ignore[no-untyped-def]
+    lists = {"values": values, "scales": scales, "dy": dy, "du": du, "a": a}
+    check_tensors("linear_shared_dx", **lists)
+    _check_counts("linear_shared_dx", layouts, lists, "du", "a")
+    require(dy[0].dim() >= 1, "linear_shared_dx", "dy has no dimensions, wanted [..., cols]")
     return dy[0].new_empty([*dy[0].shape[:-1], layouts[3]])
 
 
@@ -98,7 +149,8 @@ torch.library.impl("monograph::linear_shared_dx", "CompositeExplicitAutograd")(p
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, values, scales, layouts, bias, u, b, a = inputs
-    ctx.save_for_backward(x if a else None, *values, *scales, *u, *b, *a)
+    trained = a or any(value.requires_grad for value in values)
+    ctx.save_for_backward(x if trained else None, *values, *scales, *u, *b, *a)
     ctx.layouts = layouts
     ctx.counts = [len(part) for part in (values, scales, u, b, a)]
     ctx.bias_count = len(bias)
@@ -109,6 +161,9 @@ def _backward(ctx: Any, dy: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     ends = list(accumulate(ctx.counts))
     values, scales, u, b, a = (rest[end - count : end] for end, count in zip(ends, ctx.counts, strict=True))
     dy = list(dy)
+    if a and torch.is_grad_enabled():
+        # A second derivative wants u as the product that it is; the saved ones hang on nothing.
+        u = [plain_linear(x, m.to(x.dtype)) for m in a]
     du = [linear_dx(g, m.to(g.dtype), [], [PLAIN, 0, *m.shape]) for g, m in zip(dy, b, strict=False)]
     dx = None
     if ctx.needs_input_grad[0]:
@@ -117,11 +172,42 @@ def _backward(ctx: Any, dy: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     dbias = [as_rows(g).sum(0) for g in dy[: ctx.bias_count]]
     db = [(as_rows(g).t() @ as_rows(low)).to(m.dtype) for g, low, m in zip(dy, u, b, strict=False)]
     da = [(as_rows(g).t() @ as_rows(x)).to(m.dtype) for g, m in zip(du, a, strict=False)]
+    dvalues = [
+        (as_rows(g).t() @ as_rows(x)).to(value.dtype).reshape(value.shape) if needed else None
+        for g, value, needed in zip(dy, values, ctx.needs_input_grad[1], strict=True)
+    ]
     # With `a`, u is a saved intermediate and gets no gradient of its own.
-    return dx, [None] * len(values), [None] * len(scales), None, dbias, [None] * len(u) if a else du, db, da
+    return dx, dvalues, [None] * len(scales), None, dbias, [None] * len(u) if a else du, db, da
 
 
-torch.library.register_autograd("monograph::linear_shared", _backward, setup_context=_setup_context)
+register_autograd("linear_shared", _backward, _setup_context)
+
+
+def _dx_setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    dy, values, scales, layouts, du, a = inputs
+    ctx.save_for_backward(*dy, *values, *scales, *du, *a)
+    ctx.layouts = layouts
+    ctx.counts = [len(part) for part in (dy, values, scales, du, a)]
+
+
+def _dx_backward(ctx: Any, ddx: torch.Tensor) -> tuple[Any, ...]:
+    """dx is a sum of products, and the transpose of each is a forward."""
+    ends = list(accumulate(ctx.counts))
+    dy, values, scales, du, a = (
+        ctx.saved_tensors[end - count : end] for end, count in zip(ends, ctx.counts, strict=True)
+    )
+    needs = ctx.needs_input_grad
+    ddy = [linear(ddx, *weight) for weight in _weights(values, scales, ctx.layouts)]
+    dvalues = [
+        (as_rows(g).t() @ as_rows(ddx)).to(value.dtype).reshape(value.shape) if needed else None
+        for g, value, needed in zip(dy, values, needs[1], strict=True)
+    ]
+    ddu = [plain_linear(ddx, m) for m in a]
+    da = [(as_rows(low).t() @ as_rows(ddx)).to(m.dtype) for low, m in zip(du, a, strict=True)]
+    return ddy, dvalues, [None] * len(scales), None, ddu, da
+
+
+register_autograd("linear_shared_dx", _dx_backward, _dx_setup_context)
 
 
 @torch.library.impl("monograph::linear_shared", "AutocastCPU")
@@ -135,10 +221,10 @@ def _autocast(
     b: Tensors,
     a: Tensors,
 ) -> list[torch.Tensor]:
-    dtype = torch.get_autocast_dtype("cpu")
-    bias, u, b, a = ([t.to(dtype) for t in part] for part in (bias, u, b, a))
+    x = cast(x)
+    bias, u, b, a = ([cast(t) for t in part] for part in (bias, u, b, a))
     with torch.amp.autocast("cpu", enabled=False):
-        return torch.ops.monograph.linear_shared(x.to(dtype), values, scales, layouts, bias, u, b, a)
+        return torch.ops.monograph.linear_shared(x, values, scales, layouts, bias, u, b, a)
 
 
 @register_flop_formula(torch.ops.monograph.linear_shared)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from monograph import _library  # noqa: F401  (the schema is registered there)
+from monograph.ops.argument_checks import check_tensors
 
 # The numbers of core/packing/packing.h.
 STRATEGIES = {"best_fit_decreasing": 0, "first_fit": 1}
@@ -40,7 +41,8 @@ def portable_pack(
     lengths: torch.Tensor, capacity: int, max_documents: int, strategy: int, overlong: int
 ) -> list[torch.Tensor]:
     """For lengths on another device: packing is a serial search, so it runs on the CPU."""
-    packed = torch.ops.monograph.pack(lengths.cpu(), capacity, max_documents, strategy, overlong)
+    check_tensors("pack", lengths=lengths)
+    packed = torch.ops.monograph.pack(lengths.cpu().contiguous(), capacity, max_documents, strategy, overlong)
     return [part.to(lengths.device) for part in packed]
 
 
@@ -48,8 +50,9 @@ def portable_pack_stream(
     lengths: torch.Tensor, open: torch.Tensor, next_row: int, capacity: int, max_documents: int, max_open: int
 ) -> list[torch.Tensor]:
     """As `portable_pack`."""
+    check_tensors("pack_stream", lengths=lengths, open=open)
     packed = torch.ops.monograph.pack_stream(
-        lengths.cpu(), open.cpu(), next_row, capacity, max_documents, max_open
+        lengths.cpu().contiguous(), open.cpu().contiguous(), next_row, capacity, max_documents, max_open
     )
     return [part.to(lengths.device) for part in packed]
 
@@ -64,6 +67,7 @@ def _(lengths, capacity, max_documents, strategy, overlong):  # type: ignore[no-
 
 @torch.library.register_fake("monograph::pack_stream")
 def _(lengths, open, next_row, capacity, max_documents, max_open):  # type: ignore[no-untyped-def]
+    check_tensors("pack_stream", lengths=lengths, open=open)
     context = torch.library.get_ctx()
     closed, still_open = context.new_dynamic_size(), context.new_dynamic_size()
     return [

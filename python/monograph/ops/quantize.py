@@ -9,6 +9,7 @@ import torch
 
 from monograph import _library  # noqa: F401  (the schema is registered there)
 from monograph.formats import SCALE_GROUP, BlockShape, Format, format_numbered, value_table
+from monograph.ops.argument_checks import check_dimensions, check_float, check_tensors, require
 from monograph.ops.quantize_elements import quantize_elements
 
 # Below this a scale's reciprocal would overflow; bitsandbytes clamps here.
@@ -96,6 +97,28 @@ def _absmax_quantize(
     return codes[::2] << 4 | codes[1::2], absmax
 
 
+def _check_arguments(
+    input: torch.Tensor, format: int, block: int, double_quant: bool, rule: int, scale_bytes: int
+) -> Format:
+    check_tensors("quantize", input=input)
+    check_float("quantize", "input", input)
+    try:
+        fmt = format_numbered(format)
+        fmt.check_block(block)
+        check_dimensions("quantize", input.shape)
+        if fmt.shape is BlockShape.ROW:
+            fmt.grid(list(input.shape) or [1], block)
+    except ValueError as error:
+        raise ValueError(f"quantize: {str(error).removeprefix('quantize: ')}") from None
+    require(not double_quant or fmt.double_quant, "quantize", f"format {fmt.name} has no double quantisation")
+    rules = [fmt.rule_number(name) for name in fmt.rules]
+    require(rule in (0, *rules), "quantize", f"rule is {rule}, format {fmt.name} wants 0 or one of {rules}")
+    sizes = [fmt.scale_bytes(kind) for kind in fmt.scale_types]
+    found = f"scale_bytes is {scale_bytes}, format {fmt.name} wants 0 or one of {sizes}"
+    require(scale_bytes in (0, *sizes), "quantize", found)
+    return fmt
+
+
 def portable_quantize(
     input: torch.Tensor,
     format: int,
@@ -106,8 +129,7 @@ def portable_quantize(
     scale_bytes: int = 0,
 ) -> list[torch.Tensor]:
     """The operator in aten operations, for any device. Also a second reference in the tests."""
-    fmt = format_numbered(format)
-    fmt.check_block(block)
+    fmt = _check_arguments(input, format, block, double_quant, rule, scale_bytes)
     flat = input.reshape(-1).float()
     finite = flat.isfinite()
     if not saturate_nonfinite:
@@ -120,6 +142,7 @@ def portable_quantize(
 
 @torch.library.register_fake("monograph::quantize")
 def _(input, format, block, double_quant, saturate_nonfinite, rule=0, scale_bytes=0):  # type: ignore[no-untyped-def]
+    require(input.layout is torch.strided, "quantize", f"input is {input.layout}, wanted an ordinary tensor")
     fmt = format_numbered(format)
     elements = input.numel()
     if fmt.shape is BlockShape.SQUARE:

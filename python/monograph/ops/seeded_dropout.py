@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from monograph import _library  # noqa: F401  (creates the namespace)
+from monograph.ops.argument_checks import check_float, check_tensors, dtype_name, require
+from monograph.ops.autograd import register_autograd
 
 torch.library.define(
     "monograph::seeded_dropout", "(Tensor x, Tensor seed, int stream, float probability) -> Tensor"
@@ -29,6 +31,12 @@ def seeded_dropout(x: torch.Tensor, seed: torch.Tensor, stream: int, probability
 
 @torch.library.impl("monograph::seeded_dropout", "CompositeExplicitAutograd")
 def _seeded_dropout(x: torch.Tensor, seed: torch.Tensor, stream: int, probability: float) -> torch.Tensor:
+    check_tensors("seeded_dropout", x=x)
+    check_tensors("seeded_dropout", seed=seed)
+    check_float("seeded_dropout", "x", x)
+    found = f"seed is {dtype_name(seed.dtype)} {list(seed.shape)}, wanted int64 []"
+    require(seed.dtype == torch.int64 and seed.dim() == 0, "seeded_dropout", found)
+    require(0 <= probability < 1, "seeded_dropout", f"probability is {probability}, wanted 0 to below 1")
     mixed = (int(seed) * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03) % 2**64
     generator = torch.Generator(x.device).manual_seed(mixed)
     mask = torch.empty_like(x).bernoulli_(1 - probability, generator=generator)
@@ -50,7 +58,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     return seeded_dropout(dy.contiguous(), seed, ctx.stream, ctx.probability), None, None, None
 
 
-torch.library.register_autograd("monograph::seeded_dropout", _backward, setup_context=_setup_context)
+register_autograd("seeded_dropout", _backward, _setup_context)
 
 
 class SeededDropout(nn.Dropout):

@@ -13,6 +13,16 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
+from monograph.ops.argument_checks import (
+    check_float,
+    check_number,
+    check_shape,
+    check_tensors,
+    dtype_name,
+    require,
+)
+from monograph.ops.autocast import cast
+from monograph.ops.autograd import register_autograd, register_not_differentiable
 
 
 def varlen_attention(
@@ -78,6 +88,59 @@ def _visible(
     return seen
 
 
+def _check_offsets(op: str, what: str, offsets: torch.Tensor, tokens: int) -> None:
+    kind = f"{dtype_name(offsets.dtype)} with {offsets.dim()} dimensions"
+    require(
+        offsets.dtype == torch.int32 and offsets.dim() == 1, op, f"{what} is {kind}, wanted int32 with one"
+    )
+    found = offsets.tolist()
+    ascending = all(a <= b for a, b in zip([0, *found], [*found, tokens], strict=True))
+    require(ascending, op, f"{what} is {found}, wanted ascending offsets from 0 to {tokens} tokens")
+
+
+def _check_arguments(
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    key_lengths: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    window: int,
+    scale: float,
+    softcap: float,
+) -> None:
+    check_tensors(op, q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k, key_lengths=key_lengths, sinks=sinks)
+    for what, t in (("q", q), ("k", k), ("v", v)):
+        check_float(op, what, t, q.dtype)
+        require(t.dim() == 3, op, f"{what} has {t.dim()} dimensions, wanted [tokens, heads, size]")
+    heads, kv_heads = q.shape[1], k.shape[1]
+    check_shape(op, "v", v, [*k.shape[:2], v.shape[2]])
+    require(q.shape[2] == k.shape[2], op, f"q has heads of {q.shape[2]}, k of {k.shape[2]}")
+    whole = heads > 0 and kv_heads > 0 and heads % kv_heads == 0
+    require(whole, op, f"{heads} query heads are no multiple of {kv_heads} key heads")
+    for size in (q.shape[2], v.shape[2]):
+        require(1 <= size <= 512, op, f"head size {size}, wanted 1 to 512")
+    require(window >= 0, op, f"window is {window}, wanted 0 for none or more")
+    check_number(op, "scale", scale)
+    check_number(op, "softcap", softcap)
+    if sinks is not None:
+        check_float(op, "sinks", sinks)
+        check_shape(op, "sinks", sinks, [heads])
+    require(cu_q.numel() >= 1, op, "cu_q is empty, wanted at least one offset")
+    _check_offsets(op, "cu_q", cu_q, q.shape[0])
+    _check_offsets(op, "cu_k", cu_k, k.shape[0])
+    check_shape(op, "cu_k", cu_k, cu_q.shape)
+    if key_lengths is not None:
+        check_shape(op, "key_lengths", key_lengths, [cu_q.numel() - 1])
+        found = dtype_name(key_lengths.dtype)
+        require(key_lengths.dtype == torch.int32, op, f"key_lengths has dtype {found}, wanted int32")
+        room = cu_k[1:] - cu_k[:-1]
+        inside = bool(((key_lengths >= 0) & (key_lengths <= room)).all())
+        require(inside, op, f"key_lengths is {key_lengths.tolist()}, the documents have {room.tolist()} keys")
+
+
 def portable_varlen_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -92,6 +155,8 @@ def portable_varlen_attention(
     softcap: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator in aten operations, for any device. Builds the whole score matrix: right, not lean."""
+    op = "varlen_attention"
+    _check_arguments(op, q, k, v, cu_q, cu_k, key_lengths, sinks, window, scale, softcap)
     group = q.shape[1] // k.shape[1]
     kind = torch.float64 if q.dtype == torch.float64 else torch.float32
     queries, keys, values = (t.transpose(0, 1).to(kind) for t in (q, k, v))
@@ -135,6 +200,14 @@ def portable_varlen_attention_backward(
     softcap: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients in aten operations: autograd through the portable forward."""
+    op = "varlen_attention_backward"
+    check_tensors(op, q=q, dout=dout, out=out, lse=lse)
+    _check_arguments(op, q, k, v, cu_q, cu_k, key_lengths, sinks, window, scale, softcap)
+    for what, t in (("out", out), ("dout", dout)):
+        check_float(op, what, t, q.dtype)
+        check_shape(op, what, t, [*q.shape[:2], v.shape[2]])
+    check_float(op, "lse", lse, torch.float32)
+    check_shape(op, "lse", lse, [q.shape[1], q.shape[0]])
     qf, kf, vf = (t.detach().float().requires_grad_() for t in (q, k, v))
     sink = None if sinks is None else sinks.detach().requires_grad_()
     with torch.enable_grad():
@@ -152,12 +225,19 @@ def portable_varlen_attention_backward(
 
 @torch.library.register_fake("monograph::varlen_attention")
 def _(q, k, v, cu_q, cu_k, key_lengths, sinks, causal, window, scale, softcap):  # type: ignore[no-untyped-def]
+    op = "varlen_attention"
+    check_tensors(op, q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k, key_lengths=key_lengths, sinks=sinks)
+    for what, t in (("q", q), ("k", k), ("v", v)):
+        require(t.dim() == 3, op, f"{what} has {t.dim()} dimensions, wanted [tokens, heads, size]")
     out = q.new_empty([q.shape[0], q.shape[1], v.shape[2]])
     return out, q.new_empty([q.shape[1], q.shape[0]], dtype=torch.float32)
 
 
 @torch.library.register_fake("monograph::varlen_attention_backward")
 def _(dout, q, k, v, out, lse, cu_q, cu_k, key_lengths, sinks, *rest):  # type: ignore[no-untyped-def]
+    more = {"lse": lse, "cu_q": cu_q, "cu_k": cu_k, "key_lengths": key_lengths, "sinks": sinks}
+    check_tensors("varlen_attention_backward", q=q, dout=dout, k=k, v=v, out=out, **more)
+    require(q.dim() == 3, "varlen_attention_backward", f"q has {q.dim()} dimensions, wanted 3")
     dsinks = q.new_empty([0 if sinks is None else q.shape[1]], dtype=torch.float32)
     return (*(t.new_empty(list(t.shape)) for t in (q, k, v)), dsinks)
 
@@ -181,7 +261,8 @@ def _backward(ctx: Any, dout: torch.Tensor, _: Any) -> tuple[Any, ...]:
     return dq, dk, dv, None, None, None, None if sinks is None else dsinks, None, None, None, None
 
 
-torch.library.register_autograd("monograph::varlen_attention", _backward, setup_context=_setup_context)
+register_autograd("varlen_attention", _backward, _setup_context)
+register_not_differentiable("varlen_attention_backward")
 
 
 @torch.library.impl("monograph::varlen_attention", "AutocastCPU")
@@ -189,8 +270,7 @@ def _autocast(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, *rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As torch treats its own attention: a rotary embedding in float32 leaves q and k wider than v."""
-    dtype = torch.get_autocast_dtype("cpu")
-    q, k, v = (t.to(dtype) for t in (q, k, v))
+    q, k, v = (cast(t) for t in (q, k, v))
     with torch.amp.autocast("cpu", enabled=False):
         return torch.ops.monograph.varlen_attention(q, k, v, cu_q, cu_k, *rest)
 

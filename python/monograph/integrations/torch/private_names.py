@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.autograd import forward_ad
 
 from monograph.integrations.private_name import PrivateName, loads_on_use
 
@@ -25,6 +26,13 @@ NAMES = {
     "tree_map_only": PrivateName("torch.utils._pytree:tree_map_only", _READ, "LazyWeight: its arguments"),
     "operator_schema": PrivateName(
         "torch._ops:OpOverload()._schema", _READ, "LazyWeight: which operations write"
+    ),
+    "autograd_info": PrivateName("torch._library.autograd:Info", _READ, "formulas without forward mode"),
+    "make_autograd_impl": PrivateName(
+        "torch._library.autograd:make_autograd_impl", _READ, "formulas without forward mode"
+    ),
+    "current_dual_level": PrivateName(
+        "torch.autograd.forward_ad:_current_level", _READ, "formulas: whether forward mode is on"
     ),
     # modules
     "apply_to_module": PrivateName("torch.nn:Module._apply", _READ, "QuantLinear: casts change no byte"),
@@ -78,6 +86,11 @@ def written(operator: Any, args: Any, kwargs: Any) -> list[Any]:
         for position, argument in enumerate(operator._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
+
+
+def in_forward_mode() -> bool:
+    """Inside torch.func.jvp or forward_ad.dual_level()."""
+    return forward_ad._current_level >= 0
 
 
 def children(module: nn.Module) -> dict[str, nn.Module | None]:

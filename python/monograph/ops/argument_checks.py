@@ -1,0 +1,215 @@
+"""Checks of arguments for fakes and portable implementations; for the CPU kernels ops/*.cpp check the same.
+
+An error names the operator, the thing, the value found and the value wanted. A fake checks counts, kinds and
+devices only: sizes may be symbols there, and a comparison would become a guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite, prod
+
+import torch
+
+from monograph.formats import SCALE_GROUP, format_numbered
+
+PLAIN = 0  # the format number of a weight that is not packed
+IGNORED = -100  # the label of a token that does not count
+
+Tensors = Sequence[torch.Tensor]
+_OPTIONAL = ("bias", "u", "b", "a", "du", "key_lengths", "sinks")
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_MOST_ELEMENTS = 2**56  # as in core/formats/bind.h
+_LARGEST = torch.finfo(torch.float32).max
+_SMALLEST = 2.0**-149  # of float32's subnormals
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def require(condition: bool, op: str, message: str) -> None:
+    if not condition:
+        raise ValueError(f"{op}: {message}")
+
+
+def check_tensors(op: str, **arguments: torch.Tensor | Tensors | None) -> None:
+    """Ordinary strided tensors, all on the device of the first."""
+    device = None
+    for name, argument in arguments.items():
+        if argument is None and name not in _OPTIONAL:
+            raise ValueError(f"{op}: {name} is None, wanted a tensor")
+        for t in [argument] if isinstance(argument, torch.Tensor) else argument or ():
+            if t.layout is not torch.strided or t.is_quantized:
+                kind = "quantised by torch" if t.is_quantized else str(t.layout).removeprefix("torch.")
+                raise ValueError(f"{op}: {name} is {kind}, wanted an ordinary tensor")
+            device = t.device if device is None else device
+            if t.device != device:
+                raise ValueError(f"{op}: {name} is on {t.device}, wanted {device} as the others")
+
+
+def check_float(op: str, what: str, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+    found = dtype_name(tensor.dtype)
+    require(tensor.dtype in _FLOATS, op, f"{what} has dtype {found}, wanted bfloat16, float16 or float32")
+    if dtype is not None and tensor.dtype != dtype:
+        raise ValueError(f"{op}: {what} is {found}, wanted {dtype_name(dtype)} as the activations")
+
+
+def check_rows(
+    op: str,
+    what: str,
+    tensor: torch.Tensor,
+    rows: int | None = None,
+    cols: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """[..., cols] with this many rows and columns of this type; None is any."""
+    check_float(op, what, tensor, dtype)
+    require(tensor.dim() >= 1, op, f"{what} has no dimensions, wanted [..., cols]")
+    found = prod(tensor.shape[:-1])
+    require(rows is None or found == rows, op, f"{what} has {found} rows, wanted {rows}")
+    require(
+        cols is None or tensor.shape[-1] == cols, op, f"{what} has {tensor.shape[-1]} columns, wanted {cols}"
+    )
+
+
+def check_beside(op: str, what: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
+    """The same as x, but for the last dimension."""
+    check_rows(op, what, tensor, None, None, x.dtype)
+    found, wanted = list(tensor.shape[:-1]), list(x.shape[:-1])
+    require(found == wanted, op, f"{what} has leading dimensions {found}, wanted {wanted} as the activations")
+
+
+def check_vector(op: str, what: str, tensor: torch.Tensor, size: int, dtype: torch.dtype) -> None:
+    check_float(op, what, tensor, dtype)
+    check_shape(op, what, tensor, [size])
+
+
+def check_shape(op: str, what: str, tensor: torch.Tensor, shape: Sequence[int]) -> None:
+    found = list(tensor.shape)
+    require(found == list(shape), op, f"{what} has shape {found}, wanted {list(shape)}")
+
+
+def check_number(op: str, what: str, number: float, positive: bool = False) -> None:
+    """What float32 holds, at least 0 or above it."""
+    wanted = "more than 0" if positive else "0 or more"
+    require(number > 0 if positive else number >= 0, op, f"{what} is {number}, wanted {wanted}")
+    inside = number == 0 or (isfinite(number) and _SMALLEST <= number <= _LARGEST)
+    require(inside, op, f"{what} is {number}, wanted a number in the range of float32")
+
+
+def check_dimensions(op: str, shape: Sequence[int]) -> None:
+    for size in shape:
+        require(size >= 0, op, f"layout has the negative dimension {size}")
+    small = prod(max(size, 1) for size in shape) <= _MOST_ELEMENTS
+    require(small, op, f"the shape {list(shape)} has too many elements, wanted at most 2^56")
+
+
+def check_packed(op: str, values: torch.Tensor, scales: Tensors, layout: Sequence[int]) -> None:
+    """The sizes that a format wants; `values` and `scales` may lie in memory as they like."""
+    require(len(layout) >= 3, op, f"layout has {len(layout)} entries, wanted [format, block, *shape]")
+    number, block, *shape = layout
+    try:
+        fmt = format_numbered(number)
+        fmt.check_block(block)
+        check_dimensions(op, shape)
+        blocks = prod(fmt.grid(shape, block))
+    except ValueError as error:
+        raise ValueError(f"{op}: {str(error).removeprefix(f'{op}: ')}") from None
+    for what, t in [("values", values), *((f"scales[{i}]", s) for i, s in enumerate(scales))]:
+        found = dtype_name(t.dtype)
+        require(t.dtype == torch.uint8, op, f"{what} has dtype {found}, wanted uint8")
+    wanted = fmt.packed_bytes(prod(shape))
+    require(values.numel() == wanted, op, f"values has {values.numel()} bytes, wanted {wanted}")
+    counts = (1, 4) if fmt.double_quant else (1, 2) if fmt.tensor_scale else (1,)
+    require(
+        len(scales) in counts,
+        op,
+        f"scales has {len(scales)} tensors, format {fmt.name} wants one of {counts}",
+    )
+    if len(scales) == 4:
+        sizes = (blocks, 4 * -(-blocks // SCALE_GROUP), 4 * 256, 4)
+        for i, (s, size) in enumerate(zip(scales, sizes, strict=True)):
+            require(s.numel() == size, op, f"scales[{i}] has {s.numel()} bytes, wanted {size}")
+        return
+    try:
+        fmt.scale_type(scales[0].numel(), blocks)
+    except ValueError as error:
+        raise ValueError(f"{op}: {error}") from None
+    if len(scales) == 2:
+        matrices, size = prod(shape[:-2]), scales[1].numel()
+        require(
+            size == 4 or (matrices > 1 and size == 4 * matrices),
+            op,
+            f"scales[1] (tensor) has {size} bytes, wanted 4",
+        )
+
+
+def check_weight(op: str, values: torch.Tensor, scales: Tensors, layout: Sequence[int]) -> None:
+    """A packed weight, or with layout [0, 0, rows, cols] a plain one."""
+    require(len(layout) == 4, op, f"layout has {len(layout)} entries, wanted [format, block, rows, cols]")
+    if layout[0] != PLAIN:
+        return check_packed(op, values, scales, layout)
+    require(not scales, op, f"a plain weight has {len(scales)} scales, wanted 0")
+    require(layout[1] == 0, op, f"a plain weight has block size {layout[1]}, wanted 0")
+    check_float(op, "a plain weight", values)
+    rows, cols = layout[2:]
+    fits = rows >= 0 and cols >= 0 and values.numel() == rows * cols
+    require(fits, op, f"a plain weight has {values.numel()} elements, layout says {rows} x {cols}")
+    return None
+
+
+def check_low_rank(
+    op: str,
+    x: torch.Tensor,
+    layout: Sequence[int],
+    u: torch.Tensor | None,
+    b: torch.Tensor | None,
+    a: torch.Tensor | None,
+) -> None:
+    require((u is None) == (b is None), op, "u and b must come together")
+    require(u is not None or a is None, op, "a is given without u and b, wanted all three")
+    if u is not None and b is not None:
+        check_beside(op, "u", u, x)
+        for what, t, shape in (("b", b, (layout[2], u.shape[-1])), ("a", a, (u.shape[-1], layout[3]))):
+            if t is not None:
+                check_float(op, what, t)
+                check_shape(op, what, t, shape)
+
+
+def check_head(
+    op: str,
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales: Tensors,
+    layout: Sequence[int],
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    softcap: float,
+    scale: float,
+) -> None:
+    """What every operator of a language model's head takes; reads the labels."""
+    check_weight(op, values, scales, layout)
+    check_rows(op, "x", x)
+    require(x.shape[-1] == layout[3], op, f"x has {x.shape[-1]} columns, the weight has {layout[3]}")
+    found = dtype_name(labels.dtype)
+    require(labels.dtype == torch.int64, op, f"labels has dtype {found}, wanted int64")
+    rows = prod(x.shape[:-1])
+    require(labels.numel() == rows, op, f"labels has {labels.numel()} entries, x has {rows} rows")
+    check_number(op, "softcap", softcap)
+    check_number(op, "scale", scale, positive=True)
+    if bias is not None:
+        check_vector(op, "bias", bias, layout[2], x.dtype)
+    outside = (labels != IGNORED) & ((labels < 0) | (labels >= layout[2]))
+    if bool(outside.any()):
+        wrong = int(labels[outside].reshape(-1)[0])
+        raise ValueError(
+            f"{op}: label {wrong} is not in the vocabulary of {layout[2]}; wanted 0 to {layout[2] - 1}, "
+            f"or {IGNORED} for none"
+        )
+
+
+def check_token_numbers(op: str, tokens: int, **vectors: torch.Tensor) -> None:
+    """One float32 number a token each."""
+    for what, t in vectors.items():
+        check_vector(op, what, t, tokens, torch.float32)

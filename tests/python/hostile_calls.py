@@ -1,0 +1,220 @@
+"""One valid call for each operator, small and drawn at random: what hostile_arguments.py spoils.
+
+A new operator needs a function here, by its name; nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+from random import Random
+from typing import Any
+
+import torch
+
+import monograph as mg
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FORMATS = ("nf4", "fp4", "mxfp4", "mxfp8", "nvfp4", "nvfp4-divide", "fp8-block", "plain")
+
+
+def floats(r: Random, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(r.randrange(2**31))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+@functools.cache
+def _packed(name: str, rows: int, cols: int, double: bool) -> mg.PackedWeight:
+    return mg.quantize(floats(Random(rows), rows, cols), name, double_quant=double)
+
+
+def weight(r: Random, rows: int, cols: int, name: str | None = None) -> list[Any]:
+    """[values, scales, layout] in tensors of their own."""
+    name = name or r.choice(FORMATS)
+    if name == "plain":
+        return [floats(r, rows, cols, dtype=r.choice(DTYPES)), [], [0, 0, rows, cols]]
+    packed = _packed(name, rows, cols, name in ("nf4", "fp4") and r.random() < 0.5)
+    return [packed.values.clone(), [s.clone() for s in packed.scales], list(packed.layout)]
+
+
+def _sizes(r: Random) -> tuple[list[int], int, int]:
+    lead = r.choice(([1], [3], [2, 2], [17]))
+    return lead, r.choice((1, 8, 33)), r.choice((32, 64, 96))
+
+
+def linear(r: Random) -> list[Any]:
+    lead, rows, cols = _sizes(r)
+    dtype, rank = r.choice(DTYPES), r.choice((1, 4))
+    low = r.randrange(3)  # none, u and b, u and b and a
+    u, b, a = floats(r, *lead, rank, dtype=dtype), floats(r, rows, rank), floats(r, rank, cols)
+    return [
+        floats(r, *lead, cols, dtype=dtype),
+        *weight(r, rows, cols),
+        r.choice((None, floats(r, rows, dtype=dtype))),
+        u if low else None,
+        b if low else None,
+        a if low == 2 else None,
+    ]
+
+
+def linear_dx(r: Random) -> list[Any]:
+    lead, rows, cols = _sizes(r)
+    dtype, rank = r.choice(DTYPES), r.choice((1, 4))
+    low = [floats(r, *lead, rank, dtype=dtype), floats(r, rank, cols)] if r.random() < 0.5 else [None, None]
+    return [floats(r, *lead, rows, dtype=dtype), *weight(r, rows, cols), *low]
+
+
+def _several(r: Random, cols: int) -> tuple[list[int], list[Any]]:
+    rows = [r.choice((1, 8, 33)) for _ in range(r.randrange(1, 4))]
+    own = [weight(r, n, cols) for n in rows]
+    numbers = [n for _, scales, layout in own for n in (*layout, len(scales))]
+    return rows, [[w[0] for w in own], [s for w in own for s in w[1]], numbers]
+
+
+def linear_shared(r: Random) -> list[Any]:
+    lead, _, cols = _sizes(r)
+    dtype, rank = r.choice(DTYPES), 4
+    rows, packed = _several(r, cols)
+    low = r.randrange(3)
+    bias = [floats(r, n, dtype=dtype) for n in rows] if r.random() < 0.5 else []
+    u = [floats(r, *lead, rank, dtype=dtype) for _ in rows] if low else []
+    b = [floats(r, n, rank) for n in rows] if low else []
+    a = [floats(r, rank, cols) for _ in rows] if low == 2 else []
+    return [floats(r, *lead, cols, dtype=dtype), *packed, bias, u, b, a]
+
+
+def linear_shared_dx(r: Random) -> list[Any]:
+    lead, _, cols = _sizes(r)
+    dtype, rank = r.choice(DTYPES), 4
+    rows, packed = _several(r, cols)
+    low = r.random() < 0.5
+    du = [floats(r, *lead, rank, dtype=dtype) for _ in rows] if low else []
+    a = [floats(r, rank, cols) for _ in rows] if low else []
+    return [[floats(r, *lead, n, dtype=dtype) for n in rows], *packed, du, a]
+
+
+def _labels(r: Random, lead: list[int], rows: int) -> torch.Tensor:
+    count = torch.Size(lead).numel()
+    return torch.tensor([r.choice((-100, r.randrange(rows))) for _ in range(count)]).reshape(lead)
+
+
+def linear_cross_entropy(r: Random) -> list[Any]:
+    lead, rows, cols = _sizes(r)
+    dtype = r.choice(DTYPES)
+    bias = r.choice((None, floats(r, rows, dtype=dtype)))
+    labels = _labels(r, lead, rows)
+    numbers = [r.choice((0.0, 30.0)), r.choice((1.0, 0.5)), r.random() < 0.5]
+    return [floats(r, *lead, cols, dtype=dtype), *weight(r, rows, cols), bias, labels, *numbers]
+
+
+linear_log_probs = linear_cross_entropy
+
+
+def linear_cross_entropy_dw(r: Random) -> list[Any]:
+    x, _, _, layout, bias, labels, softcap, scale, _ = linear_cross_entropy(r)
+    dense = floats(r, *layout[2:], dtype=r.choice(DTYPES))
+    return [x, dense, bias, labels, *(floats(r, labels.numel()) for _ in range(2)), softcap, scale]
+
+
+def linear_entropy_dx(r: Random) -> list[Any]:
+    *head, softcap, scale, _ = linear_cross_entropy(r)
+    return [*head, *(floats(r, head[-1].numel()) for _ in range(3)), softcap, scale]
+
+
+def linear_entropy_dw(r: Random) -> list[Any]:
+    *head, softcap, scale = linear_cross_entropy_dw(r)
+    return [*head, floats(r, head[3].numel()), softcap, scale]
+
+
+def varlen_attention(r: Random) -> list[Any]:
+    tokens, heads, size = r.randrange(1, 24), r.choice(((2, 1), (4, 2), (1, 1))), r.choice((8, 16, 33))
+    dtype, value_size = r.choice(DTYPES), r.choice((8, 16))
+    borders = sorted(r.randrange(tokens + 1) for _ in range(r.randrange(1, 4)))
+    cu = torch.tensor([*borders, tokens], dtype=torch.int32)
+    lengths = (cu[1:] - cu[:-1]).clone() if r.random() < 0.3 else None
+    sinks = floats(r, heads[0]) if r.random() < 0.3 else None
+    q, k = floats(r, tokens, heads[0], size, dtype=dtype), floats(r, tokens, heads[1], size, dtype=dtype)
+    v = floats(r, tokens, heads[1], value_size, dtype=dtype)
+    numbers = [r.random() < 0.5, r.choice((0, 3)), size**-0.5, r.choice((0.0, 20.0))]
+    return [q, k, v, cu, cu.clone(), lengths, sinks, *numbers]
+
+
+def varlen_attention_backward(r: Random) -> list[Any]:
+    arguments = varlen_attention(r)
+    out, lse = torch.ops.monograph.varlen_attention(*arguments)
+    return [floats(r, *out.shape, dtype=out.dtype), *arguments[:3], out, lse, *arguments[3:]]
+
+
+def quantize(r: Random) -> list[Any]:
+    fmt = mg.formats.FORMATS[r.choice(FORMATS[:-1])]
+    shape = r.choice(((3, 64), (2, 2, 96), (1, 32), (5, 0), (64,)))
+    block = r.choice(fmt.block_sizes[:2])
+    rule, scale_bytes = r.choice((0, mg.formats.RULES[r.choice(list(fmt.rules.values()))])), 0
+    double = fmt.double_quant and r.random() < 0.5
+    if fmt.shape is mg.formats.BlockShape.ROW and shape[-1] % block:
+        shape = (3, 64)
+    return [
+        floats(r, *shape, dtype=r.choice(DTYPES)),
+        fmt.number,
+        block,
+        double,
+        r.random() < 0.5,
+        rule,
+        scale_bytes,
+    ]
+
+
+def dequantize(r: Random) -> list[Any]:
+    packed = weight(r, r.choice((1, 8, 33)), r.choice((32, 96)), r.choice(FORMATS[:-1]))
+    return [*packed, r.choice(DTYPES)]
+
+
+def dequantize_out(r: Random) -> list[Any]:
+    *packed, dtype = dequantize(r)
+    return [*packed, torch.empty(packed[2][2:], dtype=dtype)]
+
+
+def pack(r: Random) -> list[Any]:
+    lengths = torch.tensor([r.randrange(0, 20) for _ in range(r.randrange(0, 12))], dtype=torch.int64)
+    return [lengths, r.choice((20, 64)), r.choice((0, 3)), r.randrange(2), r.randrange(3)]
+
+
+def pack_stream(r: Random) -> list[Any]:
+    lengths = torch.tensor([r.randrange(1, 20) for _ in range(r.randrange(0, 12))], dtype=torch.int64)
+    rows = torch.tensor([[i, 5, 1] for i in range(r.randrange(0, 3))], dtype=torch.int64).reshape(-1, 3)
+    return [lengths, rows, 3, 32, r.choice((0, 4)), 4]
+
+
+def adamw(r: Random) -> list[Any]:
+    shapes = [r.choice(((3, 4), (5,), (1, 2, 3))) for _ in range(r.randrange(1, 4))]
+    parameters, gradients, first = ([floats(r, *s) for s in shapes] for _ in range(3))
+    second = [floats(r, *s).abs() for s in shapes]
+    decay = [r.choice((0.0, 0.1)) for _ in shapes]
+    return [
+        parameters,
+        gradients,
+        first,
+        second,
+        torch.tensor(2.0),
+        torch.tensor(1e-3),
+        0.9,
+        0.999,
+        1e-8,
+        decay,
+        1.0,
+    ]
+
+
+def seeded_dropout(r: Random) -> list[Any]:
+    return [floats(r, 3, r.choice((4, 33)), dtype=r.choice(DTYPES)), torch.tensor(7), r.randrange(9), 0.5]
+
+
+def limit_move(r: Random) -> list[Any]:
+    return [torch.zeros(16384, dtype=torch.uint8), torch.zeros(65536, dtype=torch.uint8)]
+
+
+def limit_tiles(r: Random) -> list[Any]:
+    return [r.randrange(4)]
+
+
+def system_info(r: Random) -> list[Any]:
+    return []
