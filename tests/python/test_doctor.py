@@ -98,7 +98,7 @@ def test_the_command_reads_a_recipe_and_its_exit_code_is_the_promise(tmp_path, c
     }
     recipe = small_recipe(tmp_path, "completion", **change)
     (tmp_path / "recipe.yml").write_text(yaml.safe_dump(recipe))
-    assert main(["doctor", str(tmp_path / "recipe.yml"), "--no-inductor", "--json"]) == 0
+    assert main(["doctor", str(tmp_path / "recipe.yml"), "--trace-only", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["holds"] is True
     assert report["graphs"] == 1

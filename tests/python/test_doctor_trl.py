@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 import torch._dynamo
+from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.utils import counters
 
 import monograph as mg
@@ -28,6 +29,35 @@ def test_doctor_finds_the_breaks_of_plain_peft_under_a_trainer(folder, tmp_path)
     assert "requires_grad_()" in found["transformers/modeling_utils.py"]
     assert all(re.search(r"\.py:\d+ in \w+", cause.where) for cause in report.breaks)
     assert "make_inputs_require_grads" in str(report)
+
+
+def test_doctor_says_what_it_does_and_generates_code_only_if_asked(folder, tmp_path, capsys, monkeypatch):
+    import torch._inductor.compile_fx as inductor
+
+    compiled = []
+
+    def without_code(graph, inputs, **_):  # stands for Inductor: its C++ takes half a minute
+        compiled.append(graph)
+        return aot_eager(graph, inputs)
+
+    monkeypatch.setattr(inductor, "compile_fx", without_code)
+    trainer = trainer_for("sft", mg.from_pretrained(folder, dtype=torch.float32), tmp_path)
+    mg.optimize(trainer.model)
+    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    capsys.readouterr()
+    traced = mg.doctor(trainer, steps=2)
+    said = capsys.readouterr().err
+    assert "traces forward and backward of 2 steps; generates no code" in said
+    assert re.search(r"graph 1 of \d+ nodes\n.*step 1 of 2\n.*step 2 of 2\n", said)
+    assert not compiled
+    assert traced.step_seconds == []
+    report = mg.doctor(trainer, steps=2, inductor=True, quiet=True)
+    assert "doctor:" not in capsys.readouterr().err
+    assert len(compiled) == 1
+    assert len(report.step_seconds) == 2
+    assert report.holds
+    assert "first step" in str(report)
+    assert all(torch.equal(before[n], p) for n, p in trainer.model.named_parameters())
 
 
 def test_their_own_head_breaks_the_graph(folder, tmp_path):
@@ -85,7 +115,7 @@ def test_doctor_refuses_what_it_cannot_run(folder, tmp_path):
         mg.doctor("trainer")
     with pytest.raises(ValueError, match="batches is None, wanted one batch or several"):
         mg.doctor(trainer.model)
-    with pytest.raises(ValueError, match="batches, loss and inductor are for a model"):
+    with pytest.raises(ValueError, match="batches and loss are for a model"):
         mg.doctor(trainer, {"input_ids": torch.ones(1, 4)})
     with pytest.raises(ValueError, match="steps is 0, wanted 1 or more"):
         mg.doctor(trainer, steps=0)

@@ -4,7 +4,7 @@ Loads the model and the first two batches of the recipe, compiles forward and ba
 graph breaks and recompiles with their causes, the bytes saved for backward, and the compile time. Exit code 1
 if the step is not one graph or keeps a copy of a weight.
 
-    python -m monograph doctor qlora.yml --json --no-inductor
+    python -m monograph doctor qlora.yml --json --trace-only
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from monograph.recipe import Recipe
 def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m monograph doctor", description=__doc__)
     parser.add_argument("--json", action="store_true", help="the report as JSON")
-    parser.add_argument("--no-inductor", action="store_true", help="count graphs only, generate no code")
+    parser.add_argument(
+        "--trace-only", "--no-inductor", action="store_true", help="count graphs only, generate no code"
+    )
+    parser.add_argument("--quiet", action="store_true", help="say nothing while it compiles")
     return run_recipe(parser, arguments, _doctor)
 
 
@@ -35,6 +38,7 @@ def _doctor(recipe: Recipe, options: argparse.Namespace) -> int:
     batches = Batches(recipe, prepare(recipe, tokenizer).train, tokenizer.pad_token_id, training=True)
     steps = [batches.step(0, 0), batches.step(0, min(1, batches.sampler.steps(0) - 1))]
     model = load_model(recipe, folder)
-    report = doctor(model, [step[0] for step in steps], inductor=not options.no_inductor)
+    rows = [step[0] for step in steps]
+    report = doctor(model, rows, inductor=not options.trace_only, quiet=options.quiet)
     print(report.to_json() if options.json else report)
     return 0 if report.holds else 1

@@ -6,7 +6,8 @@
 
 Under another trainer, transformers' or TRL's, with its own data and loss:
 
-    print(mg.doctor(trainer))
+    print(mg.doctor(trainer))                   # traces only
+    print(mg.doctor(trainer, inductor=True))    # also generates code, and times the steps
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from monograph.diagnosis.progress import Progress
 from monograph.diagnosis.report import Cause, Report
 from monograph.diagnosis.tracing import breaks, counting, forget, recompiles
 from monograph.diagnosis.trainer import doctor_trainer
@@ -40,6 +42,7 @@ def doctor(
     loss: Loss | None = None,
     inductor: bool = False,
     steps: int = 3,
+    quiet: bool = False,
 ) -> Report:
     """Forward and backward over the batches, compiled, without changing the model.
 
@@ -47,12 +50,15 @@ def doctor(
     own batches, and afterwards model and trainer are as they were.
     batches: one batch, or several; with different lengths they also tell whether a new length compiles anew.
     loss: gives the loss of (model, batch); default: `forward_loss`, what `TrainStep` uses.
-    inductor: also generate code, and tell how long that takes and what the compile cache had.
+    inductor: also generate code, and tell how long that takes and what the compile cache had. Without it
+        the step is only traced.
+    quiet: say nothing on stderr while it works.
     """
+    progress = Progress(not quiet)
     if not isinstance(model, nn.Module):
-        if batches is not None or loss is not None or inductor:
-            raise ValueError("doctor: batches, loss and inductor are for a model; a trainer has its own")
-        return doctor_trainer(model, steps)
+        if batches is not None or loss is not None:
+            raise ValueError("doctor: batches and loss are for a model; a trainer has its own")
+        return doctor_trainer(model, steps, inductor, progress)
     if batches is None:
         raise ValueError("doctor: batches is None, wanted one batch or several for a model")
     rows = [batches] if isinstance(batches, Mapping) else list(batches)
@@ -70,11 +76,13 @@ def doctor(
     was_training = model.training
     model.train()
     try:
+        progress.traces(len(rows))
         with recompiles(report):
-            _steps(run, rows, parameters, counting(model, report))
+            _steps(run, rows, parameters, counting(model, report, progress), progress)
         report.breaks = breaks()
         if inductor:
-            report.step_seconds = _steps(run, rows, parameters, "inductor")
+            progress.generates(len(rows))
+            report.step_seconds = _steps(run, rows, parameters, "inductor", progress)
             report.cache_hits = counters["inductor"]["fxgraph_cache_hit"]
             report.cache_misses = counters["inductor"]["fxgraph_cache_miss"]
     finally:
@@ -84,16 +92,21 @@ def doctor(
 
 
 def _steps(
-    run: Callable[[Any], torch.Tensor], rows: Sequence[Any], parameters: Sequence[torch.Tensor], backend: Any
+    run: Callable[[Any], torch.Tensor],
+    rows: Sequence[Any],
+    parameters: Sequence[torch.Tensor],
+    backend: Any,
+    progress: Progress,
 ) -> list[float]:
     """The seconds of each forward and backward; the tracer's counters are this run's afterwards."""
     forget()
     compiled = torch.compile(run, backend=backend)
     seconds = []
-    for row in rows:
+    for number, row in enumerate(rows, 1):
         began = time.perf_counter()
         torch.autograd.grad(compiled(_marked(row)), parameters, allow_unused=True)
         seconds.append(time.perf_counter() - began)
+        progress.say(f"step {number} of {len(rows)}")
     return seconds
 
 

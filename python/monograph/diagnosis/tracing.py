@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from monograph.diagnosis.progress import Progress
 from monograph.diagnosis.report import Cause, Report
 from monograph.integrations.torch.private_names import (
     RECOMPILES_LOG,
@@ -79,7 +80,7 @@ def recompiles(report: Report) -> Iterator[None]:
         log_state.artifact_names.discard("recompiles")
 
 
-def counting(model: nn.Module, report: Report) -> Any:
+def counting(model: nn.Module, report: Report, progress: Progress) -> Any:
     """A backend that counts the graphs, runs them as they are and looks at what is kept for the backward."""
     shapes: dict[tuple[int, ...], str] = {}
     for name, layer in model.named_modules():
@@ -102,7 +103,10 @@ def counting(model: nn.Module, report: Report) -> Any:
     compile_graph = aot_autograd(fw_compiler=as_it_is, bw_compiler=as_it_is, partition_fn=partition)
 
     def backend(graph: GraphModule, inputs: Any) -> Any:
-        report.graphs += _first_time()
+        first = _first_time()
+        report.graphs += first
+        nodes = len(graph.graph.nodes)
+        progress.say(f"graph {report.graphs} of {nodes} nodes" if first else f"a recompile, {nodes} nodes")
         return compile_graph(graph, inputs)
 
     return backend

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from monograph.diagnosis.progress import Progress
 from monograph.diagnosis.report import Report
 from monograph.diagnosis.tracing import breaks, counting, forget, recompiles
 from monograph.integrations.accelerate.private_names import HUNG_ON_MODELS
-from monograph.integrations.torch.private_names import COMPILED_CALL, original_module
+from monograph.integrations.torch.private_names import COMPILED_CALL, counters, original_module
 from monograph.integrations.trl.private_names import WRITTEN_INTO
 
 if TYPE_CHECKING:
@@ -25,8 +28,9 @@ _WRITTEN_INTO = (*WRITTEN_INTO, "control")
 _HUNG_ON = ("forward", *HUNG_ON_MODELS, COMPILED_CALL)
 
 
-def doctor_trainer(trainer: Trainer, steps: int) -> Report:
-    """`steps` optimiser steps of `trainer.train()` with the model compiled as `torch_compile=True` does it.
+def doctor_trainer(trainer: Trainer, steps: int, inductor: bool, progress: Progress) -> Report:
+    """`steps` optimiser steps of `trainer.train()` with the model compiled as `torch_compile=True` does it,
+    traced only; with `inductor` as many again with its code.
 
     No callback runs, so nothing is logged or saved. Afterwards the parameters, the random numbers and the
     trainer are as before. `torch_compile_mode` and `fullgraph` of the arguments do not count here.
@@ -42,20 +46,31 @@ def doctor_trainer(trainer: Trainer, steps: int) -> Report:
     forget()
     try:
         with _left_as_found(trainer), recompiles(report):
-            _train(trainer, steps, counting(model, report))
+            progress.traces(steps)
+            _train(trainer, steps, counting(model, report, progress), progress)
             report.breaks = breaks()
+        if inductor:
+            forget()
+            with _left_as_found(trainer):
+                progress.generates(steps)
+                report.step_seconds = _train(trainer, steps, "inductor", progress)
+            report.cache_hits = counters["inductor"]["fxgraph_cache_hit"]
+            report.cache_misses = counters["inductor"]["fxgraph_cache_miss"]
     finally:
         torch.compiler.reset()
     return report
 
 
-def _train(trainer: Any, steps: int, backend: Any) -> None:
+def _train(trainer: Any, steps: int, backend: Any, progress: Progress) -> list[float]:
+    """The seconds of each step."""
     from accelerate.utils import DynamoBackend
     from transformers import TrainerCallback
 
     class Stop(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop = state.global_step >= steps
+            ends.append(time.perf_counter())
+            progress.say(f"step {state.global_step} of {steps}")
 
     plugin = trainer.accelerator.state.dynamo_plugin
     configured, compiled = plugin.backend, {}
@@ -71,11 +86,13 @@ def _train(trainer: Any, steps: int, backend: Any) -> None:
     trainer.training_step = step
     trainer.log = lambda *_, **__: None
     trainer.callback_handler.callbacks = [Stop()]
+    ends = [time.perf_counter()]
     plugin.backend = DynamoBackend.NO  # the prepared model is compiled by `step`
     try:
         trainer.train()
     finally:
         plugin.backend = configured
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 @contextmanager
