@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.nn.lazy_weight import LazyWeight
+from monograph.nn.lazy_weight import LazyWeight, traced_weight
 from monograph.ops.linear import linear as linear_op
 from monograph.packed_weight import PackedWeight, quantize
 
@@ -93,7 +93,8 @@ class QuantLinear(nn.Linear):
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        return LazyWeight(self.packed, self.weight_dtype)
+        make = traced_weight if torch.compiler.is_compiling() else LazyWeight
+        return make(self.packed, self.weight_dtype)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":

@@ -12,6 +12,7 @@ import torch
 
 from monograph.formats import ABSMAX_FORMATS, SCALE_GROUP, Format, value_table
 from monograph.integrations.torch.private_names import assert_async
+from monograph.nn.packed_state import PackedParts
 from monograph.spellings.element_tensors import e4m3_weight
 
 
@@ -66,6 +67,8 @@ def dequantize_4bit(tensor: torch.Tensor, quant_state: Any = None) -> torch.Tens
     """
     if quant_state is None:
         return tensor
+    if isinstance(tensor, PackedParts):  # of a QuantLinear, whose bytes it holds itself
+        return tensor.packed.dequantize(quant_state.dtype)
     if isinstance(quant_state, torch.Tensor):
         _want("the dtype of a weight with a tensor of scales", tensor.dtype, torch.float8_e4m3fn)
         return e4m3_weight(tensor, quant_state, torch.bfloat16).dequantize()

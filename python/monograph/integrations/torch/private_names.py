@@ -18,6 +18,9 @@ NAMES = {
     "disabled_torch_function": PrivateName(
         "torch._C:_disabled_torch_function_impl", _READ, "LazyWeight: operations reach __torch_dispatch__"
     ),
+    "disable_torch_function": PrivateName(
+        "torch._C:DisableTorchFunctionSubclass", _READ, "TracedWeight: its results are plain tensors"
+    ),
     "foreach_norm": PrivateName("torch:_foreach_norm", _READ, "adamw: the norm of all gradients"),
     "fused_adamw": PrivateName("torch:_fused_adamw_", _READ, "adamw: the update"),
     "make_wrapper_subclass": PrivateName(
