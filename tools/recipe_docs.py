@@ -14,8 +14,9 @@ from typing import Any, get_type_hints
 
 from monograph.recipe.check_value import wanted
 from monograph.recipe.compile_options import OPTIONS
-from monograph.recipe.foreign_keys import IGNORED, REFUSED
+from monograph.recipe.foreign_keys import IGNORED
 from monograph.recipe.keys import DATASET_KEYS, KEYS, DatasetKeys, Recipe
+from monograph.recipe.refused_keys import REFUSED
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "recipe.md"
 

@@ -9,10 +9,12 @@ import sys
 import pytest
 import torch
 
+from axolotl_keys import DATASET_KEYS_OF_EXAMPLES, KEYS_OF_EXAMPLES
 from monograph.recipe import ConfigError, check_keys, read_config
 from monograph.recipe.compile_options import OPTIONS, compile_options
-from monograph.recipe.foreign_keys import IGNORED, OTHER_NAMES, REFUSED, SYNONYMS
-from monograph.recipe.keys import KEYS
+from monograph.recipe.foreign_keys import IGNORED, OTHER_NAMES, SYNONYMS
+from monograph.recipe.keys import DATASET_KEYS, KEYS
+from monograph.recipe.refused_keys import DATASET_REFUSED, REFUSED
 
 # The keys that occur in axolotl 0.19's files named *qlora*, as plain facts. One of them is misspelt there.
 _axolotl_qlora_keys = """
@@ -77,6 +79,56 @@ def test_every_key_of_the_qlora_examples_has_a_place():
     assert set(MUST_BE_HONOURED) <= set(KEYS)
     assert set(OTHER_NAMES.values()) | set(SYNONYMS.values()) <= set(KEYS)
     assert not (set(OTHER_NAMES) | set(SYNONYMS)) & set().union(*places)
+
+
+@pytest.mark.parametrize("name", KEYS_OF_EXAMPLES)
+def test_every_key_of_all_examples_is_honoured_ignored_or_refused(name, good):
+    """Never unknown without a hint; with nothing behind it, as if it were not there."""
+    empty = check_keys(good | {name: None} if name not in good else good)
+    assert empty.recipe == check_keys(good).recipe
+    if name in OTHER_NAMES:
+        assert errors_of(good | {name: 1}) == [f"{name}: unknown key; here it is called {OTHER_NAMES[name]}"]
+        return
+    places = [name in place for place in (KEYS, IGNORED, REFUSED, SYNONYMS)]
+    assert sum(places) == 1
+
+
+@pytest.mark.parametrize("name", DATASET_KEYS_OF_EXAMPLES)
+def test_every_dataset_key_of_all_examples_has_a_place(name):
+    assert (name in DATASET_KEYS) + (name in DATASET_REFUSED) == 1
+
+
+def test_empty_values_inside_mappings_are_as_if_left_out(good):
+    keys = {"special_tokens": {"pad_token": None, "eos_token": "</s>"}, "bnb_config_kwargs": None}
+    read = check_keys(
+        good | keys | {"local_rank": None, "eval_table_size": None, "datasets": good["datasets"]}
+    )
+    assert read.recipe.special_tokens == {"eos_token": "</s>"}
+    assert read.notices == []
+
+
+def test_ways_through_trl_exist():
+    """What refusals say of TRL and PEFT: the settings and classes are there."""
+    import peft
+    import trl
+
+    through = {name: text for name, text in REFUSED.items() if "use TRL: " in text}
+    assert {"neftune_noise_alpha", "rl", "loraplus_lr_ratio", "lr_scheduler_kwargs"} <= set(through)
+    for text in (*through.values(), *DATASET_REFUSED.values()):
+        for owner, setting in re.findall(r"(SFTConfig|LoraConfig)\((\w+)=", text):
+            assert (
+                setting
+                in vars({"SFTConfig": trl.SFTConfig, "LoraConfig": peft.LoraConfig}[owner])[
+                    "__dataclass_fields__"
+                ]
+            )
+        for trainer in re.findall(r"\b[A-Z]\w+Trainer\b", text):
+            assert hasattr(trl, trainer)
+        if "use TRL: " in text:
+            assert text.endswith("with mg.optimize(trainer.model) as in the README")
+    assert REFUSED["neftune_noise_alpha"].startswith(
+        "write lora_dropout; or use TRL: SFTConfig(neftune_noise_alpha"
+    )
 
 
 def test_the_keys_of_the_llama_3_example_are_read(good):
@@ -145,7 +197,8 @@ BAD = {
     ),
     "optimiser": (
         {"optimizer": "lion_8bit"},
-        "optimizer is lion_8bit, only AdamW is in the graph; write adamw_torch",
+        "optimizer is lion_8bit, only AdamW is in the graph; write adamw_torch; or use TRL: "
+        "SFTConfig(optim=...), with mg.optimize(trainer.model) as in the README",
     ),
     "several processes": (
         {"fsdp": ["full_shard"]},
@@ -207,7 +260,7 @@ def test_an_ignored_key_says_why(name, good):
         ({"datasets": []}, "datasets: missing"),
         ({"datasets": "train.jsonl"}, "wanted a list"),
         ({"datasets": [{"path": "a", "type": "alpaca", "fild": "b"}]}, "datasets.0.fild: unknown key"),
-        ({"datasets": [{"path": "a", "type": "alpaca", "field_chosen": "b"}]}, "use TRL's trainer"),
+        ({"datasets": [{"path": "a", "type": "alpaca", "field_chosen": "b"}]}, "use TRL: DPOTrainer"),
         ({"bnb_config_kwargs": {"bnb_4bit_quant_type": "int4"}}, "wanted nf4 or fp4"),
         ({"attn_implementation": "flash"}, "wanted monograph, sdpa or eager"),
         ({"special_tokens": {"pad": "x"}}, "special_tokens.pad: unknown"),
@@ -346,6 +399,101 @@ def test_torch_still_has_the_option_c4(name):
         assert hasattr(place, part), f"torch {torch.__version__} has no inductor option {name}"
         place = getattr(place, part)
     assert isinstance(place, bool)
+
+
+MODES = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_sets_what_torch_means_by_it_and_options_go_first(mode, good):
+    import torch._inductor.config as inductor
+    from torch._inductor import list_mode_options
+
+    def now():
+        return inductor.max_autotune, inductor.coordinate_descent_tuning, inductor.triton.cudagraphs
+
+    keys = good | {"torch_compile": "auto", "torch_compile_mode": mode}
+    read = check_keys(keys | {"torch_compile_options": {"coordinate_descent_tuning": False}})
+    told = ["torch_compile_mode: reduce-overhead has no effect on this device (cpu): CUDA graphs need a GPU"]
+    assert read.notices == (told if mode == "reduce-overhead" else [])
+    before, meant = now(), list_mode_options(mode)
+    with compile_options(None, mode):
+        assert now() == (
+            meant.get("max_autotune", before[0]),
+            meant.get("coordinate_descent_tuning", before[1]),
+            meant.get("triton.cudagraphs", before[2]),
+        )
+        assert (now() == before) == (mode == "default")
+    with compile_options(read.recipe.torch_compile_options, mode):
+        assert not inductor.coordinate_descent_tuning
+    assert now() == before
+
+
+def test_a_mode_is_one_of_torch_and_needs_torch_compile(good):
+    assert errors_of(good | {"torch_compile_mode": "max-autotune"}) == [
+        "torch_compile_mode: torch_compile is missing, so it would do nothing; write torch_compile: true (or "
+        "auto) beside it"
+    ]
+    (message,) = errors_of(good | {"torch_compile": "auto", "torch_compile_mode": "fast"})
+    assert message == f"torch_compile_mode is 'fast' (str), wanted {', '.join(MODES)} or empty"
+
+
+def test_values_of_options_have_the_types_of_inductor(good, monkeypatch):
+    """All ten are booleans in torch 2.13; one that is a number or a text would be taken as such."""
+    both = good | {"torch_compile": "auto"}
+    wrong = errors_of(both | {"torch_compile_options": {"epilogue_fusion": 1, "fx_graph_cache": "yes"}})
+    assert wrong == [
+        "torch_compile_options: epilogue_fusion is 1, wanted true or false",
+        "torch_compile_options: fx_graph_cache is 'yes', wanted true or false",
+    ]
+    for name in ("cpp.threads", "max_autotune_gemm_backends"):
+        monkeypatch.setitem(OPTIONS, name, None)
+    options = {"cpp.threads": 2, "max_autotune_gemm_backends": "CPP"}
+    assert check_keys(both | {"torch_compile_options": options}).recipe.torch_compile_options == options
+    wrong = errors_of(
+        both | {"torch_compile_options": {"cpp.threads": True, "max_autotune_gemm_backends": 1}}
+    )
+    assert [message.split(", wanted ")[1] for message in wrong] == ["a whole number", "text"]
+
+
+def test_the_commented_keys_of_the_example_are_right(good, tmp_path):
+    example = os.path.join(os.path.dirname(__file__), "../../examples/qlora.yml")
+    with open(example, encoding="utf-8") as file:
+        text = re.sub(r"^# (?=torch_compile|  \w+: )", "", file.read(), flags=re.MULTILINE)
+    (tmp_path / "recipe.yml").write_text(text)
+    read = read_config(str(tmp_path / "recipe.yml"), ["--base-model", good["base_model"]])
+    assert read.recipe.torch_compile_mode == "max-autotune-no-cudagraphs"
+    assert read.recipe.torch_compile_options == {"epilogue_fusion": True, "max_autotune_gemm": True}
+    assert read.notices == []
+
+
+def test_doctor_applies_mode_and_options(good, monkeypatch):
+    import argparse
+
+    import torch._inductor.config as inductor
+
+    from monograph import diagnosis
+    from monograph.commands import doctor as command
+    from monograph.recipe import batches, encode, load_model, prepare
+
+    seen = []
+    report = argparse.Namespace(holds=True, to_json=lambda: "")
+
+    def looked(*_, **__):
+        seen.append((inductor.max_autotune, inductor.epilogue_fusion))
+        return report
+
+    monkeypatch.setattr(diagnosis, "doctor", looked)
+    monkeypatch.setattr(encode, "load_tokenizer", lambda *_: argparse.Namespace(pad_token_id=0))
+    monkeypatch.setattr(prepare, "prepare", lambda *_: argparse.Namespace(train=None))
+    monkeypatch.setattr(load_model, "load_model", lambda *_: None)
+    steps = argparse.Namespace(step=lambda *_: [None], sampler=argparse.Namespace(steps=lambda _: 2))
+    monkeypatch.setattr(batches, "Batches", lambda *_, **__: steps)
+    keys = {"torch_compile_mode": "max-autotune-no-cudagraphs", "torch_compile": "auto"}
+    recipe = check_keys(good | keys | {"torch_compile_options": {"epilogue_fusion": False}}).recipe
+    assert command._doctor(recipe, argparse.Namespace(json=True, trace_only=True, quiet=True)) == 0
+    assert seen == [(True, False)]
+    assert not inductor.max_autotune
 
 
 def test_reading_a_recipe_does_not_load_transformers():

@@ -28,6 +28,7 @@ def run(arguments: list[str]) -> int:
 def _doctor(recipe: Recipe, options: argparse.Namespace) -> int:
     from monograph.diagnosis import doctor
     from monograph.recipe.batches import Batches
+    from monograph.recipe.compile_options import compile_options
     from monograph.recipe.encode import load_tokenizer
     from monograph.recipe.load_model import load_model
     from monograph.recipe.model_folder import model_folder
@@ -39,6 +40,7 @@ def _doctor(recipe: Recipe, options: argparse.Namespace) -> int:
     steps = [batches.step(0, 0), batches.step(0, min(1, batches.sampler.steps(0) - 1))]
     model = load_model(recipe, folder)
     rows = [step[0] for step in steps]
-    report = doctor(model, rows, inductor=not options.trace_only, quiet=options.quiet)
+    with compile_options(recipe.torch_compile_options, recipe.torch_compile_mode):
+        report = doctor(model, rows, inductor=not options.trace_only, quiet=options.quiet)
     print(report.to_json() if options.json else report)
     return 0 if report.holds else 1

@@ -1,4 +1,7 @@
-"""`torch_compile_options`: ten options of Inductor, checked when read, applied for one run only."""
+"""`torch_compile_options`, ten options of Inductor, and `torch_compile_mode`, a set of them.
+
+Checked when read, applied for one run only.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ import contextlib
 import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from monograph.recipe.check_value import wanted
+
+Value = bool | int | float | str
 
 # What each does on a CPU, read in torch 2.13; docs/recipe.md quotes it. None: it has an effect.
 OPTIONS: dict[str, str | None] = {
@@ -22,43 +29,59 @@ OPTIONS: dict[str, str | None] = {
 }
 
 
+# Modes that differ from `default` by what a CPU does not have.
+_GPU_MODES = {"reduce-overhead": "CUDA graphs need a GPU"}
+
+
 def check_compile_options(
-    options: Mapping[str, Any] | None, *, torch_compile: bool | str | None, packing: bool, device: str = "cpu"
+    options: Mapping[str, Any] | None,
+    *,
+    torch_compile: bool | str | None,
+    packing: bool,
+    device: str = "cpu",
+    mode: str | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Errors and notices about the options; both empty without options."""
-    if not options:
-        return [], []
+    """Errors and notices about options and mode; both empty without them."""
     errors, notices = [], []
-    if not torch_compile:
-        written = "missing" if torch_compile is None else "false"
+    said = "missing" if torch_compile is None else "false"
+    if options and not torch_compile:
         errors.append(
-            f"torch_compile_options: torch_compile is {written}, so they would do nothing; "
+            f"torch_compile_options: torch_compile is {said}, so they would do nothing; "
             "write torch_compile: true (or auto) beside them"
         )
-    for name, value in options.items():
+    if mode and not torch_compile:
+        errors.append(
+            f"torch_compile_mode: torch_compile is {said}, so it would do nothing; "
+            "write torch_compile: true (or auto) beside it"
+        )
+    if device == "cpu" and mode in _GPU_MODES:
+        notices.append(f"torch_compile_mode: {mode} has no effect on this device (cpu): {_GPU_MODES[mode]}")
+    for name, value in (options or {}).items():
         if name not in OPTIONS:
             near = difflib.get_close_matches(str(name), OPTIONS, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}? " if near else ""
             errors.append(
                 f"torch_compile_options: {name!r} is not allowed; {hint}allowed are {', '.join(OPTIONS)}"
             )
-        elif not isinstance(value, bool):
-            errors.append(f"torch_compile_options: {name} is {value!r}, wanted true or false")
+            continue
+        kind = _kind(name)
+        if not (isinstance(value, kind) and isinstance(value, bool) == (kind is bool)):
+            errors.append(f"torch_compile_options: {name} is {value!r}, wanted {wanted(kind)}")
         elif device == "cpu" and OPTIONS[name] is not None and value:
             notices.append(
                 f"torch_compile_options: {name} has no effect on this device (cpu): {OPTIONS[name]}"
             )
-        if name == "triton.cudagraphs" and value is True and packing:
-            notices.append(
-                "torch_compile_options: triton.cudagraphs with sample_packing: a CUDA graph replays fixed "
-                "addresses, and each packing makes new boundaries; expect re-recording, or leave one out"
-            )
+    if packing and (options or {}).get("triton.cudagraphs") is True:
+        notices.append(
+            "torch_compile_options: triton.cudagraphs with sample_packing: a CUDA graph replays fixed "
+            "addresses, and each packing makes new boundaries; expect re-recording, or leave one out"
+        )
     return errors, notices
 
 
 def _owner(name: str) -> tuple[Any, str]:
     """The module that holds a dotted option, and its last name there."""
-    from monograph.integrations.torch.private_names import inductor_config as owner
+    import torch._inductor.config as owner
 
     *path, last = name.split(".")
     for part in path:
@@ -67,12 +90,27 @@ def _owner(name: str) -> tuple[Any, str]:
     return owner, last
 
 
+def _kind(name: str) -> type[Value]:
+    """The type that Inductor's own configuration has for an option."""
+    owner, last = _owner(name)
+    return type(getattr(owner, last))
+
+
+def mode_options(mode: str | None) -> dict[str, Value]:
+    """What torch.compile's `mode` sets."""
+    if mode is None:
+        return {}
+    from torch._inductor import list_mode_options
+
+    return list_mode_options(mode)
+
+
 @contextlib.contextmanager
-def compile_options(options: Mapping[str, bool] | None) -> Iterator[None]:
-    """Sets the options in Inductor's configuration; whatever happens, puts back what was there."""
+def compile_options(options: Mapping[str, Value] | None, mode: str | None = None) -> Iterator[None]:
+    """Sets mode and options in Inductor's configuration; whatever happens, puts back what was there."""
     before = []
     try:
-        for name, value in (options or {}).items():
+        for name, value in (mode_options(mode) | dict(options or {})).items():
             owner, last = _owner(name)
             before.append((owner, last, getattr(owner, last)))
             setattr(owner, last, value)

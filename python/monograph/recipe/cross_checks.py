@@ -147,7 +147,10 @@ def _check_training(recipe: Recipe, errors: list[str], notices: list[str]) -> No
             f"optimizer: {recipe.optimizer} is AdamW with 32-bit moments here; an adapter's are small"
         )
     elif recipe.optimizer not in ADAMW:
-        errors.append(f"optimizer is {recipe.optimizer}, only AdamW is in the graph; write adamw_torch")
+        errors.append(
+            f"optimizer is {recipe.optimizer}, only AdamW is in the graph; write adamw_torch; or use TRL: "
+            "SFTConfig(optim=...), with mg.optimize(trainer.model) as in the README"
+        )
     for name in (
         "micro_batch_size",
         "gradient_accumulation_steps",

@@ -1,14 +1,19 @@
-"""Keys of other recipes that do nothing here, each with its reason, or that are refused, each with what to do
-instead. A key with an empty value (null, false, 0, "", [], {}) asks for nothing and is passed over.
+"""Keys of other recipes that do nothing here, each with its reason, and other trainers' names of ours.
+
+A key with an empty value (null, false, 0, "", [], {}) asks for nothing and is passed over.
 """
 
 from __future__ import annotations
 
-_ALWAYS_FUSED = "the LoRA layer is always fused"
+_ONE_OPERATOR = "the LoRA part is always computed inside the operator of its linear layer"
 _OWN_LOSS = "the loss never makes whole logits"
 _OWN_KERNELS = "Monograph brings its own kernels"
 _ONE_PROCESS = "training runs in one process"
 _CLASS = "the class follows from config.json"
+_EVAL_TEXTS = "evaluation gives eval_loss; ask the model with `generate`"
+_OTHER_TRACKER = "write report_to with the tracker's name; its project is wandb_project"
+_GPU = "it is for GPUs"
+_MULTIPACK = "the packer sees all documents"
 
 IGNORED: dict[str, str] = {
     "model_type": _CLASS,
@@ -23,10 +28,10 @@ IGNORED: dict[str, str] = {
     "is_qwen_derived_model": _CLASS,
     "low_cpu_mem_usage": "weights are always read shard by shard",
     "lora_on_cpu": "there is one device",
-    "lora_mlp_kernel": _ALWAYS_FUSED,
-    "lora_qkv_kernel": _ALWAYS_FUSED,
-    "lora_o_kernel": _ALWAYS_FUSED,
-    "lora_embedding_kernel": _ALWAYS_FUSED,
+    "lora_mlp_kernel": _ONE_OPERATOR,
+    "lora_qkv_kernel": _ONE_OPERATOR,
+    "lora_o_kernel": _ONE_OPERATOR,
+    "lora_embedding_kernel": "LoRA on embeddings is PEFT's own",
     "tf32": "it is a mode of NVIDIA GPUs",
     "flash_attention": "attention is Monograph's own; attn_implementation chooses another",
     "sdp_attention": "write attn_implementation: sdpa",
@@ -92,86 +97,88 @@ IGNORED: dict[str, str] = {
     "torch_empty_cache_steps": "it is a cache of GPUs",
     "save_only_model": "moments are small and needed to resume",
     "debug": "use preprocess --debug",
-}
-
-_MANY = "one process trains for now; leave it out"
-_PREFERENCE = "only supervised tuning is a recipe; use TRL's trainer with mg.from_pretrained and mg.add_lora"
-_MOE = "mixture-of-experts layers are not built yet; use a dense model"
-_IMAGES = "only text is trained on; use the text model"
-_LENGTHS = "write it into the data, or leave it out"
-
-REFUSED: dict[str, str] = {
-    "load_in_8bit": "write load_in_4bit: true",
-    "gptq": "use a base in 16 bits or in bitsandbytes' 4 bits",
-    "float16": "write fp16: true, which also scales the loss",
-    "fp8": "write bf16: true",
-    "lora_target_parameters": _MOE,
-    "quantize_moe_experts": _MOE,
-    "llama4_linearized_experts": _MOE,
-    "lora_fan_in_fan_out": "it is for GPT-2's Conv1D layers, which are not quantised",
-    "loraplus_lr_ratio": "write learning_rate; one rate holds for A and B",
-    "loraplus_lr_embedding": "write learning_rate; one rate holds for all",
-    "peft": "LoftQ changes the base weights; write peft_init_lora_weights: true",
-    "relora": "write more steps, or a larger lora_r",
-    "peft_layer_replication": "leave it out",
-    "peft_trainable_token_indices": "write lora_modules_to_save: [embed_tokens, lm_head]",
-    "unfrozen_parameters": "write lora_modules_to_save, or leave it out: the base is frozen",
-    "freeze_mm_modules": _IMAGES,
-    "trust_remote_code": "code from a model folder is never run; use a model that transformers knows",
-    "tokenizer_use_mistral_common": "use a model folder with tokenizer.json",
-    "resize_token_embeddings_to_32x": "the base keeps its vocabulary; leave it out",
-    "tokens": "the base keeps its vocabulary; use reserved tokens that it has, through special_tokens",
-    "added_tokens_overrides": "the base keeps its vocabulary; use reserved tokens through special_tokens",
-    "activation_offloading": "write gradient_checkpointing: true",
-    "layer_offloading": "write load_in_4bit: true; offloading is not built yet",
-    "ple_cpu_offload": "offloading is not built yet; leave it out",
-    "rl": _PREFERENCE,
-    "trl": _PREFERENCE,
-    "rl_beta": _PREFERENCE,
-    "orpo_alpha": _PREFERENCE,
-    "kto_desirable_weight": _PREFERENCE,
-    "kto_undesirable_weight": _PREFERENCE,
-    "simpo_gamma": _PREFERENCE,
-    "cpo_alpha": _PREFERENCE,
-    "reward_model": _PREFERENCE,
-    "process_reward_model": _PREFERENCE,
-    "deepspeed": _MANY,
-    "fsdp": _MANY,
-    "fsdp_config": _MANY,
-    "fsdp_version": _MANY,
-    "context_parallel_size": _MANY,
-    "sequence_parallel_degree": _MANY,
-    "tensor_parallel_size": _MANY,
-    "dp_shard_size": _MANY,
-    "dp_replicate_size": _MANY,
-    "pretraining_dataset": "write datasets with type: completion",
-    "streaming": "write datasets; prepared data is memory-mapped, so size does not matter",
-    "skip_prepare_dataset": "data is always tokenised first; leave it out",
-    "push_dataset_to_hub": "copy dataset_prepared_path yourself",
-    "hub_model_id": "upload output_dir with `hf upload`",
-    "dataset_exact_deduplication": "remove duplicates from the file",
-    "curriculum_sampling": "write shuffle_merged_datasets: false",
-    "use_pose": _LENGTHS,
-    "neftune_noise_alpha": "write lora_dropout",
-    "auto_find_batch_size": "write micro_batch_size",
-    "embedding_lr": "write learning_rate; one rate holds for all",
-    "embedding_lr_scale": "write learning_rate; one rate holds for all",
-    "lr_groups": "write learning_rate; one rate holds for all",
-    "lr_scheduler_kwargs": "write cosine_min_lr_ratio",
-    "torch_compile_mode": "write torch_compile_options",
-    "metric_for_best_model": "the best checkpoint has the least loss on the evaluation set",
-    "merge_lora": "merge with PEFT: merge_and_unload()",
-}
-
-# The same inside an entry of `datasets`.
-DATASET_REFUSED: dict[str, str] = {
-    "field_chosen": _PREFERENCE,
-    "field_rejected": _PREFERENCE,
-    "trust_remote_code": "code from a dataset is never run; use JSONL or Parquet files",
-    "conversation": "write type: chat_template",
-    "message_field_training_detail": "write message_field_training",
-    "input_transform": "transform the file",
-    "preprocess_shards": "write shards",
+    "local_rank": _ONE_PROCESS,
+    "world_size": _ONE_PROCESS,
+    "ddp": _ONE_PROCESS,
+    "accelerator_config": _ONE_PROCESS,
+    "qlora_sharded_model_loading": _ONE_PROCESS,
+    "experimental_skip_move_to_device": "there is one device",
+    "device": "there is one device",
+    "device_map": "there is one device",
+    "max_memory": "there is one device",
+    "gpu_memory_limit": _GPU,
+    "fp32_norms": "norms compute in float32 whatever their dtype",
+    "fp32_norm_classes": "norms compute in float32 whatever their dtype",
+    "embeddings_skip_upcast": "embeddings keep their dtype",
+    "eval_table_size": _EVAL_TEXTS,
+    "eval_table_max_new_tokens": _EVAL_TEXTS,
+    "eval_max_new_tokens": _EVAL_TEXTS,
+    "eval_causal_lm_metrics": _EVAL_TEXTS,
+    "do_causal_lm_eval": _EVAL_TEXTS,
+    "generate_samples": _EVAL_TEXTS,
+    "do_bench_eval": _EVAL_TEXTS,
+    "bench_dataset": _EVAL_TEXTS,
+    "include_for_metrics": _EVAL_TEXTS,
+    "type_of_model": _CLASS,
+    "cls_model_config": _CLASS,
+    "base_model_ignore_patterns": "only safetensors are fetched",
+    "flash_optimum": _OWN_KERNELS,
+    "flash_attn_fuse_mlp": _OWN_KERNELS,
+    "flash_attn_fuse_qkv": _OWN_KERNELS,
+    "flash_attn_rms_norm": _OWN_KERNELS,
+    "use_sonicmoe": _OWN_KERNELS,
+    "tiled_mlp": "gradient_checkpointing: true bounds the memory of a block",
+    "sage_attention": "attention is Monograph's own",
+    "sdpa_varlen": "attention is Monograph's own",
+    "pretrain_multipack_attn": _MULTIPACK,
+    "pretrain_multipack_buffer_size": _MULTIPACK,
+    "streaming_multipack_buffer_size": _MULTIPACK,
+    "sample_packing_seq_len_multiplier": _MULTIPACK,
+    "sample_packing_mp_start_method": _MULTIPACK,
+    "batch_flattening": "packed rows are flattened into one",
+    "total_num_tokens": "tokens are counted when the data are prepared",
+    "total_supervised_tokens": "tokens are counted when the data are prepared",
+    "eval_sequence_len": "sequence_len holds for evaluation too",
+    "dataloader_drop_last": "the last batch of an epoch is trained on",
+    "shuffle_before_merging_datasets": "shuffle_merged_datasets shuffles all rows",
+    "gptq_disable_exllama": "the base is bitsandbytes' format",
+    "tokenizer_save_jinja_files": "transformers decides how templates are saved",
+    "peft_autocast_adapter_dtype": "adapters are float32",
+    "greater_is_better": "the best checkpoint has the least loss",
+    "hub_strategy": "nothing is uploaded",
+    "is_preprocess": "the command says it",
+    "axolotl_config_path": "the command says it",
+    "test_value": "it has no meaning",
+    "profiler_steps": "use torch.profiler around monograph.training.TrainStep",
+    "profiler_steps_start": "use torch.profiler around monograph.training.TrainStep",
+    "wandb_mode": "set WANDB_MODE",
+    "use_trackio": _OTHER_TRACKER,
+    "trackio_project_name": _OTHER_TRACKER,
+    "trackio_run_name": _OTHER_TRACKER,
+    "trackio_space_id": _OTHER_TRACKER,
+    "use_mlflow": _OTHER_TRACKER,
+    "mlflow_experiment_name": _OTHER_TRACKER,
+    "mlflow_run_name": _OTHER_TRACKER,
+    "mlflow_tracking_uri": _OTHER_TRACKER,
+    "hf_mlflow_log_artifacts": _OTHER_TRACKER,
+    "use_comet": _OTHER_TRACKER,
+    "comet_api_key": _OTHER_TRACKER,
+    "comet_project_name": _OTHER_TRACKER,
+    "comet_workspace": _OTHER_TRACKER,
+    "use_swanlab": _OTHER_TRACKER,
+    "swanlab_project": _OTHER_TRACKER,
+    "swanlab_experiment_name": _OTHER_TRACKER,
+    "swanlab_description": _OTHER_TRACKER,
+    "swanlab_mode": _OTHER_TRACKER,
+    "swanlab_workspace": _OTHER_TRACKER,
+    "swanlab_log_model": _OTHER_TRACKER,
+    "swanlab_log_completions": _OTHER_TRACKER,
+    "swanlab_completion_log_interval": _OTHER_TRACKER,
+    "swanlab_completion_max_buffer": _OTHER_TRACKER,
+    "gradio_title": "`generate` asks on the terminal",
+    "gradio_share": "`generate` asks on the terminal",
+    "gradio_server_name": "`generate` asks on the terminal",
+    "gradio_server_port": "`generate` asks on the terminal",
 }
 
 # Plugins that only bring kernels; others change what is trained.
@@ -206,6 +213,7 @@ OTHER_NAMES: dict[str, str] = {
     "modules_to_save": "lora_modules_to_save",
     "random_seed": "seed",
     "compile": "torch_compile",
+    "flash_attention_2": "attn_implementation",
     "template": "chat_template",
 }
 
@@ -213,5 +221,6 @@ OTHER_NAMES: dict[str, str] = {
 SYNONYMS: dict[str, str] = {
     "dataset_num_proc": "dataset_processes",
     "bfloat16": "bf16",
+    "adam_eps": "adam_epsilon",
     "jinja": "chat_template_jinja",
 }

@@ -130,7 +130,12 @@ class Recipe:
     torch_compile: bool | Literal["auto"] | None = key(
         None, "auto, the default: compiled if a C++ compiler is there"
     )
-    torch_compile_options: dict[str, Any] | None = key(None, "ten Inductor options; see below")
+    torch_compile_mode: (
+        Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
+    ) = key(None, "the Inductor options that torch.compile means by this mode; see below")
+    torch_compile_options: dict[str, bool | int | float | str] | None = key(
+        None, "ten Inductor options; see below"
+    )
     step_mode: Literal["graph", "whole_step", "per_layer"] = key(
         "graph", "what is compiled, see training.md; ours"
     )

@@ -14,16 +14,10 @@ import yaml
 from monograph.recipe.check_value import checked
 from monograph.recipe.compile_options import check_compile_options
 from monograph.recipe.cross_checks import check_together
-from monograph.recipe.foreign_keys import (
-    DATASET_REFUSED,
-    IGNORED,
-    KERNEL_PLUGINS,
-    OTHER_NAMES,
-    REFUSED,
-    SYNONYMS,
-)
+from monograph.recipe.foreign_keys import IGNORED, KERNEL_PLUGINS, OTHER_NAMES, SYNONYMS
 from monograph.recipe.keys import DATASET_KEYS, KEYS, DatasetKeys, Recipe
 from monograph.recipe.overrides import apply_overrides, parse_overrides
+from monograph.recipe.refused_keys import DATASET_REFUSED, REFUSED
 from monograph.recipe.remembered import folder_of_run, recipe_file
 
 
@@ -96,6 +90,8 @@ def check_keys(keys: Mapping[str, Any], source: str = "recipe") -> ReadRecipe:
         if name in ("datasets", "test_datasets"):
             values[name] = _datasets(value, name, errors)
         elif name in KEYS:
+            if isinstance(value, dict):  # so is `pad_token:` alone inside special_tokens
+                value = {inside: entry for inside, entry in value.items() if entry is not None}
             if value is not None:  # `key:` alone is as if left out
                 _take(values, name, value, hints[name], name, errors)
         elif name in REFUSED:
@@ -114,7 +110,10 @@ def check_keys(keys: Mapping[str, Any], source: str = "recipe") -> ReadRecipe:
         errors += more_errors
         notices += more_notices
     more_errors, more_notices = check_compile_options(
-        recipe.torch_compile_options, torch_compile=recipe.torch_compile, packing=recipe.sample_packing
+        recipe.torch_compile_options,
+        torch_compile=recipe.torch_compile,
+        packing=recipe.sample_packing,
+        mode=recipe.torch_compile_mode,
     )
     errors += more_errors + _surroundings(recipe)
     if errors:

@@ -73,7 +73,7 @@ def train(recipe: Recipe) -> Outcome:
     folder = model_folder(recipe)
     tokenizer = load_tokenizer(recipe, folder)
     prepared = prepare(recipe, tokenizer)
-    with compile_options(recipe.torch_compile_options):
+    with compile_options(recipe.torch_compile_options, recipe.torch_compile_mode):
         run = Run(recipe, tokenizer, prepared, folder)
         return run.train()
 

@@ -61,8 +61,8 @@ class TrainStep:
         loss_sum, targets = step.evaluate(batch)
 
     The loss is the sum over all targets of the step divided by their number, whatever the micro-batches are.
-    A loss or gradient that is not finite changes nothing. The masks of dropout layers follow from `seed`, the number
-    of the step and that of the micro-batch alone, so that a resumed run draws what the first one drew.
+    A loss or gradient that is not finite changes nothing. The masks of dropout layers follow from `seed`,
+    the number of the step and that of the micro-batch alone, so that a resumed run draws what the first drew.
 
     mode: a key of MODES.
     dynamic: whether lengths change from batch to batch. If all batches have one shape, False is faster.
