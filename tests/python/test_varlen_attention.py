@@ -191,6 +191,58 @@ def test_nan_in_one_document_does_not_reach_another(dtype):
     assert torch.equal(portable.isnan(), out.isnan())
 
 
+def both_ways(q, k, v, cu, window, sinks, dout):
+    """out, dq, dk, dv of the operator and of the portable implementation."""
+    case = {"causal": True, "window": window, "softcap": 0.0}
+    options = (cu, cu, None, sinks, True, window, q.shape[2] ** -0.5, 0.0)
+    out, lse = portable_varlen_attention(q, k, v, *options)
+    grads = portable_varlen_attention_backward(dout, q, k, v, out, lse, *options)
+    return run(q, k, v, cu, sinks, case, dout)[:4], [out, *grads[:3]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 20])
+def test_what_a_query_may_not_see_has_no_influence(dtype, window):
+    """NaN or infinite: rows out of its sight keep their bits, forward and backward; others show it."""
+    generator = torch.Generator().manual_seed(15)
+    for place, name, value in itertools.product((63, 30), "qkvd", (math.nan, math.inf)):
+        q, k, v, dout = (torch.randn(70, h, 16, generator=generator).to(dtype) for h in (2, 1, 1, 2))
+        sinks = torch.randn(2, generator=generator) if name in "qk" else None
+        cu = torch.tensor([0, 64, 70], dtype=torch.int32)
+        clean = both_ways(q, k, v, cu, window, sinks, dout)
+        {"q": q, "k": k, "v": v, "d": dout}[name][place] = value
+        dirty = both_ways(q, k, v, cu, window, sinks, dout)
+        end = 64 if window == 0 else min(64, place + window)
+        queries = [place] if name in "qd" else range(place, end)  # rows with something in sight
+        first = 0 if window == 0 else max(0, min(queries) - window + 1)
+        keys = range(first, max(queries) + 1)
+        reached = {
+            "out": [] if name == "d" else queries,
+            "dq": queries,
+            "dk": keys,
+            "dv": [] if name == "v" else keys,
+        }
+        for before, after in zip(clean, dirty, strict=True):
+            for (what, rows), x, y in zip(reached.items(), before, after, strict=True):
+                kept = [t for t in range(70) if t not in rows]
+                assert torch.equal(x[kept], y[kept]), (what, place, name, value)
+                if rows and math.isnan(value):
+                    assert y[list(rows)].isnan().flatten(1).any(dim=1).all(), (what, place, name)
+
+
+def test_a_value_whose_product_overflows_has_no_influence():
+    """dout . v is infinite for a key out of sight, though both are finite."""
+    generator = torch.Generator().manual_seed(16)
+    q, k, v, dout = (torch.randn(64, 1, 16, generator=generator) for _ in range(4))
+    cu = torch.tensor([0, 64], dtype=torch.int32)
+    clean = both_ways(q, k, v, cu, 0, None, dout)
+    v[63], dout[63] = 3e38, 0.0
+    dirty = both_ways(q, k, v, cu, 0, None, dout)
+    for before, after in zip(clean, dirty, strict=True):
+        assert torch.equal(before[0][:63], after[0][:63])
+        assert torch.equal(before[1][:63], after[1][:63])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("size", [8e4, 1e6])
 def test_huge_scores_stay_finite(dtype, size):

@@ -170,6 +170,7 @@ def portable_varlen_attention(
         scores = torch.cat((scores, column), dim=2)
     lse = torch.logsumexp(scores, dim=2)
     weights = torch.exp(scores - lse.masked_fill(lse.isinf(), 0.0)[..., None])[..., : k.shape[0]]
+    weights = torch.where(seen, weights, 0.0)  # also where the row's lse is NaN, and for its gradient
     # 0 times the NaN of another document would be NaN: only rows that see such a value take it.
     values = values.repeat_interleave(group, 0)
     finite = values.isfinite()
@@ -181,6 +182,31 @@ def portable_varlen_attention(
     lse = torch.where(inside[None, :], lse, 0.0)
     out = torch.where(inside[None, :, None], out, 0.0)
     return out.transpose(0, 1).to(q.dtype).contiguous(), lse.float()
+
+
+def _finite(t: torch.Tensor) -> torch.Tensor:
+    return torch.where(t.isfinite(), t, 0.0)
+
+
+def _reached(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Where dq, dk and dv meet a NaN or an infinity; as wide as a head, or one element for all of it."""
+    group = q.shape[1] // k.shape[1]
+    pairs = seen.float()
+    bad_q, bad_k, bad_v = ((~t.isfinite()).any(dim=2).T for t in (q, k, v))  # [heads, tokens]
+    bad_k, bad_v = (t.repeat_interleave(group, 0).float() for t in (bad_k, bad_v))
+    bad_dout = (~dout.isfinite()).transpose(0, 1)
+    scores = (bad_q & seen.any(dim=1)) | (bad_k @ pairs.T > 0)
+    rows = scores | (bad_dout.any(dim=2) & seen.any(dim=1)) | (bad_v @ pairs.T > 0)
+    values = (scores[..., None] | bad_dout).float()
+
+    def of_keys(marked: torch.Tensor) -> torch.Tensor:
+        """[heads, queries, n] to [keys, key heads, n]."""
+        met = pairs.T @ marked > 0
+        return met.unflatten(0, (-1, group)).any(dim=1).transpose(0, 1)
+
+    return rows.T[..., None], of_keys(rows[..., None].float()), of_keys(values)
 
 
 def portable_varlen_attention_backward(
@@ -199,7 +225,10 @@ def portable_varlen_attention_backward(
     scale: float,
     softcap: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients in aten operations: autograd through the portable forward."""
+    """The gradients in aten operations: autograd through the portable forward.
+
+    On values without NaN and infinities; what those reach, pair by pair that sees each other, is NaN.
+    """
     op = "varlen_attention_backward"
     check_tensors(op, q=q, dout=dout, out=out, lse=lse)
     _check_arguments(op, q, k, v, cu_q, cu_k, key_lengths, sinks, window, scale, softcap)
@@ -208,19 +237,23 @@ def portable_varlen_attention_backward(
         check_shape(op, what, t, [*q.shape[:2], v.shape[2]])
     check_float(op, "lse", lse, torch.float32)
     check_shape(op, "lse", lse, [q.shape[1], q.shape[0]])
-    qf, kf, vf = (t.detach().float().requires_grad_() for t in (q, k, v))
+    qf, kf, vf = (_finite(t.detach().float()).requires_grad_() for t in (q, k, v))
     sink = None if sinks is None else sinks.detach().requires_grad_()
     with torch.enable_grad():
         result, _ = portable_varlen_attention(
             qf, kf, vf, cu_q, cu_k, key_lengths, sink, causal, window, scale, softcap
         )
     inputs = [qf, kf, vf] if sink is None else [qf, kf, vf, sink]
-    grads = torch.autograd.grad(result, inputs, dout.float(), allow_unused=True)
+    grads = torch.autograd.grad(result, inputs, _finite(dout.float()), allow_unused=True)
+    seen = _visible(cu_q, cu_k, key_lengths, (q.shape[0], k.shape[0]), causal, window)
+    reached = _reached(dout, q, k, v, seen)
     dq, dk, dv = (
-        torch.zeros_like(t) if g is None else g.to(t.dtype) for g, t in zip(grads, (q, k, v), strict=False)
+        (torch.zeros_like(t) if g is None else g.to(t.dtype)).masked_fill(nan, float("nan"))
+        for g, t, nan in zip(grads, (q, k, v), reached, strict=False)
     )
-    dsinks = q.new_zeros(0, dtype=torch.float32) if sink is None else grads[3]
-    return dq, dk, dv, dsinks
+    if sink is None:
+        return dq, dk, dv, q.new_zeros(0, dtype=torch.float32)
+    return dq, dk, dv, grads[3].masked_fill(reached[0].any(dim=0)[:, 0], float("nan"))
 
 
 @torch.library.register_fake("monograph::varlen_attention")

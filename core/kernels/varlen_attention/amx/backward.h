@@ -170,6 +170,7 @@ struct BlockPass {
   void run(const QueryPacked& q, std::int64_t key_block, std::int64_t query_block,
            const Sums& sums) const {
     const std::int64_t j0 = key_block * kPieces, i0 = query_block * kPieces;
+    const std::int64_t kw = packed.key_width, vw = packed.value_width;
     std::int64_t first_key[kPieces], last_key[kPieces];
     for (std::int64_t s = 0; s < kPieces; ++s) first_key[s] = kPieces, last_key[s] = 0;
     for (std::int64_t t = 0; t < kPieces; ++t) {
@@ -184,17 +185,66 @@ struct BlockPass {
                scratch.ds_pairs + (s * kPieces + t) * kSquare);
       }
       if (first >= last || sums.dk == nullptr) continue;
-      const std::int64_t kw = packed.key_width, vw = packed.value_width;
       add_keys(scratch.probabilities + first * kSquare, q.dout_pairs, i0 + first, last - first, vw,
                sums.keys_met[t], sums.dv + t * kStrip * vw);
       add_keys(scratch.ds + first * kSquare, q.q_pairs, i0 + first, last - first, kw,
                sums.keys_met[t], sums.dk + t * kStrip * kw);
       sums.keys_met[t] = true;
+      for (std::int64_t s = first; s < last; ++s)
+        if (q.nonfinite[i0 + s]) {
+          add_nonfinite_queries(scratch.probabilities + s * kSquare, q.dout_columns, j0 + t, i0 + s,
+                                vw, sums.dv + t * kStrip * vw);
+          add_nonfinite_queries(scratch.ds + s * kSquare, q.q_columns, j0 + t, i0 + s, kw,
+                                sums.dk + t * kStrip * kw);
+        }
     }
     for (std::int64_t s = 0; s < kPieces && sums.dq != nullptr; ++s)
       if (first_key[s] < last_key[s]) {
         add_queries(j0, s, first_key[s], last_key[s], sums.queries_met[s], sums.dq);
+        for (std::int64_t t = first_key[s]; t < last_key[s]; ++t)
+          if (packed.nonfinite[j0 + t])
+            add_nonfinite_keys(scratch.ds_pairs + (s * kPieces + t) * kSquare, j0 + t, i0 + s,
+                               sums.dq + s * kStrip * kw);
         sums.queries_met[s] = true;
+      }
+  }
+
+  [[gnu::always_inline]] bool sees_key(std::int64_t i, std::int64_t j) const {
+    return i < d.queries && sees.begin(i) <= j && j < sees.end(i);
+  }
+
+  // A strip of dK or dV += left (dS' or P') times the elements of its queries (from `columns`) that
+  // are NaN or infinite, for the keys that the query sees.
+  void add_nonfinite_queries(const Bf16* left, const Bf16* columns, std::int64_t key_strip,
+                             std::int64_t query_strip, std::int64_t width, float* sum) const {
+    const std::int64_t i = query_strip * kStrip, j = key_strip * kStrip;
+    for (std::int64_t c = 0; c < width; ++c)
+      for (std::int64_t t = 0; t < kStrip; ++t) {
+        const float x = to_float(columns[i * width + c / 32 * kSquare + t / 16 * kTile +
+                                         c % 32 / 2 * 32 + t % 16 * 2 + c % 2]);
+        if (is_finite(x)) continue;
+        for (std::int64_t r = 0; r < kStrip; ++r)
+          if (sees_key(i + t, j + r))
+            sum[c / 32 * kSquareF32 + (r / 16 * 2 + c % 32 / 16) * kTileF32 + r % 16 * 16 +
+                c % 16] += to_float(left[r * 32 + t]) * x;
+      }
+  }
+
+  // A strip of dQ' += dS' (as key pairs) times the elements of K that are NaN or infinite, for the
+  // queries that see the key; queries in the order of the unpack.
+  void add_nonfinite_keys(const Bf16* pairs, std::int64_t key_strip, std::int64_t query_strip,
+                          float* sum) const {
+    const std::int64_t kw = packed.key_width, i = query_strip * kStrip, j = key_strip * kStrip;
+    for (std::int64_t c = 0; c < kw; ++c)
+      for (std::int64_t r = 0; r < kStrip; ++r) {
+        const float x = to_float(packed.k_rows[j * kw + c / 32 * kSquare + r * 32 + c % 32]);
+        if (is_finite(x)) continue;
+        for (std::int64_t t = 0; t < kStrip; ++t) {
+          const std::int64_t half = t / 4 % 2, column = t / 8 * 4 + t % 4;
+          if (sees_key(i + t, j + r))
+            sum[c / 32 * kSquareF32 + (c % 32 / 16 * 2 + half) * kTileF32 + c % 16 * 16 + column] +=
+                to_float(pairs[half * kTile + r / 2 * 32 + column * 2 + r % 2]) * x;
+        }
       }
   }
 

@@ -14,11 +14,13 @@ struct QueryPacked {
   Bf16 *q_columns, *dout_columns;  // [strip][width / 32] columns
   Bf16 *q_pairs, *dout_pairs;      // [width / 32][strip] token pairs
   float *lse, *delta;              // a query each, padded to whole strips; lse in log2
+  bool* nonfinite;  // a strip: q or dO holds NaN or an infinity, where the pairs have 0
 };
 
 struct BackwardPacked {
   Bf16 *k_rows, *v_rows;  // [strip][width / 32] rows
   Bf16* k_turned;         // [width / 32][strip] turned
+  bool* nonfinite;        // a strip: K holds NaN or an infinity, where k_turned has 0
   std::int64_t key_width, value_width;
   std::byte* queries;
   std::int64_t query_bytes;
@@ -36,6 +38,7 @@ struct BackwardPacked {
   q.dout_pairs = carver.take<Bf16>(tokens * packed.value_width);
   q.lse = carver.take<float>(tokens);
   q.delta = carver.take<float>(tokens);
+  q.nonfinite = carver.take<bool>(strips(queries));
   return q;
 }
 
@@ -48,6 +51,7 @@ struct BackwardPacked {
   packed.k_rows = carver.take<Bf16>(tokens * packed.key_width);
   packed.k_turned = carver.take<Bf16>(tokens * packed.key_width);
   packed.v_rows = carver.take<Bf16>(tokens * packed.value_width);
+  packed.nonfinite = carver.take<bool>(strips(d.keys));
   packed.queries = carver.next;
   Carver one{nullptr};
   query_packed(packed, d.queries, nullptr, one);
@@ -77,11 +81,14 @@ void backward_pack_keys(const BackwardUnit& unit, std::int64_t block) {
   const std::int64_t first = block * kPieces;
   for (std::int64_t s = first; s < first + kPieces && s < strips(d.keys); ++s) {
     const Rows k = strip_of(unit.job.k, d.key_begin, d.keys, s, unit.kv_head, p.key_size);
+    bool nonfinite = false;
     for (std::int64_t c = 0; c < packed.key_width; c += 32) {
       load_square(k, c, square);
       put_rows(square, packed.k_rows + (s * packed.key_width + c) * kStrip);
+      nonfinite |= clear_nonfinite(square);
       put_turned(square, packed.k_turned + (c / 32 * strips(d.keys) + s) * kSquare);
     }
+    packed.nonfinite[s] = nonfinite;
     const Rows v = strip_of(unit.job.v, d.key_begin, d.keys, s, unit.kv_head, p.value_size);
     for (std::int64_t c = 0; c < packed.value_width; c += 32) {
       load_square(v, c, square);
@@ -123,17 +130,21 @@ void backward_pack_queries(const BackwardUnit& unit, std::size_t head, std::size
   const std::int64_t first = block * kPieces;
   for (std::int64_t s = first; s < first + kPieces && s < strips(d.queries); ++s) {
     const Rows q = strip_of(unit.job.q, d.query_begin, d.queries, s, head, p.key_size);
+    bool nonfinite = false;
     for (std::int64_t c = 0; c < packed.key_width; c += 32) {
       load_square(q, c, square);
       put_columns(square, to.q_columns + (s * packed.key_width + c) * kStrip);
+      nonfinite |= clear_nonfinite(square);
       put_token_pairs(square, to.q_pairs + (c / 32 * strips(d.queries) + s) * kSquare);
     }
     const Rows dout = strip_of(unit.job.dout, d.query_begin, d.queries, s, head, p.value_size);
     for (std::int64_t c = 0; c < packed.value_width; c += 32) {
       load_square(dout, c, square);
       put_columns(square, to.dout_columns + (s * packed.value_width + c) * kStrip);
+      nonfinite |= clear_nonfinite(square);
       put_token_pairs(square, to.dout_pairs + (c / 32 * strips(d.queries) + s) * kSquare);
     }
+    to.nonfinite[s] = nonfinite;
     row_sums(unit, head, s, to);
   }
 }

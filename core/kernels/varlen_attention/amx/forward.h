@@ -38,6 +38,7 @@ constexpr std::int64_t kQueryBlock = 128, kKeyBlock = 256;
 struct ForwardPacked {
   Bf16 *k, *v;  // [strip][key_width / 32] columns; [value_width / 32][strip] token pairs
   std::int64_t key_width, value_width;
+  bool* nonfinite;  // a strip: v held NaN or an infinity, where its tiles have 0
 };
 
 [[gnu::always_inline]] inline ForwardPacked forward_packed(const AttentionProblem& p,
@@ -47,6 +48,7 @@ struct ForwardPacked {
   packed.value_width = round_up_32(p.value_size);
   packed.k = carver.take<Bf16>(strips(d.keys) * kStrip * packed.key_width);
   packed.v = carver.take<Bf16>(strips(d.keys) * kStrip * packed.value_width);
+  packed.nonfinite = carver.take<bool>(strips(d.keys));
   return packed;
 }
 
@@ -71,10 +73,13 @@ void forward_pack(const ForwardUnit& unit, std::int64_t block) {
       put_columns(square, packed.k + s * packed.key_width * kStrip + c * 32);
     }
     const Rows v = strip_of(unit.job.v, d.key_begin, d.keys, s, unit.kv_head, p.value_size);
+    bool nonfinite = false;
     for (std::int64_t c = 0; c < packed.value_width; c += 32) {
       load_square(v, c, square);
+      nonfinite |= clear_nonfinite(square);
       put_token_pairs(square, packed.v + (c / 32 * strips(d.keys) + s) * kSquare);
     }
+    packed.nonfinite[s] = nonfinite;
   }
 }
 
@@ -198,22 +203,43 @@ std::size_t forward_scratch_bytes(const AttentionProblem& p) {
   _mm512_store_ps(sum, _mm512_add_ps(total, across(rows, Add{})));
 }
 
+// out += P v over the elements of the 32 values from j on that are NaN or infinite, for the queries
+// from i on that see them.
+void add_nonfinite_values(const ForwardUnit& unit, const Visibility& sees, std::int64_t i,
+                          std::int64_t j, const Bf16* probabilities, float* out) {
+  const Document& d = unit.document;
+  const Rows v =
+      rows_of(unit.job.v, d.key_begin + j, d.keys - j, unit.kv_head, unit.job.problem.value_size);
+  for (std::int64_t t = 0; t < kStrip && t < v.tokens; ++t)
+    for (std::int64_t c = 0; c < v.size; ++c) {
+      const float value = to_float(v.data[t * v.stride + c]);
+      if (is_finite(value)) continue;
+      for (std::int64_t r = 0; r < kStrip && i + r < d.queries; ++r)
+        if (sees.begin(i + r) <= j + t && j + t < sees.end(i + r))
+          out[c / 32 * kSquareF32 + (r / 16 * 2 + c % 32 / 16) * kTileF32 + r % 16 * 16 + c % 16] +=
+              to_float(probabilities[r * 32 + t]) * value;
+    }
+}
+
 // Strip of queries from i on against the 32-blocks [first, last) of keys.
-void attend_strip(const AttentionProblem& p, const Document& d, const Visibility& sees,
-                  const ForwardPacked& packed, const ForwardScratch& scratch,
-                  const StripState& state, std::int64_t i, std::int64_t first, std::int64_t last,
-                  bool fresh) {
+void attend_strip(const ForwardUnit& unit, const Visibility& sees, const ForwardPacked& packed,
+                  const ForwardScratch& scratch, const StripState& state, std::int64_t i,
+                  std::int64_t first, std::int64_t last, bool fresh) {
+  const AttentionProblem& p = unit.job.problem;
+  const Document& d = unit.document;
   const std::int64_t squares = last - first, panels = packed.value_width / 32;
-  // Queries beyond the last need no mask: their rows are finite and never written.
+  // A scale of 0 goes through the cap: it would turn the -inf of a masked score into NaN.
+  const float softcap = p.scale == 0 ? 1.f : p.softcap;
+  // Queries beyond the last need no mask: their rows are never written.
   const std::int64_t i_end = i + kStrip < d.queries ? i + kStrip : d.queries;
   for (std::int64_t s = 0; s < squares; ++s) {
     float* const square = scratch.scores + s * kSquareF32;
     const std::int64_t j = (first + s) * kStrip;
     multiply<false>(state.q, packed.k + j * packed.key_width, packed.key_width / 32, square);
-    if (p.softcap > 0) cap_square(square, p.scale, p.softcap);
+    if (softcap > 0) cap_square(square, p.scale, softcap);
     if (!sees.covers(i, i_end, j, j + kStrip)) mask_square(square, sees, i, j);
   }
-  const float factor = p.softcap > 0 ? 1.f : p.scale * kLog2E;
+  const float factor = softcap > 0 ? 1.f : p.scale * kLog2E;
   for (std::int64_t half = 0; half < 2; ++half)
     softmax_rows(scratch.scores + half * 2 * kTileF32, squares, factor, state.peak + half * 16,
                  state.sum + half * 16, state.out + half * 2 * kTileF32, panels, fresh,
@@ -223,6 +249,10 @@ void attend_strip(const AttentionProblem& p, const Document& d, const Visibility
     multiply(scratch.probabilities, v, squares, /*accumulate=*/!fresh,
              state.out + panel * kSquareF32);
   }
+  for (std::int64_t s = 0; s < squares; ++s)
+    if (packed.nonfinite[first + s])
+      add_nonfinite_values(unit, sees, i, (first + s) * kStrip, scratch.probabilities + s * kSquare,
+                           state.out);
 }
 
 // Divides by the sum, the sink included, and writes the rows and their log-sum-exp.
@@ -305,7 +335,7 @@ void forward_attend(const ForwardUnit& unit, std::int64_t block, std::byte* memo
         const std::int64_t first = range.first > from ? range.first : from;
         const std::int64_t last = range.last < from + kStep ? range.last : from + kStep;
         if (first >= last) continue;
-        attend_strip(p, d, sees, packed, scratch, state(g, s), i + s * kStrip, first, last,
+        attend_strip(unit, sees, packed, scratch, state(g, s), i + s * kStrip, first, last,
                      first == range.first);
       }
   _tile_release();

@@ -144,6 +144,26 @@ struct Square {
   }
 }
 
+// Puts 0 where an element is NaN or infinite, and says whether one was: a zero probability times it
+// would be NaN. Tile products take the zeros; add_*() in forward.h and backward.h bring the terms
+// of those who see such an element.
+[[gnu::always_inline]] inline bool clear_nonfinite(Square& square) {
+  const __m512i magnitude = _mm512_set1_epi16(0x7fff), infinity = _mm512_set1_epi16(0x7f80);
+  __m512i largest = _mm512_setzero_si512();
+  for (std::int64_t t = 0; t < 32; ++t)
+    largest =
+        _mm512_max_epu16(largest, _mm512_and_si512(_mm512_load_si512(square.at[t]), magnitude));
+  if (_mm512_cmpge_epu16_mask(largest, infinity) == 0) return false;
+  for (std::int64_t t = 0; t < 32; ++t) {
+    const __m512i row = _mm512_load_si512(square.at[t]);
+    const __mmask32 finite = _mm512_cmplt_epu16_mask(_mm512_and_si512(row, magnitude), infinity);
+    _mm512_store_si512(square.at[t], _mm512_maskz_mov_epi16(finite, row));
+  }
+  return true;
+}
+
+[[gnu::always_inline]] inline bool is_finite(float x) { return x - x == 0; }
+
 [[gnu::always_inline]] inline void put_rows(const Square& in, Bf16* out) {
   for (std::int64_t t = 0; t < 32; ++t)
     _mm512_store_si512(out + t * 32, _mm512_load_si512(in.at[t]));

@@ -17,9 +17,11 @@ struct VectorBackward {
 
   struct Queries {
     float *q, *dout, *lse, *delta;  // [queries, width]; lse in log2
+    bool* nonfinite;                // a block: whether its q or dout holds NaN or an infinity
   };
   struct Packed {
     float *k, *k_turned, *v_turned;  // blocks of kKeys: [kKeys, key_width], [size, kKeys]
+    bool* nonfinite;                 // a block: whether its k holds NaN or an infinity
     std::byte* queries;
     std::int64_t query_bytes;
   };
@@ -40,6 +42,7 @@ struct VectorBackward {
     result.dout = carver.take<float>(count * padded(p.value_size));
     result.lse = carver.take<float>(count);
     result.delta = carver.take<float>(count);
+    result.nonfinite = carver.take<bool>(count / kQueries);
     return result;
   }
   static Packed packed(const AttentionProblem& p, const Document& d, Carver& carver) {
@@ -48,6 +51,7 @@ struct VectorBackward {
     result.k = carver.take<float>(keys * padded(p.key_size));
     result.k_turned = carver.take<float>(keys * padded(p.key_size));
     result.v_turned = carver.take<float>(keys * padded(p.value_size));
+    result.nonfinite = carver.take<bool>(keys / kKeys);
     result.queries = carver.next;
     Carver one{nullptr};
     queries_at(p, d, nullptr, one);
@@ -103,6 +107,7 @@ struct VectorBackward {
       widen_row<V>(row_of<T>(unit.job.k, d.key_begin + j + r, unit.kv_head), size, width,
                    to.k + (j + r) * width);
     clear_floats<V>(to.k + (j + rows) * width, (kKeys - rows) * width);
+    to.nonfinite[block] = any_nonfinite<V>(to.k + j * width, rows * width);
   }
 
   static void pack_queries(const BackwardUnit& unit, std::size_t head, std::size_t slot,
@@ -130,6 +135,10 @@ struct VectorBackward {
       to.delta[i] = L::reduce_add(sum);
       to.lse[i] = lse[i] * kLog2E;
     }
+    const std::int64_t first = block * kQueries;
+    to.nonfinite[block] =
+        any_nonfinite<V>(to.q + first * key_width, (last - first) * key_width) ||
+        any_nonfinite<V>(to.dout + first * value_width, (last - first) * value_width);
   }
 
   // d loss / d sink = -sum over queries of p(sink) * delta.
@@ -180,19 +189,48 @@ struct VectorBackward {
                static_cast<std::int64_t>(p.key_size), false);
     product<V>({q.dout + i * vw, vw, 1}, from.v_turned + j * vw, kKeys, s.dscores, kKeys, rows,
                kKeys, static_cast<std::int64_t>(p.value_size), false);
+    std::int64_t first[kQueries], last[kQueries];
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t begin = sees.begin(i + r) - j, end = sees.end(i + r) - j;
-      const std::int64_t first = begin < 0 ? 0 : begin > kKeys ? kKeys : begin;
-      const std::int64_t last = end < first ? first : end > kKeys ? kKeys : end;
-      differentiate_row(p, q.lse[i + r], q.delta[i + r], first, last, s.scores + r * kKeys,
+      first[r] = begin < 0 ? 0 : begin > kKeys ? kKeys : begin;
+      last[r] = end < first[r] ? first[r] : end > kKeys ? kKeys : end;
+      differentiate_row(p, q.lse[i + r], q.delta[i + r], first[r], last[r], s.scores + r * kKeys,
                         s.dscores + r * kKeys);
     }
+    if ((from.nonfinite[j / kKeys] || q.nonfinite[i / kQueries]) &&
+        !sees.covers(i, i + rows, j, j + kKeys))
+      return add_seen(q.q + i * kw, q.dout + i * vw, from.k + j * kw, {kw, vw, rows}, s, first,
+                      last, dk, dv, dq);
     if (dk != nullptr) {
       product<V>({s.scores, 1, kKeys}, q.dout + i * vw, vw, dv, vw, kKeys, vw, rows, true);
       product<V>({s.dscores, 1, kKeys}, q.q + i * kw, kw, dk, kw, kKeys, kw, rows, true);
     }
     if (dq != nullptr)
       product<V>({s.dscores, kKeys, 1}, from.k + j * kw, kw, dq, kw, rows, kw, kKeys, true);
+  }
+
+  struct Widths {
+    std::int64_t key, value, rows;
+  };
+  // The three products of run() where row r sees the keys [first[r], last[r]) and nothing else may
+  // be multiplied. Both ends ascend, so the rows that see a key are a range too.
+  static void add_seen(const float* q, const float* dout, const float* k, const Widths& w,
+                       const Scratch& s, const std::int64_t* first, const std::int64_t* last,
+                       float* dk, float* dv, float* dq) {
+    if (dk != nullptr) {
+      std::int64_t begin[kKeys], end[kKeys];
+      for (std::int64_t j = 0; j < kKeys; ++j) begin[j] = w.rows, end[j] = 0;
+      for (std::int64_t r = w.rows; r-- > 0;)
+        for (std::int64_t j = first[r]; j < last[r]; ++j) {
+          begin[j] = r;
+          end[j] = end[j] == 0 ? r + 1 : end[j];
+        }
+      product_within<V>({s.scores, 1, kKeys}, dout, w.value, dv, w.value, kKeys, w.value, begin,
+                        end);
+      product_within<V>({s.dscores, 1, kKeys}, q, w.key, dk, w.key, kKeys, w.key, begin, end);
+    }
+    if (dq != nullptr)
+      product_within<V>({s.dscores, kKeys, 1}, k, w.key, dq, w.key, w.rows, w.key, first, last);
   }
 
   static void write_keys(const BackwardUnit& unit, std::int64_t j, const float* dk,

@@ -15,7 +15,8 @@ struct VectorForward {
   static constexpr std::int64_t kQueries = 48, kKeys = 64;
 
   struct Packed {
-    float *k, *v;  // blocks of kKeys: k[key_size, kKeys], v[kKeys, value_width]
+    float *k, *v;     // blocks of kKeys: k[key_size, kKeys], v[kKeys, value_width]
+    bool* nonfinite;  // a block: whether its v holds NaN or an infinity
   };
   struct Scratch {
     float *q, *scores, *out, *peak, *sum;
@@ -26,6 +27,7 @@ struct VectorForward {
     Packed result;
     result.k = carver.take<float>(keys * padded(p.key_size));
     result.v = carver.take<float>(keys * padded(p.value_size));
+    result.nonfinite = carver.take<bool>(keys / kKeys);
     return result;
   }
   static std::size_t packed_bytes(const AttentionProblem& p, const Document& d) {
@@ -65,6 +67,7 @@ struct VectorForward {
       widen_row<V>(row_of<T>(unit.job.v, d.key_begin + j + r, unit.kv_head), value_size,
                    value_width, v + r * value_width);
     clear_floats<V>(v + rows * value_width, (kKeys - rows) * value_width);
+    to.nonfinite[block] = any_nonfinite<V>(v, rows * value_width);
   }
 
   static void attend_block(const AttentionProblem& p, const Visibility& sees, const Packed& from,
@@ -72,13 +75,17 @@ struct VectorForward {
     const std::int64_t key_width = padded(p.key_size), value_width = padded(p.value_size);
     product<V>({s.q, key_width, 1}, from.k + j * key_width, kKeys, s.scores, kKeys, rows, kKeys,
                static_cast<std::int64_t>(p.key_size), false);
+    std::int64_t first[kQueries], last[kQueries];
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t begin = sees.begin(i + r) - j, end = sees.end(i + r) - j;
-      const std::int64_t first = begin < 0 ? 0 : begin > kKeys ? kKeys : begin;
-      const std::int64_t last = end < first ? first : end > kKeys ? kKeys : end;
-      softmax_row<V>(p, s.scores + r * kKeys, kKeys, first, last, s.peak[r], s.sum[r],
+      first[r] = begin < 0 ? 0 : begin > kKeys ? kKeys : begin;
+      last[r] = end < first[r] ? first[r] : end > kKeys ? kKeys : end;
+      softmax_row<V>(p, s.scores + r * kKeys, kKeys, first[r], last[r], s.peak[r], s.sum[r],
                      s.out + r * value_width, value_width);
     }
+    if (from.nonfinite[j / kKeys] && !sees.covers(i, i + rows, j, j + kKeys))
+      return product_within<V>({s.scores, kKeys, 1}, from.v + j * value_width, value_width, s.out,
+                               value_width, rows, value_width, first, last);
     product<V>({s.scores, kKeys, 1}, from.v + j * value_width, value_width, s.out, value_width,
                rows, value_width, kKeys, true);
   }

@@ -57,6 +57,17 @@ void widen_transposed(const HeadsView& view, std::int64_t token, std::int64_t ro
   }
 }
 
+// Whether a NaN or an infinity is among `count` floats, a multiple of the lanes: 0 times it is NaN.
+template <class V>
+[[gnu::always_inline]] inline bool any_nonfinite(const float* p, std::int64_t count) {
+  using L = Lanes<V>;
+  typename L::F32 sum = L::set(0.f);
+  for (std::int64_t i = 0; i < count; i += L::kLanes)
+    sum = L::fma(L::load(p + i), L::set(0.f), sum);
+  const float total = L::reduce_add(sum);
+  return !(total == total);
+}
+
 template <class V>
 [[gnu::always_inline]] inline void clear_floats(float* p, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) p[i] = 0;
