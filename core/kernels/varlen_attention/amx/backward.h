@@ -215,8 +215,10 @@ struct BlockPass {
 
   // A strip of dK or dV += left (dS' or P') times the elements of its queries (from `columns`) that
   // are NaN or infinite, for the keys that the query sees.
-  void add_nonfinite_queries(const Bf16* left, const Bf16* columns, std::int64_t key_strip,
-                             std::int64_t query_strip, std::int64_t width, float* sum) const {
+  [[gnu::noinline, gnu::cold]] void add_nonfinite_queries(const Bf16* left, const Bf16* columns,
+                                                          std::int64_t key_strip,
+                                                          std::int64_t query_strip,
+                                                          std::int64_t width, float* sum) const {
     const std::int64_t i = query_strip * kStrip, j = key_strip * kStrip;
     for (std::int64_t c = 0; c < width; ++c)
       for (std::int64_t t = 0; t < kStrip; ++t) {
@@ -232,8 +234,8 @@ struct BlockPass {
 
   // A strip of dQ' += dS' (as key pairs) times the elements of K that are NaN or infinite, for the
   // queries that see the key; queries in the order of the unpack.
-  void add_nonfinite_keys(const Bf16* pairs, std::int64_t key_strip, std::int64_t query_strip,
-                          float* sum) const {
+  [[gnu::noinline, gnu::cold]] void add_nonfinite_keys(const Bf16* pairs, std::int64_t key_strip,
+                                                       std::int64_t query_strip, float* sum) const {
     const std::int64_t kw = packed.key_width, i = query_strip * kStrip, j = key_strip * kStrip;
     for (std::int64_t c = 0; c < kw; ++c)
       for (std::int64_t r = 0; r < kStrip; ++r) {

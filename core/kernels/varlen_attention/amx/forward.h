@@ -205,8 +205,10 @@ std::size_t forward_scratch_bytes(const AttentionProblem& p) {
 
 // out += P v over the elements of the 32 values from j on that are NaN or infinite, for the queries
 // from i on that see them.
-void add_nonfinite_values(const ForwardUnit& unit, const Visibility& sees, std::int64_t i,
-                          std::int64_t j, const Bf16* probabilities, float* out) {
+[[gnu::noinline, gnu::cold]] void add_nonfinite_values(const ForwardUnit& unit,
+                                                       const Visibility& sees, std::int64_t i,
+                                                       std::int64_t j, const Bf16* probabilities,
+                                                       float* out) {
   const Document& d = unit.document;
   const Rows v =
       rows_of(unit.job.v, d.key_begin + j, d.keys - j, unit.kv_head, unit.job.problem.value_size);

@@ -64,9 +64,10 @@ void product(Left a, const float* b, std::int64_t ldb, float* c, std::int64_t ld
 // read, where product() would multiply its zeros with what may be NaN or infinite. The same chains
 // and bits, several times slower.
 template <class V>
-void product_within(Left a, const float* b, std::int64_t ldb, float* c, std::int64_t ldc,
-                    std::int64_t rows, std::int64_t columns, const std::int64_t* begin,
-                    const std::int64_t* end) {
+[[gnu::noinline, gnu::cold]] void product_within(Left a, const float* b, std::int64_t ldb, float* c,
+                                                 std::int64_t ldc, std::int64_t rows,
+                                                 std::int64_t columns, const std::int64_t* begin,
+                                                 const std::int64_t* end) {
   using L = Lanes<V>;
   for (std::int64_t m = 0; m < rows; ++m, a.data += a.row)
     for (std::int64_t n = 0; n < columns; n += L::kLanes) {
