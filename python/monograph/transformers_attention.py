@@ -29,9 +29,17 @@ def _closed(offsets: torch.Tensor, end: int) -> torch.Tensor:
 
 
 def _table(cu_q: torch.Tensor, cu_k: torch.Tensor, key_lengths: torch.Tensor) -> torch.Tensor:
-    """[3, documents + 1] int32: query offsets, key offsets, key lengths (the last entry unused)."""
+    """[1, 3, 1, documents + 1] int32: query offsets, key offsets, key lengths (the last entry unused).
+
+    Of four dimensions, because `generate` makes it before the forward and hands it over as `attention_mask`:
+    transformers takes a tensor of four as finished, one of two as padding.
+    """
     lengths = torch.nn.functional.pad(key_lengths, (0, 1))
-    return torch.stack((cu_q, cu_k, lengths)).to(torch.int32)
+    return torch.stack((cu_q, cu_k, lengths)).to(torch.int32)[None, :, None]
+
+
+def _is_table(mask: torch.Tensor) -> bool:
+    return mask.dtype == torch.int32 and mask.dim() == 4 and tuple(mask.shape[:3]) == (1, 3, 1)
 
 
 def packed_documents(seen_before: torch.Tensor) -> torch.Tensor:
@@ -131,8 +139,11 @@ def _refuse(
         raise ValueError(f"monograph attention: attention dropout is {dropout}, only 0 is supported")
     if options.get("output_attentions"):
         raise ValueError('monograph attention: output_attentions needs attn_implementation="eager"')
-    if mask is not None and mask.dim() != 2:
-        raise ValueError(f"monograph attention: a {mask.dim()}-D attention mask is not supported")
+    if mask is not None and not _is_table(mask):
+        raise ValueError(
+            f"monograph attention: a {mask.dim()}-D attention mask of {mask.dtype} is not supported, wanted "
+            "[batch, tokens] padding; other masks need attn_implementation=\"sdpa\""
+        )
     for name in ("position_bias", "head_mask"):
         if options.get(name) is not None:
             raise ValueError(f"monograph attention: {name} is not supported")
@@ -167,7 +178,7 @@ def attention_forward(
             raise ValueError(f"monograph attention: packed documents in a batch of {batch} rows, wanted 1")
         cu_q, cu_k = cu_seq_lens_q, cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
     elif attention_mask is not None:
-        cu_q, cu_k, lengths = attention_mask[0], attention_mask[1], attention_mask[2, :-1]
+        cu_q, cu_k, lengths = attention_mask[0, 0, 0], attention_mask[0, 1, 0], attention_mask[0, 2, 0, :-1]
     else:
         rows = torch.arange(batch + 1, device=query.device, dtype=torch.int32)
         cu_q, cu_k = rows * q_length, rows * kv_length

@@ -48,10 +48,12 @@ template <class V, std::int64_t kRows>
 
 // c[rows, columns] {=, +=} a[rows, depth] * b[depth, columns]; columns is a multiple of the lanes.
 // Each element is one chain over k ascending, whatever the block it falls in, and then added: one
-// chain over the whole document had five times the error in dV.
+// chain over the whole document had five times the error in dV. Aligned, because its place within
+// 64 bytes decides over 15 % of its speed.
 template <class V>
-void product(Left a, const float* b, std::int64_t ldb, float* c, std::int64_t ldc,
-             std::int64_t rows, std::int64_t columns, std::int64_t depth, bool accumulate) {
+[[gnu::aligned(64)]] void product(Left a, const float* b, std::int64_t ldb, float* c,
+                                  std::int64_t ldc, std::int64_t rows, std::int64_t columns,
+                                  std::int64_t depth, bool accumulate) {
   constexpr std::int64_t kRows = Lanes<V>::kRows;
   std::int64_t m = 0;
   for (; m + kRows <= rows; m += kRows, a.data += kRows * a.row)
