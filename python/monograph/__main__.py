@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from monograph.commands import native
+from monograph.commands import merge, native
 
 # One command, one file: `run(arguments)` gives the exit code. As `monograph --help` lists them.
 COMMANDS = {
@@ -24,6 +24,7 @@ Monograph fine-tunes quantised language models as one graph.
     python -m monograph train CONFIG.yml [--key value ...]
     python -m monograph generate OUT_DIR [--prompt TEXT] [--key value ...]
     python -m monograph doctor CONFIG.yml [--json] [--key value ...]
+    python -m monograph merge CONFIG.yml [--to TYPE] [--out DIR]
 """
 
 EXIT_CODES = """\
@@ -52,6 +53,8 @@ def main(arguments: list[str]) -> int:
             return command.run(arguments[1:])
         except KeyboardInterrupt:
             return 130
+    if arguments[0] == "merge" and merge.names_a_recipe(arguments[1:]):
+        return merge.run(arguments[1:])
     if arguments[0] in native.COMMANDS:
         return native.hand_over(arguments)
     wanted = ", ".join([*COMMANDS, *native.COMMANDS])

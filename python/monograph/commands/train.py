@@ -17,4 +17,8 @@ def _train(recipe: Recipe, options: argparse.Namespace) -> int:
     from monograph.recipe.train import train
 
     stopped_by = train(recipe).signal
+    if stopped_by is None and recipe.merge_lora:
+        from monograph.commands import merge, native
+
+        return native.hand_over(merge.native_arguments(recipe))
     return 0 if stopped_by is None else 128 + stopped_by  # as a shell says it: 130 Ctrl-C, 143 SIGTERM

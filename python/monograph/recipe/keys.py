@@ -162,6 +162,7 @@ class Recipe:
     wandb_entity: str | None = key(None, "who owns it")
     use_wandb: bool = key(False, "report_to: wandb")
     use_tensorboard: bool = key(False, "report_to: tensorboard")
+    merge_lora: bool = key(False, "after training `monograph merge` writes a folder output_dir-merged")
     serve_with: Literal["vllm", "llama.cpp"] | None = key(
         None, "warns of adapter features this server cannot load; ours"
     )

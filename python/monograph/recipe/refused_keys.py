@@ -150,7 +150,6 @@ REFUSED: dict[str, str] = {
     "generation_temperature": _SAMPLE,
     "generation_top_p": _SAMPLE,
     "generation_top_k": _SAMPLE,
-    "merge_lora": "`python -m monograph merge CONFIG.yml` merges the adapter of output_dir after training",
 }
 
 # The same inside an entry of `datasets`.

@@ -1,0 +1,75 @@
+"""`python -m monograph merge CONFIG.yml`: the adapter of a recipe into its base, by the native program.
+
+    python -m monograph merge recipe.yml                      # into outputs/out-merged, beside output_dir
+    python -m monograph merge outputs/out --to bf16 --out merged
+
+What the recipe says is handed over as the native options; those written behind it go first. Any other first
+argument is the folder of a base, and all is the native program's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from monograph.commands import native
+from monograph.recipe import ConfigError, Recipe, read_config
+from monograph.recipe.remembered import NAME as RECIPE_NAME
+
+
+def names_a_recipe(arguments: Sequence[str]) -> bool:
+    """Whether the first argument is a recipe, or the folder of an adapter that remembers one."""
+    first = arguments[0] if arguments else ""
+    return first.endswith((".yml", ".yaml")) or os.path.isfile(os.path.join(first, RECIPE_NAME))
+
+
+def run(arguments: list[str]) -> int:
+    try:
+        recipe = read_config(arguments[0]).recipe
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    try:
+        folder = arguments[0] if os.path.isdir(arguments[0]) else None
+        return native.hand_over(native_arguments(recipe, arguments[1:], folder))
+    except (ValueError, OSError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 3
+
+
+def native_arguments(recipe: Recipe, written: Sequence[str] = (), adapter: str | None = None) -> list[str]:
+    """The call of the native program that merges the adapter of a recipe; `written` options go first."""
+    from monograph.recipe.base_record import NAME
+    from monograph.recipe.generate import find_adapter
+    from monograph.recipe.model_folder import model_folder
+
+    adapter = adapter or find_adapter(recipe)
+    if adapter is None:
+        raise ValueError(f"there is no adapter in output_dir ({recipe.output_dir}); train first")
+    base = model_folder(recipe)
+    options = {"--adapter": [adapter], "--out": [os.path.normpath(recipe.output_dir) + "-merged"]}
+    record = os.path.join(adapter, NAME)
+    if not os.path.isfile(record):  # a checkpoint has that of its run
+        record = os.path.join(recipe.output_dir, NAME)
+    with open(record, encoding="utf-8") as file:
+        weights = json.load(file)["base"]["weights"]
+    options["--base"] = [weights]
+    named = {word.split("=")[0] for word in written}
+    if weights == "dequantized" and not ({"--base", "--as"} & named):
+        options |= _loaded_as(recipe, base)
+    given = [word for name, values in options.items() if name not in named for word in (name, *values)]
+    return ["merge", base, *given, *written]
+
+
+def _loaded_as(recipe: Recipe, base: str) -> dict[str, list[str]]:
+    """How the recipe quantised a base while loading; nothing for a folder that is quantised."""
+    from monograph.loading import stored_quantization
+
+    if stored_quantization(base) is not None:
+        return {}
+    options = recipe.bnb_config_kwargs
+    double = options.get("bnb_4bit_use_double_quant", True)
+    kind = options.get("bnb_4bit_quant_type", "nf4")
+    return {"--as": [kind]} | ({"--as-double-quant": []} if double else {})
