@@ -18,7 +18,9 @@ from monograph.bench.rounds import Paired, Work, geometric_mean, paired_rounds
 from monograph.bench.weights import AbsmaxWeights, ElementWeights, Weights
 from monograph.formats import ABSMAX_FORMATS
 
-SHAPES = [(4096, 4096), (14336, 4096)]
+# Llama-3.1-8B's four shapes (the first also q and o of others), Llama-2-7B's MLP, and Qwen3-0.6B's.
+SHAPES = [(4096, 4096), (14336, 4096), (1024, 4096), (4096, 14336), (4096, 11008)]
+SHAPES += [(2048, 1024), (1024, 1024), (1024, 2048), (3072, 1024), (1024, 3072)]
 
 
 def _measure(fmt: str, rows: int, cols: int, memory: str, rounds: int) -> Paired:

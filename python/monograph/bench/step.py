@@ -6,7 +6,8 @@ bf16, LoRA without quantisation. Peers are
 {packed, padded} x {eager, compiled} with TRL's chunked loss, and `*_logits` with the whole logits, which on a
 CPU may be faster. Every contender is a process of its own; ours and one peer at a time are alive and step in
 turn. `peak_MiB` is the largest sum of resident sets over its process tree from start to end, compilers
-included. `--profile` adds where our step spends its time.
+included. `--profile` adds where our step spends its time. Case `own` is in own_step.py: our eager step, our
+compiled one, and each allowed compile option alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 from typing import Any
 
+from monograph.bench import own_step
 from monograph.bench.attention import log_normal_lengths
 from monograph.bench.contenders import Contender, Measured, compare
 from monograph.bench.plot import plot_step
@@ -188,6 +190,9 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
                 line = {"case": name, "tokens": tokens, "threads": threads}
                 report.case(line, Paired(best, ratio, 0, 0.0), "ours")
                 summary |= numbers(f"{name}_{threads}_threads", tokens, found)
+        if "own" in (arguments.case or ([] if arguments.quick else ["own"])):
+            folder = make_folder(own_step.CONFIG, root / "own")
+            summary |= own_step.measure(folder, arguments.threads[0], arguments, report)
     report.summary(summary)
     if arguments.plot:
         plot_step(report.lines, summary, arguments.plot)

@@ -20,6 +20,7 @@ import transformers
 from peft import LoraConfig, get_peft_model
 
 from monograph.packing import PackedCollator, PaddedCollator
+from monograph.recipe.compile_options import compile_options
 
 Step = Callable[[], float]
 
@@ -28,8 +29,8 @@ LEARNING_RATE = 2e-4
 CHECKPOINTING = {"use_reentrant": False}
 
 
-def documents(lengths: list[int], vocabulary: int) -> list[dict[str, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(0)
+def documents(lengths: list[int], vocabulary: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
     return [{"input_ids": torch.randint(0, vocabulary, (n,), generator=generator)} for n in lengths]
 
 
@@ -48,7 +49,7 @@ def ours(job: dict[str, Any]) -> Step:
     if job["checkpointing"]:
         model.gradient_checkpointing_enable(CHECKPOINTING)
     mg.optimize(wrapped)
-    data = documents(job["lengths"], model.config.vocab_size)
+    data = documents(job["lengths"], model.config.vocab_size, job.get("seed", 0))
     batch = PackedCollator(pad_to_multiple_of=sum(job["lengths"]), max_documents=16)(data)
     step = TrainStep(wrapped, mode=job["mode"], dynamic=False)
     return lambda: float(step([batch], LEARNING_RATE).loss)
@@ -111,10 +112,15 @@ def memory() -> dict[str, float]:
 
 def main() -> None:
     job = json.loads(sys.argv[1])
+    with compile_options(job.get("options")):
+        _answer(job)
+
+
+def _answer(job: dict[str, Any]) -> None:
     out = sys.stdout
     sys.stdout = sys.stderr  # libraries print, too
     torch.set_num_threads(job["threads"])
-    torch.manual_seed(0)
+    torch.manual_seed(job.get("seed", 0))
     start = time.perf_counter()
     step = ours(job) if job["contender"] == "ours" else peer(job)
     loaded = time.perf_counter()

@@ -105,6 +105,12 @@ def mode_options(mode: str | None) -> dict[str, Value]:
     return list_mode_options(mode)
 
 
+def option_default(name: str) -> Any:
+    """Inductor's value of an option, now."""
+    owner, last = _owner(name)
+    return getattr(owner, last)
+
+
 @contextlib.contextmanager
 def compile_options(options: Mapping[str, Value] | None, mode: str | None = None) -> Iterator[None]:
     """Sets mode and options in Inductor's configuration; whatever happens, puts back what was there."""

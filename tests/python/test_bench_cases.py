@@ -1,0 +1,37 @@
+"""What the benchmarks cover: every allowed compile option alone, and the shapes of the models people name."""
+
+import torch._inductor.config
+
+from monograph.bench.dequantize import SHAPES
+from monograph.bench.own_step import SEEDS, variants
+from monograph.bench.step import LLAMA, QWEN
+from monograph.recipe.compile_options import OPTIONS, compile_options, option_default
+
+
+def test_our_step_is_measured_with_each_option_alone():
+    found = variants()
+    assert [how["mode"] for name, how in found.items() if "=" not in name] == ["eager", "graph", "whole_step"]
+    alone = [how["options"] for how in found.values() if "options" in how]
+    assert [name for options in alone for name in options] == list(OPTIONS)
+    for (option,) in (options.items() for options in alone):
+        name, value = option
+        assert value is (not option_default(name))
+        with compile_options(dict([option])):
+            assert option_default(name) is value
+    assert torch._inductor.config.epilogue_fusion is True
+    assert len(SEEDS) == 2
+
+
+def test_the_shapes_of_llama_and_qwen_are_dequantised():
+    for config in (LLAMA, QWEN):
+        hidden, inner = config["hidden_size"], config["intermediate_size"]
+        size = config.get("head_dim", hidden // config["num_attention_heads"])
+        queries, keys = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
+        assert {
+            (queries, hidden),
+            (keys, hidden),
+            (hidden, queries),
+            (inner, hidden),
+            (hidden, inner),
+        } <= set(SHAPES)
+    assert (4096, 11008) in SHAPES
