@@ -4,12 +4,17 @@ import copy
 
 import pytest
 import torch
+import yaml
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
 import monograph as mg
+from monograph.nn import QuantLinear
 from monograph.nn.lora_linear import LoraLinear
 from monograph.packing import PackedCollator
+from monograph.recipe.load_model import check_start, load_model
+from monograph.recipe.read_config import read_config
+from recipe_files import make_instruction_world, small_recipe
 from tiny_models import save_llama
 
 
@@ -102,3 +107,26 @@ def test_a_16_bit_llama_trains_as_one_graph(tmp_path):
     ]
     report = mg.doctor(model, batches)
     assert report.holds, str(report)
+
+
+@pytest.mark.parametrize(("adapter", "start"), [("lora", True), ("qlora", "pissa")])
+def test_the_recipe_takes_the_fused_layer_and_the_start(tmp_path, adapter, start):
+    make_instruction_world(tmp_path)
+    recipe = small_recipe(
+        tmp_path, "alpaca", adapter=adapter, peft_init_lora_weights=start, output_dir=str(tmp_path / "out")
+    )
+    (tmp_path / "recipe.yml").write_text(yaml.safe_dump(recipe))
+    model = load_model(read_config(str(tmp_path / "recipe.yml")).recipe, str(tmp_path / "model"))
+    layers = [layer for layer in model.modules() if isinstance(layer, LoraLinear)]
+    assert len(layers) == 14
+    assert all(layer.fused for layer in layers)
+    assert all(isinstance(layer.base_layer, QuantLinear) == (adapter == "qlora") for layer in layers)
+    found = mg.adapter_start(model)
+    assert (found is None) == (start is True)
+    if found is not None:
+        assert found.against_dense
+        model.save_pretrained(tmp_path / "adapter")
+        check_start(model, str(tmp_path / "adapter"))
+        layers[3].lora_start_A["default"].weight[0] += 1
+        with pytest.raises(ValueError, match="changed by another start"):
+            check_start(model, str(tmp_path / "adapter"))
