@@ -13,10 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from monograph.integrations.transformers.private_names import causal_mask_function
+from monograph.integrations.transformers.private_names import attn_implementation, causal_mask_function
 from monograph.ops.varlen_attention import varlen_attention
+from monograph.packing.layers_with_state import refuse_in_config, require
 
 NAME = "monograph"
 
@@ -85,13 +86,11 @@ def padded_documents(
 
 
 def _check_contiguous(mask: torch.Tensor) -> None:
-    """A mask with holes cannot be told by two ends. Not checked while compiling: it would break the graph."""
-    if torch.compiler.is_compiling():
-        return
+    """A mask with holes cannot be told by two ends."""
     changes = (mask[:, 1:] != mask[:, :-1]).sum(dim=1)
     outside = (~mask[:, 0]).int() + (~mask[:, -1]).int()
-    if bool((changes > outside).any()):
-        raise ValueError("monograph attention: attention_mask has holes; pad rows on the left or right only")
+    whole = ~(changes > outside).any()
+    require(whole, "monograph attention: attention_mask has holes; pad rows on the left or right only")
 
 
 def attention_mask(
@@ -104,6 +103,7 @@ def attention_mask(
     attention_mask: torch.Tensor | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
+    config: Any = None,
     **_: Any,
 ) -> torch.Tensor | None:
     """What transformers calls instead of building a dense mask: a table of documents, None for whole rows."""
@@ -126,7 +126,32 @@ def attention_mask(
     places = torch.arange(q_length, device=device)
     rows = torch.arange(batch_size, device=device)[:, None]
     seen = mask_function(rows, torch.zeros_like(rows), places[None, 1:], places[None, :-1])
+    refuse_in_config(config, "restarting position_ids", seen.all())
     return packed_documents(seen.expand(batch_size, q_length - 1))
+
+
+def has_kernel(device: torch.device) -> bool:
+    """Whether the operator has a kernel there. Elsewhere it would build the whole score matrix."""
+    return device.type == "cpu"
+
+
+def put_on(model: PreTrainedModel, wanted: bool | None) -> None:
+    """Gives a model our attention. None: unless its user chose another, or its device has no kernel.
+
+    A choice is known by its name: transformers gives `sdpa` to a model whose user said nothing, so any other
+    name was chosen, and `sdpa` counts as not chosen.
+    """
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    chosen = attn_implementation(model)
+    if wanted is None and (not has_kernel(device) or chosen not in (None, "sdpa")):
+        return
+    if wanted and not has_kernel(device):
+        raise ValueError(
+            f"attention=True on {device.type}, where monograph attention has no kernel and would build the "
+            f"whole score matrix; wanted cpu, or attention=False to keep {chosen}"
+        )
+    if wanted is not False:
+        model.set_attn_implementation(NAME)
 
 
 def _refuse(
@@ -142,7 +167,7 @@ def _refuse(
     if mask is not None and not _is_table(mask):
         raise ValueError(
             f"monograph attention: a {mask.dim()}-D attention mask of {mask.dtype} is not supported, wanted "
-            "[batch, tokens] padding; other masks need attn_implementation=\"sdpa\""
+            '[batch, tokens] padding; other masks need attn_implementation="sdpa"'
         )
     for name in ("position_bias", "head_mask"):
         if options.get(name) is not None:
@@ -176,6 +201,7 @@ def attention_forward(
     if cu_seq_lens_q is not None:
         if batch != 1:
             raise ValueError(f"monograph attention: packed documents in a batch of {batch} rows, wanted 1")
+        refuse_in_config(getattr(module, "config", None), "cu_seqlens")
         cu_q, cu_k = cu_seq_lens_q, cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
     elif attention_mask is not None:
         cu_q, cu_k, lengths = attention_mask[0, 0, 0], attention_mask[0, 1, 0], attention_mask[0, 2, 0, :-1]

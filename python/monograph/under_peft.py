@@ -24,16 +24,19 @@ from monograph.integrations.transformers.private_names import INPUT_HOOK, checkp
 from monograph.nn.dense_source import remember_dense
 from monograph.nn.lora_linear import LoraLinear, fusible
 from monograph.nn.quant_linear import QuantLinear
+from monograph.packing.layers_with_state import guard_packed
 
 _log = logging.getLogger("monograph")
 
 
-def optimize(model: nn.Module, *, attention: bool = True, head: bool = True) -> nn.Module:
+def optimize(model: nn.Module, *, attention: bool | None = None, head: bool = True) -> nn.Module:
     """Changes a PEFT model in place and returns it. Call it once, after the adapters are there.
 
     - PEFT's LoRA layers over a QuantLinear, or over a frozen nn.Linear in bf16 on a CPU, become `LoraLinear`:
       same names, same files, fused arithmetic. DoRA over a dense layer stays PEFT's.
-    - With `attention`, a transformers model uses our packed attention.
+    - A transformers model uses our packed attention, unless its user chose another than `sdpa` or its device
+      has no kernel of ours. `attention=True` wants it in any case, `attention=False` keeps what is there.
+    - A model with layers that carry state along a row refuses packed rows.
     - With `head`, the head that a trainer of TRL has put on the model computes with `linear_log_probs`: the
       same numbers without a graph break, and nothing for tokens that have no label.
     - The input hook of checkpointing breaks the graph. It is removed where checkpointing does not need it and
@@ -54,8 +57,8 @@ def optimize(model: nn.Module, *, attention: bool = True, head: bool = True) -> 
         _log.info("monograph: %s", start)
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     if isinstance(base, PreTrainedModel):
-        if attention:
-            base.set_attn_implementation(transformers_attention.NAME)
+        transformers_attention.put_on(base, attention)
+        guard_packed(base)
         if head:
             trl_head.take_over(base)
         _drop_input_hook(base)

@@ -197,6 +197,41 @@ def test_what_is_not_supported_is_refused_by_name():
         model.train()(ids)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_mask_with_holes_is_refused_inside_a_graph(backend, trains):
+    """One graph for all masks; masks of 0 and 1 in any dtype as eager attention takes them."""
+    if backend == "inductor" and not trains:
+        pytest.skip("the graph with a gradient proves it")
+    model, reference = build("llama").train(trains), build("llama", "eager")
+    ids = torch.randint(0, 128, (2, 6), generator=torch.Generator().manual_seed(6))
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+
+    def run(mask):
+        with torch.set_grad_enabled(trains):
+            loss = compiled(ids, attention_mask=torch.tensor(mask), labels=ids, use_cache=False).loss
+        if trains:
+            loss.backward()
+        return loss
+
+    whole = [[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 0]]
+    for mask in (whole, [[0, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]], [[0] * 6, [1] * 6]):
+        run(mask)
+    for holes in ([1, 0, 1, 1, 1, 1], [0, 1, 0, 1, 1, 0], [1, 1, 1, 1, 0, 1]):
+        with pytest.raises(RuntimeError, match="attention_mask has holes"):
+            run([whole[0], holes])
+    run(whole)
+    assert counters["stats"]["unique_graphs"] == 1
+    if not trains:
+        real = torch.tensor(whole).bool()
+        for dtype in (torch.bool, torch.float32, torch.int64):
+            mask = torch.tensor(whole).to(dtype)
+            got, want = (m(ids, attention_mask=mask, use_cache=False).logits for m in (model, reference))
+            torch.testing.assert_close(got[real], want[real], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
 def test_one_graph_over_twenty_packings(name):
     """QuantLinear, this attention and non-reentrant checkpointing: forward and backward, counted."""

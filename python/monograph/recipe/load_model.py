@@ -75,9 +75,12 @@ def load_model(recipe: Recipe, folder: str) -> Any:
     """The base with a new adapter, or with that of lora_model_dir, ready to train."""
     from peft import PeftModel, get_peft_model
 
+    from monograph.packing.layers_with_state import refuse_packed
     from monograph.under_peft import optimize
 
     base = load_base(recipe, folder)
+    if recipe.sample_packing or recipe.packs_evaluation:
+        refuse_packed(base, "sample_packing: true")
     if recipe.gradient_checkpointing:
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     torch.manual_seed(recipe.seed)  # the start of the adapter

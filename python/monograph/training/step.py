@@ -13,6 +13,7 @@ from torch.func import functional_call
 from monograph.integrations.torch.private_names import dynamo_config, mark_dynamic
 from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.ops.seeded_dropout import seed_dropouts
+from monograph.packing.layers_with_state import guard_packed
 from monograph.training.flat_parameters import FlatParameters
 from monograph.training.loss import count_targets, forward_loss
 from monograph.training.loss_scale import LossScale, needs_scaling
@@ -88,6 +89,7 @@ class TrainStep:
         if mode not in MODES:
             raise ValueError(f"mode is {mode!r}, wanted one of {', '.join(MODES)}")
         self.model, self.mode, self.dynamic, self.seed = model, mode, dynamic, seed
+        guard_packed(model)
         self._module = _Loss(model)
         self.state = FlatParameters(model)
         scaled = needs_scaling(model) if loss_scaling is None else loss_scaling

@@ -14,7 +14,7 @@ _READ = "2.13.0"
 
 NAMES = {
     # operators and tensors
-    "assert_async": PrivateName("torch:_assert_async", _READ, "dequantize_4bit: its table, inside a graph"),
+    "assert_async": PrivateName("torch:_assert_async", _READ, "checks inside a graph: tables, masks"),
     "disabled_torch_function": PrivateName(
         "torch._C:_disabled_torch_function_impl", _READ, "LazyWeight: operations reach __torch_dispatch__"
     ),

@@ -52,6 +52,9 @@ NAMES = {
     "causal_mask_function": PrivateName(
         "transformers.masking_utils:causal_mask_function", _READ, "attention: whole rows are recognised"
     ),
+    "attn_implementation": PrivateName(
+        "transformers:PreTrainedConfig._attn_implementation", _READ, "optimize: a chosen attention is kept"
+    ),
     # benchmarks
     "ForCausalLMLoss": PrivateName("transformers.loss.loss_utils:ForCausalLMLoss", _READ, "bench loss"),
     "Fp8Quantize": PrivateName(
@@ -84,6 +87,11 @@ def set_weight_conversions(model: Any, conversions: list[Any]) -> None:
 
 def keep_in_fp32_modules(model: Any) -> Any:
     return model._keep_in_fp32_modules
+
+
+def attn_implementation(model: Any) -> str | None:
+    """The attention of a model: `sdpa` if its user said nothing."""
+    return model.config._attn_implementation
 
 
 def checkpoint_function(module: nn.Module) -> Any:

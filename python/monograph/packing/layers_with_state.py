@@ -1,0 +1,106 @@
+"""Layers that carry state along a row: convolutions and recurrences, which know no borders of documents.
+
+In a packed row the state of one document would run into the next. Until these layers know borders, such a row
+is refused, in eager mode and inside a graph. Rows of one document and padded batches are not concerned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from monograph.integrations.torch.private_names import assert_async
+
+# Kinds in `config.layer_types` (`linear_attention`, `conv`, `mamba`, `recurrent` ...), and classes.
+_KINDS = re.compile(r"linear|conv|mamba|recurrent|ssm|rwkv|lightning|delta|lstm|retention", re.IGNORECASE)
+_CLASSES = re.compile(r"mamba|deltanet|deltaattention|rwkv|lstm|lightning|shortconv|rglru|retention", re.I)
+_PARAMETERS = {"A_log", "dt_bias", "time_decay", "recurrent_param"}
+_TOWERS = re.compile(r"audio|vision|visual|speech")  # their layers run along no text
+
+
+def kinds_with_state(config: Any) -> list[str]:
+    """The kinds of layers in a transformers config that carry state."""
+    text = getattr(config, "text_config", None)
+    kinds = [*(getattr(config, "layer_types", None) or ()), *(getattr(text, "layer_types", None) or ())]
+    return sorted({kind for kind in kinds if _KINDS.search(kind)})
+
+
+def layers_with_state(model: nn.Module) -> list[str]:
+    """The layers of a model that carry state: what its config says, then what they are made of."""
+    found = kinds_with_state(getattr(model, "config", None))
+    for name, module in model.named_modules():
+        convolves = (
+            isinstance(module, nn.Conv1d)
+            and module.kernel_size[0] > 1
+            and module.groups == module.in_channels
+        )
+        owns = any(parameter in _PARAMETERS for parameter, _ in module.named_parameters(recurse=False))
+        named = name and _CLASSES.search(type(module).__name__)
+        if (convolves or owns or named or isinstance(module, nn.RNNBase)) and not _TOWERS.search(name):
+            found.append(f"{name} ({type(module).__name__})")
+    return found
+
+
+def require(condition: torch.Tensor, message: str) -> None:
+    """ValueError where a bool tensor [] is False; inside a graph a RuntimeError when the graph runs."""
+    if torch.compiler.is_compiling():
+        assert_async(condition, message)
+    elif not bool(condition):
+        raise ValueError(message)
+
+
+def _refusal(layers: Iterable[str], what: str) -> str:
+    shown = list(layers)
+    more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
+    return (
+        f"packed rows ({what}) with layers that carry state along the row: {', '.join(shown[:3])}{more}. The "
+        "state of one document would run into the next; wanted one document a row (sample_packing: false, "
+        "PaddedCollator)"
+    )
+
+
+def refuse_in_config(config: Any, what: str, whole: torch.Tensor | None = None) -> None:
+    """Refuses a packed row by a layer's config. `whole`: bool tensor [], True if the row is one document."""
+    kinds = kinds_with_state(config)
+    if kinds and whole is None:
+        raise ValueError(_refusal(kinds, what))
+    if kinds and whole is not None:
+        require(whole, _refusal(kinds, what))
+
+
+def refuse_packed(model: nn.Module, what: str) -> None:
+    """Refuses a model that is about to be given packed rows."""
+    if layers := layers_with_state(model):
+        raise ValueError(_refusal(layers, what))
+
+
+class _Guard:
+    """The forward pre-hook of guard_packed()."""
+
+    def __init__(self, layers: list[str]) -> None:
+        self.layers = layers
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        for name in ("cu_seqlens", "cu_seq_lens_q", "seq_idx"):
+            if kwargs.get(name) is not None:
+                raise ValueError(_refusal(self.layers, name))
+        positions = kwargs.get("position_ids")
+        if positions is not None and positions.shape[-1] > 1:
+            # generate() gives padding on the left the position 0 or 1: a fall from there starts no document.
+            falls = (positions[..., 1:] < positions[..., :-1]) & (positions[..., :-1] > 1)
+            require(~falls.any(), _refusal(self.layers, "restarting position_ids"))
+
+
+def guard_packed(model: nn.Module) -> None:
+    """Has every transformers model inside `model` refuse packed rows if it has layers with state."""
+    from transformers import PreTrainedModel
+
+    layers = layers_with_state(model)
+    for module in model.modules() if layers else ():
+        if isinstance(module, PreTrainedModel) and "refuses_packed_rows" not in vars(module):
+            vars(module)["refuses_packed_rows"] = True
+            module.register_forward_pre_hook(_Guard(layers), with_kwargs=True)

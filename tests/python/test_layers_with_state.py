@@ -1,0 +1,114 @@
+"""Packed rows on models whose layers carry state along a row: refused, never silently leaking."""
+
+import pytest
+import torch
+import torch._dynamo
+from transformers import (
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
+)
+
+import monograph as mg
+from monograph.packing import PackedCollator, PaddedCollator
+from monograph.packing.layers_with_state import layers_with_state, refuse_packed
+from monograph.training import TrainStep
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+TINY_MAMBA = {name: SMALL[name] for name in ("hidden_size", "num_hidden_layers", "vocab_size")}
+
+
+def build(name):
+    torch.manual_seed(0)
+    if name == "llama":
+        return LlamaForCausalLM(LlamaConfig(**SMALL))
+    if name == "mamba":
+        return MambaForCausalLM(MambaConfig(**TINY_MAMBA, state_size=4))
+    if name == "mamba2":
+        config = Mamba2Config(**TINY_MAMBA, num_heads=4, head_dim=16, state_size=4, n_groups=1, chunk_size=8)
+        return Mamba2ForCausalLM(config)
+    if name == "lfm2":
+        return Lfm2ForCausalLM(Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]))
+    if name == "recurrent_gemma":
+        options = SMALL | {"num_hidden_layers": 3}
+        return RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**options, attention_window_size=8))
+    config = Qwen3NextConfig(
+        **SMALL,
+        head_dim=16,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        mlp_only_layers=[0, 1],
+    )
+    return Qwen3NextForCausalLM(config)
+
+
+STATEFUL = ["mamba", "mamba2", "lfm2", "recurrent_gemma", "qwen3_next"]
+DOCUMENTS = [{"input_ids": list(range(3, 12))}, {"input_ids": list(range(12, 19))}]
+
+
+def test_only_layers_with_state_are_found():
+    assert layers_with_state(build("llama")) == []
+    refuse_packed(build("llama"), "sample_packing")
+    for name in STATEFUL:
+        with pytest.raises(ValueError, match="carry state along the row"):
+            refuse_packed(build(name), "sample_packing")
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_packed_rows_are_refused_and_padded_ones_run(name):
+    model = mg.optimize(build(name).eval())
+    packed = PackedCollator(pad_to_multiple_of=16, max_documents=4)(DOCUMENTS)
+    with pytest.raises(ValueError, match=r"packed rows \(cu_seqlens\) with layers that carry state"):
+        model(**packed)
+    positions = {"input_ids": packed["input_ids"], "position_ids": packed["position_ids"], "use_cache": False}
+    if name in ("lfm2", "qwen3_next", "recurrent_gemma"):  # Mamba takes no positions
+        with pytest.raises(ValueError, match=r"packed rows \(restarting position_ids\)"):
+            model(**positions)
+    with torch.no_grad():
+        assert model(**PaddedCollator()(DOCUMENTS), use_cache=False).loss.isfinite()
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
+def test_our_attention_refuses_them_without_optimize(name):
+    """attn_implementation="monograph" alone: the attention layers know the kinds of the others."""
+    model = build(name).eval()
+    model.set_attn_implementation("monograph")
+    packed = PackedCollator(pad_to_multiple_of=16, max_documents=4)(DOCUMENTS)
+    cu = {"cu_seqlens": packed["cu_seqlens"]} if name == "lfm2" else {}
+    with pytest.raises(ValueError, match=r"carry state along the row: (conv|linear_attention)"):
+        model(packed["input_ids"], position_ids=packed["position_ids"], **cu, use_cache=False)
+
+
+def test_a_train_step_refuses_them_inside_its_graph():
+    packed = PackedCollator(pad_to_multiple_of=16, max_documents=4)(DOCUMENTS)
+    for mode in ("eager", "graph"):
+        torch._dynamo.reset()
+        step = TrainStep(build("lfm2"), mode=mode, backend="aot_eager")
+        with pytest.raises(Exception, match="carry state along the row"):
+            step([packed], learning_rate=1e-3)
