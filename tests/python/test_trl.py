@@ -72,3 +72,21 @@ def test_losses_are_those_of_the_dequantised_model(kind, folder, tmp_path):
         tolerance = 1e-5 if step == 0 else 1e-3
         assert a["loss"] == pytest.approx(b["loss"], rel=tolerance), step
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=10 * tolerance), step
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"neftune_noise_alpha": 50.0}, {"optim": "adafactor"}],
+    ids=["neftune", "optimizer"],
+)
+def test_what_a_recipe_refuses_runs_here(setting, folder, tmp_path):
+    """The ways through TRL that the recipe names: each changes the run, and the run is finite."""
+    packed = [mg.from_pretrained(folder, dtype=torch.float32) for _ in range(2)]
+    plain, there = (
+        trained("sft", model, tmp_path, **change)[2]
+        for model, change in zip(packed, ({}, setting), strict=True)
+    )
+    losses = [[entry["loss"] for entry in steps] for steps in (plain, there)]
+    assert len(losses[1]) == 3
+    assert all(0 < loss < 20 for loss in losses[1])
+    assert losses[0] != losses[1]
