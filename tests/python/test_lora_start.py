@@ -140,7 +140,7 @@ def test_other_starts_are_refused_by_name(start):
         get_peft_model(quantised(dense_block()), config(start))
 
 
-@pytest.mark.parametrize("start", [True, False, "gaussian", "orthogonal", "eva"])
+@pytest.mark.parametrize("start", [True, False, "gaussian", "orthogonal", "eva", "mica"])
 def test_starts_that_leave_the_base_alone_work(start):
     packed = quantised(dense_block())
     before = packed.up.values.clone()
@@ -149,7 +149,7 @@ def test_starts_that_leave_the_base_alone_work(start):
     model = get_peft_model(packed, config(start))
     assert torch.equal(model.base_model.model.up.base_layer.values, before)
     assert mg.adapter_start(model) is None
-    assert torch.equal(model(x), base) == (start in (True, "gaussian", "eva"))
+    assert torch.equal(model(x), base) == (start in (True, "gaussian", "eva", "mica"))
 
 
 def test_a_changed_base_never_computes_without_its_adapter():
