@@ -94,11 +94,16 @@ def test_the_entry_says_where_it_was_read_and_for_what(library: str, name: str) 
 
 @pytest.mark.parametrize("path", ["torch.nn:Module._gone", "torch._gone_module:name"])
 def test_a_name_that_is_gone_is_named(path: str) -> None:
-    load = loads_on_use("here", {"gone": PrivateName(path, "2.13.0", "an example")})
+    load = loads_on_use("somewhere.here", {"gone": PrivateName(path, "2.13.0", "an example")})
     with pytest.raises(ImportError) as caught:
         load("gone")
     for part in (path, f"torch {torch.__version__}", "read in torch 2.13.0", "needed for: an example"):
         assert part in str(caught.value)
+
+
+def test_a_former_name_is_taken_where_the_new_one_is_missing() -> None:
+    entry = PrivateName("torch.nn:Linear_", "2.13.0", "an example", formerly="torch.nn:Linear")
+    assert entry.load() is nn.Linear
 
 
 def test_names_set_by_others_are_those_we_read() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from monograph.integrations.tried_versions import TRIED, warn_if_untried
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,7 @@ class PrivateName:
     path: str
     read_in: str  # version of the library whose source was read
     purpose: str
+    formerly: str | None = None  # path of the same thing in the lowest version that is supported
 
     @property
     def library(self) -> str:
@@ -28,14 +31,12 @@ class PrivateName:
 
     def load(self) -> Any:
         """The object behind the name; an ImportError says what is gone and what needs it."""
-        module, _, attributes = self.path.partition(":")
         try:
-            found: Any = importlib.import_module(module)
-            for attribute in attributes.split("."):
-                found = getattr(found, attribute)
+            return _resolved(self.path)
         except (ImportError, AttributeError) as error:
+            if self.formerly is not None:
+                return replace(self, path=self.formerly, formerly=None).load()
             raise ImportError(self.gone(str(error))) from error
-        return found
 
     def gone(self, reason: str) -> str:
         installed = importlib.metadata.version(self.library)
@@ -45,8 +46,22 @@ class PrivateName:
         )
 
 
+def _resolved(path: str) -> Any:
+    module, _, attributes = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for attribute in attributes.split("."):
+        found = getattr(found, attribute)
+    return found
+
+
 def loads_on_use(module: str, names: Mapping[str, PrivateName]) -> Callable[[str], Any]:
-    """The `__getattr__` of a private_names module: a name is looked up when it is imported, not before."""
+    """The `__getattr__` of a private_names module: a name is looked up when it is imported, not before.
+
+    Warns if the library's version was never tried: whoever uses a library comes by its private names.
+    """
+    library = module.split(".")[-2]
+    if library in TRIED:
+        warn_if_untried(library)
 
     def load(name: str) -> Any:
         if name not in names or names[name].of_instances:

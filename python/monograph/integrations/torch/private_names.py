@@ -70,7 +70,10 @@ NAMES = {
     ),
     "make_boxed_func": PrivateName("functorch.compile:make_boxed_func", _READ, "doctor: its backend"),
     "optimization_hint": PrivateName(
-        "torch.fx.experimental.symbolic_shapes:optimization_hint", _READ, "doctor: sizes of what is kept"
+        "torch.fx.experimental.symbolic_shapes:optimization_hint",
+        _READ,
+        "doctor: sizes of what is kept",
+        formerly="torch.fx.experimental.symbolic_shapes:hint_int",  # 2.11
     ),
 }
 

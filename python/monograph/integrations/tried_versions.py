@@ -1,0 +1,42 @@
+"""Which versions of other libraries this release was tried with; a warning, once, for any other.
+
+bench/results/versions.md has the commands. Patch releases of a version count as tried.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import warnings
+
+# The lowest and highest version, as (major, minor).
+TRIED = {
+    "accelerate": ((1, 15), (1, 15)),
+    "peft": ((0, 21), (0, 21)),
+    "torch": ((2, 11), (2, 13)),
+    "transformers": ((5, 22), (5, 22)),
+    "trl": ((1, 16), (1, 16)),
+}
+_WARNED: set[str] = set()
+
+
+def warn_if_untried(library: str) -> None:
+    """A UserWarning that names both versions. Nothing for a library that is not installed."""
+    if library in _WARNED:
+        return
+    _WARNED.add(library)
+    try:
+        installed = importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return
+    numbers = re.match(r"(\d+)\.(\d+)", installed)
+    lowest, highest = TRIED[library]
+    if numbers is None or not lowest <= (int(numbers[1]), int(numbers[2])) <= highest:
+        tried = ".".join(map(str, lowest))
+        if highest != lowest:
+            tried += " to " + ".".join(map(str, highest))
+        warnings.warn(
+            f"monograph was never tried with {library} {installed}, only with {tried}: "
+            "run tools/check_versions.py of the source before you trust it",
+            stacklevel=2,
+        )

@@ -1,0 +1,48 @@
+"""A selection of the tests for another version of torch, transformers, PEFT or TRL; not part of CI.
+
+    python -m venv /tmp/older && /tmp/older/bin/pip install torch==2.11.0 transformers==5.22.0 ...
+    PYTHONPATH=python /tmp/older/bin/python tools/check_versions.py
+
+Private names, operators, graph counts, loading and one run of a recipe, in one process. What was tried stands
+in bench/results/versions.md.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+
+LIBRARIES = ("torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes")
+SELECTION = """
+test_private_names.py::test_the_private_name_is_still_there
+test_private_names.py::test_names_set_by_others_are_those_we_read
+test_graph.py::test_opcheck[nf4-True]
+test_graph.py::test_one_graph_and_no_recompile_over_five_shapes_q1[True]
+test_graph.py::test_registration_is_idempotent_q8
+test_quant_linear.py::test_forward_is_the_dequantised_layer
+test_quant_linear.py::test_weight_is_honest
+test_quant_linear.py::test_state_dict_round_trip
+test_packed_attributes.py::test_one_graph_in_64_variants[nf4-True-bfloat16-True-True]
+test_packed_attributes.py::test_one_graph_in_64_variants[fp4-False-float32-False-False]
+test_packed_attributes.py::test_computing_with_the_weight_in_a_graph
+test_dequantize_4bit.py::test_one_graph_for_all_weights_of_a_shape[nf4-nested-torch.bfloat16]
+test_dequantize_4bit.py::test_another_table_is_refused_in_eager_mode_and_in_the_graph
+test_loading_options.py::test_dtype_holds_for_quantised_folders_too[nf4]
+test_loading_options.py::test_experts_are_refused_by_name
+test_trl_head.py::test_one_graph
+test_recipe_train.py::test_a_run_writes_what_peft_reads
+test_train_step.py::test_one_graph_and_the_losses_of_eager_q9[llama-True-0.05-False-nf4-True-True-graph]
+test_train_step.py::test_one_graph_and_the_losses_of_eager_q9[llama-True-0.0-False-nf4-True-False-whole_step]
+"""
+
+
+def main() -> int:
+    print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES), flush=True)
+    tests = [f"tests/python/{name}" for name in SELECTION.split()]
+    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", *tests]
+    return subprocess.run(command, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
