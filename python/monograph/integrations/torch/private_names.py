@@ -62,6 +62,9 @@ NAMES = {
         "torch._dynamo.utils:graph_break_reasons", _READ, "doctor: causes of breaks"
     ),
     "inductor_config": PrivateName("torch._inductor:config", _READ, "torch_compile_options of a recipe"),
+    "list_mode_options": PrivateName(
+        "torch._inductor:list_mode_options", _READ, "torch_compile_mode of a recipe"
+    ),
     "log_state": PrivateName("torch._logging._internal:log_state", _READ, "doctor: the log of recompiles"),
     "mark_dynamic": PrivateName("torch._dynamo:mark_dynamic", _READ, "lengths that change"),
     "maybe_mark_dynamic": PrivateName("torch._dynamo:maybe_mark_dynamic", _READ, "lengths that may change"),
