@@ -114,6 +114,14 @@ class Planner {
     return found;
   }
 
+  // A weight of any other type is copied, so what an adapter does to it would be lost.
+  void need_float(const MergedWeight& weight, const char* what) const {
+    if (weight.base->is_packed() || float_type(weight.base->dtype)) return;
+    fail(weight.name, std::string(what) + " cannot be applied to " +
+                          std::string(weight.base->format) +
+                          ", wanted fp32, bf16, fp16 or a packed format");
+  }
+
   void need_weight_one(std::string_view tensor, const char* what) const {
     if (adapter_->weight != 1) {
       fail(tensor, std::string(what) + " cannot be weighted; its adapter has weight " +
@@ -123,6 +131,7 @@ class Planner {
 
   void replace(const std::string& name, const LocatedTensor& with) {
     MergedWeight& weight = find(name);
+    need_float(weight, "a replaced weight");
     need_weight_one(name, "a replaced weight");
     if (weight.is_changed()) fail(name, "another adapter changes it too, this one replaces it");
     if (with.entry->shape != weight.shape) {
@@ -144,9 +153,7 @@ class Planner {
       fail(weight.name, "B * A has shape " + shape_text(wanted) + ", the weight has " +
                             shape_text(weight.shape));
     }
-    if (!weight.base->is_readable() || weight.base->dtype == safetensors::StoredDType::kF64) {
-      fail(weight.name, "its format " + std::string(weight.base->format) + " cannot be changed");
-    }
+    need_float(weight, lora.magnitude != nullptr ? "DoRA" : "LoRA");
     const auto replaced = replaced_by_.find(weight.name);
     const bool replaced_elsewhere =
         replaced != replaced_by_.end() && replaced->second != adapter_->adapter;
@@ -172,12 +179,14 @@ class Planner {
       fail(bias.name, "has shape " + shape_text(bias.shape) + ", lora_B.bias has " +
                           shape_text(lora.bias->shape));
     }
+    need_float(bias, "lora_bias");
     if (bias.replacement != nullptr) fail(bias.name, "is replaced and changed by lora_bias");
     bias.biases.push_back({&lora, factor});
   }
 
   void set_tokens(const std::string& name, const TokenRows& rows) {
     MergedWeight& weight = find(name);
+    need_float(weight, "trained tokens");
     need_weight_one(name, "trained tokens");
     if (weight.is_changed()) fail(name, "trained tokens, and another change of the same weight");
     const auto& shape = rows.rows.entry->shape;
@@ -224,7 +233,14 @@ class Planner {
   void set_type(MergedWeight& weight) const {
     const std::optional<DType> of_base = float_type(weight.base->dtype);
     const bool is_float = weight.base->is_packed() || of_base.has_value();
-    if (!is_float) return;
+    if (!is_float) {
+      if (settings_.base_as && why_kept(*weight.base).empty()) {
+        throw Error("weight " + in_quotes(weight.name) + ": is " +
+                    std::string(weight.base->format) +
+                    ", which is never loaded in a packed format; wanted fp32, bf16 or fp16");
+      }
+      return;
+    }
     const bool linear = weight.base->is_packed() || why_kept(*weight.base).empty();
     if (settings_.base_as && linear && weight.name == weight.base->name) {
       weight.base_as = Conversion{.weight = weight.base,

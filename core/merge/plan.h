@@ -81,7 +81,7 @@ struct MergePlan {
 // `weights` are those of the base; `config` is its config.json, or null. All must outlive the plan.
 // Throws Error if a tensor of an adapter fits nothing in the base, a shape differs, or two adapters
 // cannot act together (only LoRA adds up: DoRA, replaced modules and trained tokens stand alone,
-// with weight 1).
+// with weight 1), or an adapter changes a weight that is neither packed nor fp32, bf16 or fp16.
 //
 // A model whose head is its input embedding keeps one tensor only if the change was trained for
 // both (trained tokens, ensure_weight_tying). Else the two are written apart, as the adapter was
