@@ -28,6 +28,7 @@ struct Options {
 enum class State : std::uint8_t {
   kSame,
   kEqualValues,
+  kWithin,  // differs, by no more than the tolerance
   kDiffers,
   kShape,
   kOnlyA,
@@ -35,9 +36,9 @@ enum class State : std::uint8_t {
   kUnreadable
 };
 
-constexpr std::array<std::string_view, 7> kStates = {"same bytes",  "same values", "differs",
-                                                     "other shape", "only in A",   "only in B",
-                                                     "not readable"};
+constexpr std::array<std::string_view, 8> kStates = {
+    "same bytes",  "same values", "within tolerance", "differs",
+    "other shape", "only in A",   "only in B",        "not readable"};
 
 struct Comparison {
   std::string name;
@@ -114,7 +115,7 @@ void compare_values(Comparison& row) {
   if (sums.aa > 0 && sums.bb > 0) row.cosine = sums.ab / std::sqrt(sums.aa * sums.bb);
 }
 
-void compare(Comparison& row) {
+void compare(Comparison& row, double tolerance) {
   if (row.a == nullptr || row.b == nullptr) {
     row.state = row.a == nullptr ? State::kOnlyB : State::kOnlyA;
   } else if (row.a->shape != row.b->shape) {
@@ -125,6 +126,7 @@ void compare(Comparison& row) {
     row.state = State::kUnreadable;
   } else {
     compare_values(row);
+    if (row.state == State::kDiffers && row.relative <= tolerance) row.state = State::kWithin;
   }
 }
 
@@ -145,15 +147,15 @@ std::vector<Comparison> pair_up(const Model& a, const Model& b,
   return rows;
 }
 
-bool is_mismatch(const Comparison& row, double tolerance) {
-  if (row.state == State::kSame || row.state == State::kEqualValues) return false;
-  return row.state != State::kDiffers || !(row.relative <= tolerance);
+bool is_mismatch(const Comparison& row) { return row.state >= State::kDiffers; }
+bool has_numbers(const Comparison& row) {
+  return row.state == State::kWithin || row.state == State::kDiffers;
 }
 
 // What has no number first, then by relative error.
 bool worse(const Comparison& a, const Comparison& b) {
   const auto rank = [](const Comparison& row) {
-    return row.state >= State::kShape ? 0 : row.state == State::kDiffers ? 1 : 2;
+    return row.state >= State::kShape ? 0 : has_numbers(row) ? 1 : 2;
   };
   if (rank(a) != rank(b)) return rank(a) < rank(b);
   return a.relative != b.relative ? a.relative > b.relative : a.name < b.name;
@@ -175,7 +177,7 @@ json::Value row_json(const Comparison& row) {
   value.set("state", json::Value::string(kStates[static_cast<std::size_t>(row.state)]));
   if (row.a) value.set("format_a", json::Value::string(row.a->format));
   if (row.b) value.set("format_b", json::Value::string(row.b->format));
-  if (row.state != State::kDiffers) return value;
+  if (!has_numbers(row)) return value;
   value.set("max_error", number_or_null(row.max_error));
   value.set("mean_error", number_or_null(row.mean_error));
   value.set("relative_error", number_or_null(row.relative));
@@ -195,7 +197,7 @@ void print_text(const std::vector<Comparison>& rows, const Options& options) {
   for (const Comparison& row : rows) {
     if (row.state == State::kSame || row.state == State::kEqualValues) break;
     if (left-- == 0) break;
-    const bool numbers = row.state == State::kDiffers;
+    const bool numbers = has_numbers(row);
     const auto cell = [&](const std::string& text) { return numbers ? text : std::string("-"); };
     table.add({printable(row.name), std::string(kStates[static_cast<std::size_t>(row.state)]),
                row.a ? std::string(row.a->format) : "-", row.b ? std::string(row.b->format) : "-",
@@ -211,6 +213,10 @@ void print_text(const std::vector<Comparison>& rows, const Options& options) {
         (summary.empty() ? "" : ", ") + std::to_string(counts[i]) + " " + std::string(kStates[i]);
   }
   std::printf("%zu weights: %s\n", rows.size(), summary.empty() ? "none" : summary.c_str());
+  if (options.tolerance == 0 || std::any_of(rows.begin(), rows.end(), is_mismatch)) return;
+  const double worst = rows.empty() ? 0 : rows.front().relative;
+  std::printf("no mismatch: the largest relative error is %s, --tolerance is %g\n",
+              scientific(worst).c_str(), options.tolerance);
 }
 
 int diff(const Options& options, const Session& session) {
@@ -223,20 +229,20 @@ int diff(const Options& options, const Session& session) {
     ThreadPool pool(threads);
     pool.parallel_for(static_cast<std::size_t>(threads), 1, [&](std::size_t, std::size_t) {
       for (std::size_t i = next++; i < rows.size(); i = next++) {
-        compare(rows[i]);
+        compare(rows[i], options.tolerance);
         advance(rows[i].a ? rows[i].a->size_bytes : 0);
       }
     });
   }
   std::sort(rows.begin(), rows.end(), worse);
-  std::size_t mismatches = 0;
-  for (const Comparison& row : rows) mismatches += is_mismatch(row, options.tolerance) ? 1 : 0;
+  const auto mismatches = std::count_if(rows.begin(), rows.end(), is_mismatch);
   if (options.json) {
     json::Value value;
     value.set("schema_version", json::Value::number(std::int64_t{1}));
     value.set("a", json::Value::string(options.a));
     value.set("b", json::Value::string(options.b));
-    value.set("mismatches", json::Value::number(static_cast<std::int64_t>(mismatches)));
+    value.set("tolerance", json::Value::number(options.tolerance));
+    value.set("mismatches", json::Value::number(std::int64_t{mismatches}));
     json::Value& list = value.set("weights", json::Value::array());
     for (const Comparison& row : rows) list.append(row_json(row));
     std::fputs(json::dump(value).c_str(), stdout);
@@ -277,9 +283,8 @@ const Command kDiff = {
     "model "
     "can be compared with its original. For each weight: largest and mean error, relative error "
     "|A - B| / |A|, signal-to-noise ratio and cosine; the worst first.\n\n"
-    "Exit code 0 if every weight has the same values, 4 if one differs by more than --tolerance, "
-    "has "
-    "another shape or is on one side only.",
+    "Exit code 0 if every weight has the same values or is within --tolerance, 4 if one differs by "
+    "more, has another shape or is on one side only.",
     "monograph diff my-llama my-llama-nf4\n"
     "monograph diff before after --name 'layers\\.0\\.' --top 5\n"
     "monograph diff my-llama my-llama-nf4 --tolerance 0.12 --json",

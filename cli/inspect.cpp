@@ -1,4 +1,5 @@
 // monograph inspect: what is inside a checkpoint.
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -9,7 +10,9 @@
 #include "hash/checkpoint_hash.h"
 #include "model.h"
 #include "pattern.h"
+#include "safetensors/utf8.h"
 #include "table.h"
+#include "weights/spellings.h"
 
 namespace monograph::cli {
 namespace {
@@ -69,12 +72,17 @@ Report make_report(const Model& model, const Options& options) {
   report.path = options.path;
   report.files = model.checkpoint.files().size();
   const std::vector<Pattern> names = patterns(options.names);
+  // nf4 is every nf4, nf4+dq only the one with quantised scales.
+  const auto is_wanted = [&](const Weight& weight) {
+    return options.formats.empty() || std::any_of(options.formats.begin(), options.formats.end(),
+                                                  [&](const std::string& format) {
+                                                    return format == weight.format ||
+                                                           format == format_text(weight);
+                                                  });
+  };
   for (const Weight& weight : model.weights) {
     const bool name_ok = names.empty() || any_matches(names, weight.name);
-    const bool format_ok =
-        options.formats.empty() || std::find(options.formats.begin(), options.formats.end(),
-                                             weight.format) != options.formats.end();
-    if (!name_ok || !format_ok) continue;
+    if (!name_ok || !is_wanted(weight)) continue;
     report.weights.push_back(&weight);
     report.total.add(weight);
     report.by_format[format_text(weight)].add(weight);
@@ -207,6 +215,15 @@ int inspect(const Options& options, const Session& session) {
   return kOk;
 }
 
+// Empty for a format that a weight can have, else what is wrong.
+std::string known_format(const std::string& format) {
+  const std::vector<std::string_view> known = weight_formats();
+  if (std::find(known.begin(), known.end(), format) != known.end()) return {};
+  std::string text;
+  for (const std::string_view name : known) text += (text.empty() ? "" : ", ") + std::string(name);
+  return safetensors::in_quotes(format) + " is no format, wanted " + text;
+}
+
 Run declare(CLI::App& app) {
   auto options = std::make_shared<Options>();
   app.add_option("path", options->path,
@@ -216,9 +233,12 @@ Run declare(CLI::App& app) {
                  "Only weights whose name matches this regex (repeatable)")
       ->type_name("REGEX")
       ->allow_extra_args(false);
-  app.add_option("--format", options->formats, "Only weights of this format (repeatable)")
+  app.add_option("--format", options->formats,
+                 "Only weights of this format (repeatable), as printed: nf4 (also nf4+dq), nf4+dq, "
+                 "bf16 ...; an unknown one lists all")
       ->type_name("FORMAT")
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->check(known_format);
   app.add_flag("--no-tensors", options->no_tensors, "Totals only");
   app.add_flag("--hash", options->hash,
                "Also the SHA-256 of all tensors, whatever files they lie in: merge records it");
@@ -246,7 +266,7 @@ const Command kInspect = {
     "each module's change are printed.",
     "monograph inspect my-llama\n"
     "monograph inspect my-llama --no-tensors --markdown\n"
-    "monograph inspect my-llama --name 'layers\\.0\\.' --format nf4\n"
+    "monograph inspect my-llama --name 'layers\\.0\\.' --format nf4+dq\n"
     "monograph inspect my-adapter --json",
     declare,
 };

@@ -267,6 +267,19 @@ std::string text_of(std::span<const std::uint64_t> shape) {
 
 std::span<const Spelling> spellings() { return kSpellings; }
 
+std::vector<std::string_view> weight_formats() {
+  // describe_fp8 says more exactly which one it is.
+  std::vector<std::string_view> names = {"nf4", "nf4+dq", "fp4", "fp4+dq", "mxfp8"};
+  const auto add = [&](std::string_view name) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  };
+  for (const Spelling& spelling : kSpellings) add(spelling.format);
+  for (std::size_t i = 0; i < safetensors::kStoredDTypes.size(); ++i) {
+    add(short_name(static_cast<StoredDType>(i)));
+  }
+  return names;
+}
+
 const LocatedTensor* Candidate::part(std::string_view role) const {
   const auto found = std::find_if(weight_.parts.begin(), weight_.parts.end(),
                                   [&](const Part& part) { return part.role == role; });

@@ -56,6 +56,8 @@ struct Spelling {
 };
 
 std::span<const Spelling> spellings();
+// Every format that a weight can have, plain types last; "+dq" where scales can be quantised too.
+std::vector<std::string_view> weight_formats();
 
 // Rows that need more than a few lines.
 void describe_bitsandbytes(const Candidate& found, Format format);

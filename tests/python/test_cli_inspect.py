@@ -55,6 +55,19 @@ def test_bitsandbytes_folder_is_recognised(llama, tmp_path, quant_type, double_q
     ]
 
 
+def test_format_takes_what_is_printed_and_refuses_what_no_weight_can_have(llama, tmp_path):
+    run("quantize", llama, tmp_path / "dq", "--double-quant")
+    run("quantize", llama, tmp_path / "plain")
+    for folder, counts in (("dq", {"nf4": 14, "nf4+dq": 14}), ("plain", {"nf4": 14, "nf4+dq": 0})):
+        for name in run_json("inspect", tmp_path / folder)["by_format"]:
+            assert run_json("inspect", tmp_path / folder, "--format", name)["total"]["tensors"] > 0
+        for name, count in counts.items():
+            assert run_json("inspect", tmp_path / folder, "--format", name)["total"]["tensors"] == count
+    message = run("inspect", llama, "--format", "nf5", code=2).stderr
+    assert "'nf5' is no format, wanted nf4, nf4+dq, fp4, fp4+dq, mxfp8, int8" in message
+    assert "bf16" in message
+
+
 def test_markdown_is_a_table(llama):
     lines = run("inspect", llama, "--markdown", "--no-tensors").stdout.splitlines()
     assert "| format | tensors | weights | bits | size |" in lines

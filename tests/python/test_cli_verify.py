@@ -159,7 +159,14 @@ def test_diff_across_formats_gives_the_figures_of_torch(llama, packed, tmp_path)
     assert row["cosine"] == pytest.approx(torch.nn.functional.cosine_similarity(a.view(-1), b.view(-1), 0))
     errors = [row.get("relative_error", 0) for row in report["weights"]]
     assert errors == sorted(errors, reverse=True)
-    run("diff", llama, packed, "--tolerance", "0.15")
+    within = run("diff", llama, packed, "--tolerance", "0.15").stdout
+    assert "7 same bytes, 14 within tolerance" in within
+    assert "differs" not in within
+    assert f"the largest relative error is {errors[0]:.2e}, --tolerance is 0.15" in within
+    half = run_json("diff", llama, packed, "--tolerance", errors[6], code=4)
+    assert [row["state"] for row in half["weights"]][:14] == ["differs"] * 6 + ["within tolerance"] * 8
+    assert half["mismatches"] == 6
+    assert half["weights"][13]["relative_error"] == errors[13]
     # The same values in another format are no difference.
     assert "14 same values" in run("diff", packed, tmp_path / "dense").stdout
 
