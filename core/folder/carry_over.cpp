@@ -33,7 +33,7 @@ bool copy_file(const fs::path& from, const std::string& name, const fs::path& to
   const fs::path source = safetensors::resolve_inside(
       from, name, from.string() + ": file " + safetensors::in_quotes(name));
   if (!fs::is_regular_file(source) || fs::exists(to / name)) return false;
-  const safetensors::MappedFile file(source, kMaxBytes);
+  const safetensors::MappedFile file(source, from / name, kMaxBytes);
   safetensors::write_file(to / name, file.text(), ops);
   return true;
 }

@@ -19,6 +19,8 @@ namespace fs = std::filesystem;
 using safetensors::IoError;
 
 constexpr const char* kMarker = "monograph-staging";
+// Each round another process finished between two of our calls.
+constexpr int kLockAttempts = 8;
 
 bool is_empty_folder(const fs::path& folder) { return list_folder(folder).empty(); }
 
@@ -92,18 +94,37 @@ void StagedFolder::check_target(std::span<const fs::path> input_folders) const {
   }
 }
 
+// Makes ".NAME.partial" or opens the one that is there, and locks it. Whether it was made.
+bool StagedFolder::lock_staging() {
+  for (int attempt = 0; attempt < kLockAttempts; ++attempt) {
+    const bool made = ops_.mkdir(staging_.c_str(), 0777) == 0;
+    if (!made && errno != EEXIST) fail("cannot create " + staging_.string(), errno);
+    const int fd =
+        ops_.open(staging_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW, /*mode=*/0);
+    if (fd < 0 && errno == ENOENT) continue;  // its owner has just finished
+    if (fd < 0) fail("cannot open " + staging_.string(), errno);
+    const bool locked = ops_.flock(fd, LOCK_EX | LOCK_NB) == 0;
+    const int code = errno;
+    struct stat held {
+    }, named{};
+    // The owner may have finished before the lock: then it is one on a folder without a name, and
+    // the name is free, or that of somebody else's folder.
+    const bool same = ops_.fstat(fd, &held) == 0 && ops_.stat(staging_.c_str(), &named) == 0 &&
+                      safetensors::id_of(held) == safetensors::id_of(named);
+    // A file system without locks cannot tell a dead owner from a living one.
+    if (same && (locked || (code != EWOULDBLOCK && made))) {
+      lock_ = fd;
+      return made;
+    }
+    ops_.close(fd);
+    if (!locked) fail("another process is writing it, or left " + staging_.string(), EBUSY);
+  }
+  fail("other processes are writing it, or " + staging_.string() + " cannot be looked at", EBUSY);
+}
+
 // Makes ".NAME.partial", or takes over the one of a dead process.
 void StagedFolder::take_staging() {
-  const bool made = ops_.mkdir(staging_.c_str(), 0777) == 0;
-  if (!made && errno != EEXIST) fail("cannot create " + staging_.string(), errno);
-  lock_ = ops_.open(staging_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW, /*mode=*/0);
-  if (lock_ < 0) fail("cannot open " + staging_.string(), errno);
-  const int locked = ops_.flock(lock_, LOCK_EX | LOCK_NB);
-  // A file system without locks cannot tell a dead owner from a living one.
-  if (locked != 0 && (errno == EWOULDBLOCK || !made)) {
-    ops_.close(std::exchange(lock_, -1));
-    fail("another process is writing it, or left " + staging_.string(), EBUSY);
-  }
+  const bool made = lock_staging();
   const fs::path marker = staging_ / kMarker;
   std::error_code ignored;
   if (!made && !fs::exists(marker, ignored) && !is_empty_folder(staging_)) {

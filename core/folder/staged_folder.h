@@ -42,6 +42,7 @@ class StagedFolder {
   [[noreturn]] void fail(const std::string& what, int code) const;
   void check_target(std::span<const std::filesystem::path> input_folders) const;
   void take_staging();
+  bool lock_staging();
   void sync(const std::filesystem::path& folder, const char* what) const;
   bool discard() noexcept;
 

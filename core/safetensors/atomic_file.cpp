@@ -23,10 +23,9 @@ bool is_unsupported(int code) {
 }  // namespace
 
 AtomicFile::AtomicFile(std::filesystem::path target, std::span<const FileId> inputs, FileOps& ops)
-    : ops_(ops), target_(std::move(target)), folder_(target_.parent_path()) {
-  if (folder_.empty()) folder_ = ".";
+    : ops_(ops), target_(std::move(target)) {
   if (target_.filename().empty()) throw Error(target_.string() + ": names a folder, not a file");
-  temporary_ = folder_ / std::string(".").append(target_.filename().string()).append(".partial");
+  resolve();
   const std::optional<mode_t> mode = check_target(inputs);
   try {
     open_temporary(mode.value_or(0666) & 0666);
@@ -51,10 +50,19 @@ void AtomicFile::fail(const std::string& what, int code) const {
   throw IoError(target_, what, code);
 }
 
+void AtomicFile::resolve() {
+  const std::filesystem::path given = target_.parent_path();
+  std::error_code error;
+  folder_ = std::filesystem::canonical(given.empty() ? "." : given, error);
+  if (error) fail("its folder cannot be found", error.value());
+  name_ = folder_ / target_.filename();
+  temporary_ = folder_ / std::string(".").append(target_.filename().string()).append(".partial");
+}
+
 // The permissions of an existing target.
 std::optional<mode_t> AtomicFile::check_target(std::span<const FileId> inputs) const {
   struct stat status {};
-  if (ops_.stat(target_.c_str(), &status) != 0) {
+  if (ops_.stat(name_.c_str(), &status) != 0) {
     // ENOENT also for a symbolic link to nothing, which rename replaces.
     if (errno == ENOENT) return std::nullopt;
     fail("cannot look at the target", errno);
@@ -69,19 +77,31 @@ std::optional<mode_t> AtomicFile::check_target(std::span<const FileId> inputs) c
 void AtomicFile::open_temporary(mode_t mode) {
   for (int attempt = 0; attempt < kCreateAttempts; ++attempt) {
     fd_ = ops_.open(temporary_.c_str(), kCreateFlags, mode);
-    if (fd_ >= 0) break;
-    if (errno != EEXIST) fail("cannot create " + temporary_.string(), errno);
-    if (!remove_stale_temporary()) {
-      fail("another process is writing it, or left " + temporary_.string(), EBUSY);
+    if (fd_ < 0) {
+      if (errno != EEXIST) fail("cannot create " + temporary_.string(), errno);
+      if (!remove_stale_temporary()) {
+        fail("another process is writing it, or left " + temporary_.string(), EBUSY);
+      }
+      continue;
     }
+    // Until it is locked another writer may take the new file for a stale one: it holds the lock,
+    // or it has removed the name, and the lock is one on a file that nobody will ever see.
+    if (ops_.flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      fail("another process is writing it", EBUSY);
+    }
+    temporary_exists_ = has_the_name(fd_);
+    if (temporary_exists_) return;
+    ops_.close(std::exchange(fd_, -1));
   }
-  if (fd_ < 0) fail("cannot create " + temporary_.string(), EBUSY);
-  temporary_exists_ = true;
-  if (ops_.flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    // Another writer took the new file for a stale one, in the moment before it was locked.
-    temporary_exists_ = false;
-    fail("another process is writing it", EBUSY);
-  }
+  fail("other processes are writing it, or " + temporary_.string() + " cannot be looked at", EBUSY);
+}
+
+// A lock on an inode that no longer has the name proves nothing about the one that has it now.
+bool AtomicFile::has_the_name(int fd) const {
+  struct stat held {
+  }, named{};
+  return ops_.fstat(fd, &held) == 0 && ops_.stat(temporary_.c_str(), &named) == 0 &&
+         id_of(held) == id_of(named);
 }
 
 // False if a living process holds it. Without locks on this file system nobody can tell, so it is
@@ -90,12 +110,8 @@ bool AtomicFile::remove_stale_temporary() {
   const int fd =
       ops_.open(temporary_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, /*mode=*/0);
   if (fd < 0) return errno == ENOENT;  // gone in the meantime
-  struct stat held {
-  }, named{};
   const bool locked = ops_.flock(fd, LOCK_EX | LOCK_NB) == 0;
-  // A lock on an inode that no longer has the name proves nothing about the one that has it now.
-  const bool same = locked && ops_.fstat(fd, &held) == 0 &&
-                    ops_.stat(temporary_.c_str(), &named) == 0 && id_of(held) == id_of(named);
+  const bool same = locked && has_the_name(fd);
   const bool removed = same && ops_.unlink(temporary_.c_str()) == 0;
   ops_.close(fd);
   return removed || (locked && !same);
@@ -136,7 +152,7 @@ void AtomicFile::sync() {
 }
 
 void AtomicFile::rename_into_place() {
-  if (ops_.rename(temporary_.c_str(), target_.c_str()) != 0) {
+  if (ops_.rename(temporary_.c_str(), name_.c_str()) != 0) {
     fail("cannot rename the temporary file", errno);
   }
   temporary_exists_ = false;

@@ -3,7 +3,8 @@
 // The bytes go to a temporary beside the target, ".NAME.partial", which is synced and then renamed
 // over the target; last the folder is synced. The temporary is locked while its writer lives, so
 // one that a killed process left behind is known and removed by the next writer of the same target,
-// while two writers at once are an error.
+// while two writers at once are an error. Names are resolved once: a symbolic link that changes
+// while a file is written leads nowhere else.
 #pragma once
 
 #include <cstdint>
@@ -46,13 +47,16 @@ class AtomicFile {
  private:
   [[noreturn]] void fail(const std::string& what, int code) const;
   std::optional<mode_t> check_target(std::span<const FileId> inputs) const;
+  void resolve();
   void open_temporary(mode_t mode);
+  bool has_the_name(int fd) const;
   bool remove_stale_temporary();
   void set_mode(mode_t mode);
   void discard() noexcept;
 
   FileOps& ops_;
-  std::filesystem::path target_, folder_, temporary_;
+  std::filesystem::path target_;                     // as it was given
+  std::filesystem::path folder_, name_, temporary_;  // resolved: what is checked, opened, renamed
   int fd_ = -1;
   bool temporary_exists_ = false;
 };

@@ -73,8 +73,9 @@ void Checkpoint::open_index(const fs::path& path) {
   const fs::path folder = fs::canonical(parent.empty() ? fs::path(".") : parent);
   files_.reserve(index.shards.size());
   for (std::size_t i = 0; i < index.shards.size(); ++i) {
-    resolve_inside(folder, index.shards[i], source + ": shard " + in_quotes(index.shards[i]));
-    const Reader& file = files_.emplace_back(parent / index.shards[i]);
+    const fs::path resolved =
+        resolve_inside(folder, index.shards[i], source + ": shard " + in_quotes(index.shards[i]));
+    const Reader& file = files_.emplace_back(resolved, parent / index.shards[i]);
     check_shard(index, static_cast<std::uint32_t>(i), file, expected[i], source);
   }
 }

@@ -10,6 +10,8 @@
 namespace monograph::safetensors {
 namespace {
 
+constexpr int kReadFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+
 // Closes when the mapping is made or has failed; a mapping needs no descriptor.
 class Descriptor {
  public:
@@ -28,7 +30,16 @@ class Descriptor {
 }  // namespace
 
 MappedFile::MappedFile(const std::filesystem::path& path, std::uint64_t max_bytes) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  map(::open(path.c_str(), kReadFlags), path, max_bytes);
+}
+
+MappedFile::MappedFile(const std::filesystem::path& resolved, const std::filesystem::path& shown,
+                       std::uint64_t max_bytes) {
+  map(::open(resolved.c_str(), kReadFlags | O_NOFOLLOW), shown, max_bytes);
+}
+
+void MappedFile::map(int fd, const std::filesystem::path& path, std::uint64_t max_bytes) {
+  const Descriptor file(fd);
   if (file.get() < 0) throw IoError(path, "cannot open", errno);
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) throw IoError(path, "cannot look at it", errno);
@@ -65,6 +76,11 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 Reader::Reader(const std::filesystem::path& path)
     : path_(path),
       file_(path),
+      header_(parse_header(file_.bytes(), file_.bytes().size(), path_.string())) {}
+
+Reader::Reader(const std::filesystem::path& resolved, std::filesystem::path shown)
+    : path_(std::move(shown)),
+      file_(resolved, path_),
       header_(parse_header(file_.bytes(), file_.bytes().size(), path_.string())) {}
 
 }  // namespace monograph::safetensors

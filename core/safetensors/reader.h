@@ -19,6 +19,10 @@ class MappedFile {
   // Throws IoError if it cannot be opened, Error if it is not a regular file or longer than
   // `max_bytes`. Never blocks on a pipe.
   explicit MappedFile(const std::filesystem::path& path, std::uint64_t max_bytes = UINT64_MAX);
+  // The same of a path that was resolved and checked: a link that took its place since is refused.
+  // Messages show the name it had.
+  MappedFile(const std::filesystem::path& resolved, const std::filesystem::path& shown,
+             std::uint64_t max_bytes = UINT64_MAX);
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
@@ -28,6 +32,8 @@ class MappedFile {
   FileId id() const { return id_; }
 
  private:
+  void map(int fd, const std::filesystem::path& shown, std::uint64_t max_bytes);
+
   const std::uint8_t* data_ = nullptr;
   std::size_t size_ = 0;
   FileId id_;
@@ -37,6 +43,8 @@ class Reader {
  public:
   // Maps the file and holds its header to every rule. Throws Error or IoError.
   explicit Reader(const std::filesystem::path& path);
+  // The same of a path that was resolved and checked; path() is the name it had.
+  Reader(const std::filesystem::path& resolved, std::filesystem::path shown);
 
   const std::filesystem::path& path() const { return path_; }
   const Header& header() const { return header_; }

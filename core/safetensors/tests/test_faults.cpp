@@ -82,6 +82,11 @@ bool is_forgiven(Call call) {
   return call == Call::kClose || call == Call::kFlock || call == Call::kUnlink;
 }
 
+// Does the temporary that was locked still have its name? If nobody can tell, another is made.
+bool is_tried_again(Call call, int at) {
+  return (call == Call::kStat && at == 1) || (call == Call::kFstat && at == 0);
+}
+
 constexpr Call kAllCalls[] = {Call::kOpen,   Call::kClose,  Call::kStat,      Call::kFstat,
                               Call::kFchmod, Call::kFlock,  Call::kFallocate, Call::kPwrite,
                               Call::kFsync,  Call::kRename, Call::kUnlink};
@@ -101,7 +106,7 @@ TEST(SafetensorsFaults, EveryCallOfASingleFileFailsInTurn) {
       if (ops.count(call) <= at) break;
       ++failures;
       const std::string content = read_all(folder / "model.safetensors");
-      EXPECT_EQ(error == "no error", is_forgiven(call)) << error;
+      EXPECT_EQ(error == "no error", is_forgiven(call) || is_tried_again(call, at)) << error;
       EXPECT_TRUE(content == "old" || content == wanted);
       if (error == "no error") EXPECT_EQ(content, wanted);
       EXPECT_FALSE(holds_temporary(folder.path()));
