@@ -153,6 +153,12 @@ int threads_of(int jobs) {
   return jobs > 0 ? jobs : static_cast<int>(std::max(std::thread::hardware_concurrency(), 1u));
 }
 
+void declare_jobs(CLI::App& app, int& jobs) {
+  app.add_option("-j,--jobs", jobs, "Threads, 1 to 1024; 0 for one a processor")
+      ->check(CLI::Range(0, 1024))
+      ->option_text("N [0]");
+}
+
 void declare_folder_options(CLI::App& app, FolderOptions& options) {
   app.add_option("from", options.from, "The model: a folder, a .safetensors file or an index")
       ->required();
@@ -160,9 +166,7 @@ void declare_folder_options(CLI::App& app, FolderOptions& options) {
   app.add_option("--max-shard-size", options.max_shard_bytes, "Largest file: 500MB, 5GB")
       ->transform(size_value())
       ->option_text("SIZE [5GB]");
-  app.add_option("-j,--jobs", options.jobs, "Threads; 0 for one a processor")
-      ->check(CLI::Range(0, 1024))
-      ->option_text("N [0]");
+  declare_jobs(app, options.jobs);
   app.add_flag("--force", options.force, "Replace a checkpoint that is already there, in one step");
   app.add_flag("--dry-run", options.dry_run, "Print what would be written; write nothing");
   app.add_flag("--json", options.json, "Print the report as JSON");

@@ -26,6 +26,8 @@ void declare_folder_options(CLI::App& app, FolderOptions& options);
 
 // A size in decimal units: 512MB, 5GB.
 CLI::AsSizeValue size_value();
+// --jobs of every command that has it, and the threads it means.
+void declare_jobs(CLI::App& app, int& jobs);
 int threads_of(int jobs);
 
 // Writes the folder options.to, or says what it would write under --dry-run; prints the report.

@@ -267,9 +267,7 @@ Run declare(CLI::App& app) {
       ->option_text("X [0]");
   app.add_option("--top", options->top, "Print this many weights, the worst first")
       ->option_text("N [20]");
-  app.add_option("-j,--jobs", options->jobs, "Threads; 0 for one a processor")
-      ->check(CLI::Range(0, 1024))
-      ->option_text("N [0]");
+  declare_jobs(app, options->jobs);
   app.add_flag("--json", options->json, "Print JSON, with all weights");
   return [options](Session& session) { return diff(*options, session); };
 }

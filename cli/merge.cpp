@@ -3,13 +3,13 @@
 #include <cmath>
 #include <cstdio>
 #include <memory>
-#include <thread>
 
 #include "adapter/adapter.h"
 #include "block_size.h"
 #include "command.h"
 #include "convert/packed_parts.h"
 #include "convert/why_kept.h"
+#include "convert_folder.h"
 #include "folder/carry_over.h"
 #include "folder/staged_folder.h"
 #include "hash/checkpoint_hash.h"
@@ -64,9 +64,7 @@ GivenAdapter parse_adapter(const std::string& text) {
 
 class Threads {
  public:
-  explicit Threads(int jobs)
-      : pool_(jobs > 0 ? jobs
-                       : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))) {}
+  explicit Threads(int jobs) : pool_(threads_of(jobs)) {}
   void operator()(std::size_t count, std::size_t grain, ParallelBody body) {
     pool_.parallel_for(count, grain, body);
   }
@@ -337,8 +335,7 @@ Run declare(CLI::App& app) {
   app.add_option("--max-shard-size", options->max_shard_bytes, "Start a new file above this size")
       ->transform(CLI::AsSizeValue(true))
       ->default_str("5GB");
-  app.add_option("--jobs", options->jobs, "Threads; 0: one for each processor")
-      ->capture_default_str();
+  declare_jobs(app, options->jobs);
   app.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");
   app.add_flag("--all", options->all, "Report every changed weight, not the 10 worst");
   app.add_flag("--json", options->json, "Print the report as JSON");

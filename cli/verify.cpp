@@ -103,9 +103,7 @@ Run declare(CLI::App& app) {
                  "Compare with a manifest; exit code 4 if a tensor differs, is missing or is new")
       ->type_name("FILE");
   app.add_flag("--no-scan", options->no_scan, "Do not look at the numbers");
-  app.add_option("-j,--jobs", options->jobs, "Threads; 0 for one a processor")
-      ->check(CLI::Range(0, 1024))
-      ->option_text("N [0]");
+  declare_jobs(app, options->jobs);
   app.add_flag("--json", options->json, "Print JSON");
   return [options](Session& session) { return verify(*options, session); };
 }

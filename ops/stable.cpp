@@ -1,5 +1,6 @@
 #include "stable.h"
 
+#include <atomic>
 #include <cmath>
 #include <exception>
 #include <functional>
@@ -110,11 +111,18 @@ bool overlap(const Tensor& a, const Tensor& b) {
 }
 
 void TorchParallelFor::operator()(std::size_t count, std::size_t grain, ParallelBody body) const {
+  std::atomic_flag failed;
+  std::exception_ptr first;
   torch::stable::parallel_for(0, static_cast<std::int64_t>(count), static_cast<std::int64_t>(grain),
-                              [&](std::int64_t begin, std::int64_t end) {
-                                body(static_cast<std::size_t>(begin),
-                                     static_cast<std::size_t>(end));
+                              [&](std::int64_t begin, std::int64_t end) noexcept {
+                                try {
+                                  body(static_cast<std::size_t>(begin),
+                                       static_cast<std::size_t>(end));
+                                } catch (...) {
+                                  if (!failed.test_and_set()) first = std::current_exception();
+                                }
                               });
+  if (first) std::rethrow_exception(first);
 }
 
 }  // namespace monograph::ops

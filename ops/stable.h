@@ -40,7 +40,7 @@ Tensor empty(const char* op, const Tensor& like, const std::vector<std::int64_t>
 // The bytes of two contiguous tensors overlap.
 bool overlap(const Tensor& a, const Tensor& b);
 
-// torch's own pool. A body must not throw: an exception would have to cross a C boundary.
+// torch's own pool. What a body throws is carried past the C boundary and thrown here.
 inline constexpr struct TorchParallelFor {
   void operator()(std::size_t count, std::size_t grain, ParallelBody body) const;
 } torch_parallel_for;

@@ -1,12 +1,20 @@
 #include "cpu/parallel.h"
 
 #include <algorithm>
+#include <new>
+#include <system_error>
 
 namespace monograph {
 
 ThreadPool::ThreadPool(int threads) {
-  for (int i = 1; i < threads; ++i)
-    workers_.emplace_back([this, i] { work(static_cast<std::size_t>(i)); });
+  workers_.reserve(static_cast<std::size_t>(std::max(threads, 1)));
+  try {
+    for (int i = 1; i < threads; ++i)
+      workers_.emplace_back([this, i] { work(static_cast<std::size_t>(i)); });
+  } catch (const std::system_error&) {
+    // The system gives no more threads: those that run do the work.
+  } catch (const std::bad_alloc&) {
+  }
 }
 
 ThreadPool::~ThreadPool() {

@@ -19,7 +19,7 @@ using ParallelBody = FunctionRef<void(std::size_t, std::size_t)>;
 
 // Calls body on ranges that together are [0, count), on any number of threads, and returns when all
 // are done. No range but the last is shorter than `grain`. A kernel's result must not depend on the
-// ranges.
+// ranges. A body may throw: the caller gets the first exception after every range has ended.
 using ParallelFor = FunctionRef<void(std::size_t count, std::size_t grain, ParallelBody body)>;
 
 // Everything on the calling thread.
@@ -29,7 +29,7 @@ inline constexpr struct SerialFor {
   }
 } serial_for;
 
-// A fixed set of threads; one parallel_for at a time, started from one thread.
+// Threads, fewer if the system gives no more; one parallel_for at a time, from one thread.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);

@@ -1,11 +1,15 @@
 // A preloaded library: the k-th call of one function fails, in the whole program. For tests of the
 // command line; those of the library inject faults through FileOps.
-//   FAIL_CALL   pwrite, fsync, rename, renameat2, open, mkdir, fallocate or malloc
+//   FAIL_CALL   pwrite, fsync, rename, renameat2, open, mkdir, fallocate, malloc, aligned_alloc or
+//               pthread_create
 //   FAIL_AT     which call fails, from 0; none if it is not set
+//   FAIL_LAST   the last call that fails; that of FAIL_AT if it is not set
 //   FAIL_ERRNO  the error, as a number
 //   FAIL_COUNT  a file that gets the number of calls at the end
+// A program that has loaded it may set them anew by fail_call.
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -20,13 +24,14 @@ namespace {
 
 std::atomic<long> calls = 0;
 char failing[32] = "";
-long fail_at = -1;
+std::atomic<long> fail_at = -1, fail_last = -1;
 int fail_errno = EIO;
 bool ready = false;
 
 __attribute__((constructor)) void read_environment() {
   if (const char* name = std::getenv("FAIL_CALL")) std::strncpy(failing, name, sizeof failing - 1);
-  if (const char* at = std::getenv("FAIL_AT")) fail_at = std::atol(at);
+  if (const char* at = std::getenv("FAIL_AT")) fail_last = fail_at = std::atol(at);
+  if (const char* last = std::getenv("FAIL_LAST")) fail_last = std::atol(last);
   if (const char* code = std::getenv("FAIL_ERRNO")) fail_errno = std::atoi(code);
   ready = true;
 }
@@ -44,7 +49,8 @@ __attribute__((destructor)) void write_count() {
 
 bool fails(const char* name) {
   if (!ready || std::strcmp(name, failing) != 0) return false;
-  if (calls++ != fail_at) return false;
+  const long call = calls++;
+  if (fail_at < 0 || call < fail_at || call > fail_last) return false;
   errno = fail_errno;
   return true;
 }
@@ -57,6 +63,30 @@ Function* next(const char* name) {
 }  // namespace
 
 extern "C" {
+
+// From now on: the calls of `name` number `at` to `last`, from 0, fail. Returns how many there were
+// since the last call of this function.
+__attribute__((visibility("default"))) long fail_call(const char* name, long at, long last) {
+  fail_at = -1;
+  std::strncpy(failing, name, sizeof failing - 1);
+  const long before = calls.exchange(0);
+  fail_last = last;
+  fail_at = at;
+  return before;
+}
+
+__attribute__((visibility("default"))) void* aligned_alloc(std::size_t unit, std::size_t size) {
+  static auto* real = next<void*(std::size_t, std::size_t)>("aligned_alloc");
+  return fails("aligned_alloc") ? nullptr : real(unit, size);
+}
+
+__attribute__((visibility("default"))) int pthread_create(pthread_t* thread,
+                                                          const pthread_attr_t* attributes,
+                                                          void* (*start)(void*), void* argument) {
+  static auto* real =
+      next<int(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>("pthread_create");
+  return fails("pthread_create") ? fail_errno : real(thread, attributes, start, argument);
+}
 
 void* __libc_malloc(std::size_t size);
 
