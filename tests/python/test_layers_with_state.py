@@ -21,6 +21,8 @@ from transformers import (
 import monograph as mg
 from monograph.packing import PackedCollator, PaddedCollator
 from monograph.packing.layers_with_state import layers_with_state, refuse_packed
+from monograph.recipe import load_model
+from monograph.recipe.keys import Recipe
 from monograph.training import TrainStep
 
 SMALL = {
@@ -112,3 +114,12 @@ def test_a_train_step_refuses_them_inside_its_graph():
         step = TrainStep(build("lfm2"), mode=mode, backend="aot_eager")
         with pytest.raises(Exception, match="carry state along the row"):
             step([packed], learning_rate=1e-3)
+
+
+def test_a_recipe_with_sample_packing_refuses_them(monkeypatch):
+    monkeypatch.setattr(load_model, "load_base", lambda recipe, folder: build("lfm2"))
+    recipe = Recipe(base_model="tiny", sample_packing=True)
+    with pytest.raises(
+        ValueError, match=r"packed rows \(sample_packing: true\) with layers that carry state"
+    ):
+        load_model.load_model(recipe, "unused")
