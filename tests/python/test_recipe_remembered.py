@@ -52,6 +52,11 @@ def test_the_two_lines_of_the_readme(lines, place, capsys, monkeypatch):
     same = ["generate", train[1], *train[2:], *generate[2:], "--max-new-tokens", "4"]
     assert main(same) == 0
     assert capsys.readouterr().out == answer
+    # The file alone does not know the base; it says where it is known.
+    assert main(["generate", train[1], *generate[2:]]) == 2
+    assert (
+        "holds an adapter with its own recipe: write ./outputs/qlora for this file" in capsys.readouterr().err
+    )
     # From anywhere, and from a checkpoint.
     (place / "elsewhere").mkdir()
     monkeypatch.chdir(place / "elsewhere")

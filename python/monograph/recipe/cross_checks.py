@@ -6,6 +6,7 @@ import difflib
 import os
 
 from monograph.recipe.keys import DatasetKeys, Recipe
+from monograph.recipe.remembered import NAME as REMEMBERED
 
 # Every AdamW is the same AdamW here: moments of an adapter are small, so they are kept in 32 bits.
 ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "paged_adamw_32bit")
@@ -58,7 +59,12 @@ def _check_model(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
     if not recipe.base_model:
         errors.append("base_model: missing; write the folder of the model")
     elif _looks_local(recipe.base_model) and not os.path.isfile(f"{recipe.base_model}/config.json"):
-        errors.append(f"base_model: {recipe.base_model} has no config.json; wanted the folder of a model")
+        made = recipe.output_dir
+        known = os.path.isfile(os.path.join(made, REMEMBERED))
+        hint = f"; {made} holds an adapter with its own recipe: write {made} for this file" if known else ""
+        errors.append(
+            f"base_model: {recipe.base_model} has no config.json; wanted the folder of a model{hint}"
+        )
     start = recipe.lora_model_dir
     if start and _looks_local(start) and not os.path.isfile(f"{start}/adapter_config.json"):
         errors.append(f"lora_model_dir: {start} has no adapter_config.json; wanted the folder of an adapter")
