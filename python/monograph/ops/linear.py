@@ -10,6 +10,8 @@ LoRA costs no second pass over y or dx. Two ways to use it:
   gives du = dy b and db = dy^T u, and leaves what lies before u to you.
 - u is x a^T: pass a too. Then u counts as a saved intermediate, dx contains du a in the same pass, and a gets
   its gradient du^T x.
+
+Differentiable any number of times; with a frozen `a`, once. No forward mode.
 """
 
 from __future__ import annotations

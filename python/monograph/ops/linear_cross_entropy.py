@@ -7,7 +7,7 @@ The loss of a token depends on its own x alone, so the forward computes dx too, 
 tokens exist, and backward is one product with the incoming gradient. Tokens without a label are not computed.
 A plain weight that is trained gets its gradient from a second operator, which computes the logits again.
 
-Not differentiable twice.
+Not differentiable twice: a second derivative raises.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 One number a token, all 0 where the label is -100: such a token is not computed. As in `linear_cross_entropy`
 the gradient of log_probs is taken while the logits exist, and a plain weight that is trained gets its own.
 
-Not differentiable twice.
+Not differentiable twice: a second derivative raises.
 """
 
 from __future__ import annotations

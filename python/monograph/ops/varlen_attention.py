@@ -2,7 +2,8 @@
 
 Document d owns the query rows [cu_q[d], cu_q[d + 1]) and the key rows [cu_k[d], cu_k[d + 1]), of which the
 first key_lengths[d] count. Offsets are int32 tensors of fixed length, padded with the number of tokens, so no
-shape and no Python number changes between batches. Rows outside every document give 0.
+shape and no Python number changes between batches. Rows outside every document give 0. A second derivative
+raises.
 """
 
 from __future__ import annotations
