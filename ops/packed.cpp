@@ -46,7 +46,7 @@ PackedArgument check_packed(const char* op, const Tensor& values, const std::vec
   try {
     argument.view = bind_packed(info, block, shape, bytes_of(op, "values", values), scale_bytes);
   } catch (const Error& error) {
-    STD_TORCH_CHECK(false, op, ": ", error.what());
+    refuse(op, ": ", error.what());
   }
   return argument;
 }

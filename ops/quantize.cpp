@@ -37,15 +37,13 @@ ScaleRule check_rule(const FormatInfo& info, std::int64_t number) {
     wanted += std::string(wanted.empty() ? "" : ", ") + std::to_string(static_cast<int>(rule)) +
               " (" + name_of(rule) + ")";
   }
-  STD_TORCH_CHECK(false, "quantize: rule is ", number, ", format ", info.name,
-                  " wants 0 (default), ", wanted);
+  refuse("quantize: rule is ", number, ", format ", info.name, " wants 0 (default), ", wanted);
 }
 
 ScaleKind check_kind(const FormatInfo& info, std::int64_t bytes) {
   for (const ScaleKind kind : info.kinds)
     if (bytes == 0 || bytes == static_cast<std::int64_t>(size_bytes(kind))) return kind;
-  STD_TORCH_CHECK(false, "quantize: scale_bytes is ", bytes, ", format ", info.name,
-                  " has no scales of this size");
+  refuse("quantize: scale_bytes is ", bytes, ", format ", info.name, " has no scales of this size");
 }
 
 MatrixShape check_shape(const FormatInfo& info, std::int64_t block, const Tensor& input) {
@@ -57,7 +55,7 @@ MatrixShape check_shape(const FormatInfo& info, std::int64_t block, const Tensor
   try {
     return matrix_shape(info, static_cast<std::size_t>(block), shape);
   } catch (const Error& error) {
-    STD_TORCH_CHECK(false, "quantize: ", error.what());
+    refuse("quantize: ", error.what());
   }
 }
 

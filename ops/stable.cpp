@@ -19,8 +19,7 @@ DType dtype_of(ScalarType type, const char* op, const char* what) {
     default:
       break;
   }
-  STD_TORCH_CHECK(false, op, ": ", what, " has dtype ", name_of(type),
-                  ", wanted bfloat16, float16 or float32");
+  refuse(op, ": ", what, " has dtype ", name_of(type), ", wanted bfloat16, float16 or float32");
 }
 
 const char* name_of(ScalarType type) {
@@ -94,8 +93,7 @@ Tensor empty(const char* op, const Tensor& like, const std::vector<std::int64_t>
   try {
     return torch::stable::new_empty(like, shape, dtype);
   } catch (const std::exception&) {
-    STD_TORCH_CHECK(false, op, ": no memory for a result of shape ", text_of(shape), " in ",
-                    name_of(dtype));
+    refuse(op, ": no memory for a result of shape ", text_of(shape), " in ", name_of(dtype));
   }
 }
 

@@ -11,6 +11,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <sstream>
+#include <stdexcept>
 #include <vector>
 
 #include "base/dtype.h"
@@ -24,6 +26,15 @@ using torch::stable::Tensor;
 // bfloat16, float16 or float32; anything else is an error that names `op` and `what`.
 DType dtype_of(ScalarType type, const char* op, const char* what);
 const char* name_of(ScalarType type);
+
+// An error of these words. STD_TORCH_CHECK(false, ...) does the same, but an unoptimised build
+// believes that it returns.
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
 
 // torch hands over None for a `Tensor` as an undefined one.
 void check_given(const char* op, const char* what, const Tensor& tensor);
