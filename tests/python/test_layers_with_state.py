@@ -20,7 +20,7 @@ from transformers import (
 
 import monograph as mg
 from monograph.packing import PackedCollator, PaddedCollator
-from monograph.packing.layers_with_state import layers_with_state, refuse_packed
+from monograph.packing.layers_with_state import _Guard, layers_with_state, refuse_packed
 from monograph.recipe import load_model
 from monograph.recipe.keys import Recipe
 from monograph.training import TrainStep
@@ -114,6 +114,16 @@ def test_a_train_step_refuses_them_inside_its_graph():
         step = TrainStep(build("lfm2"), mode=mode, backend="aot_eager")
         with pytest.raises(Exception, match="carry state along the row"):
             step([packed], learning_rate=1e-3)
+
+
+def test_three_dimensional_positions_of_one_document_are_no_packed_row():
+    """Height and width fall behind an image; the first of the three says where a document starts."""
+    guard = _Guard(["conv"])
+    place = torch.arange(8)
+    one = torch.stack((place, place % 3, place % 4))[:, None]
+    guard(torch.nn.Identity(), (), {"position_ids": one})
+    with pytest.raises(ValueError, match="restarting position_ids"):
+        guard(torch.nn.Identity(), (), {"position_ids": one % 4})
 
 
 def test_a_recipe_with_sample_packing_refuses_them(monkeypatch):

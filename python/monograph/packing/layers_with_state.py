@@ -89,6 +89,8 @@ class _Guard:
             if kwargs.get(name) is not None:
                 raise ValueError(_refusal(self.layers, name))
         positions = kwargs.get("position_ids")
+        if positions is not None and positions.dim() == 3:
+            positions = positions[0]  # of 3-D rotary positions the first ascends; height and width may fall
         if positions is not None and positions.shape[-1] > 1:
             # generate() gives padding on the left the position 0 or 1: a fall from there starts no document.
             falls = (positions[..., 1:] < positions[..., :-1]) & (positions[..., :-1] > 1)
