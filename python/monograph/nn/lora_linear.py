@@ -25,6 +25,23 @@ from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.nn.row_squares import keep_row_squares
 from monograph.ops.linear import PLAIN, linear, plain_linear
 
+_MERGED_ROWS = 256  # merged at a time, in 64 bits: 30 MB a copy for 14,336 columns
+
+
+def rounded_once(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A float64 tensor rounded to nearest even, once.
+
+    torch goes through float32 and so rounds twice near ties. Here float32 is rounded to odd, which a second
+    rounding cannot tell from the value itself (core/merge/round.h).
+    """
+    near = value.float()
+    if dtype == torch.float32:
+        return near
+    bits = near.view(torch.int32)
+    bits = torch.where(near.double().abs() > value.abs(), bits - 1, bits)
+    bits = torch.where(near.double() != value, bits | 1, bits)
+    return bits.view(torch.float32).to(dtype)
+
 
 def fusible(layer: nn.Module) -> bool:
     """Whether a dense layer may be the base of the fused forward: frozen, in bf16, of nobody's making."""
@@ -178,25 +195,39 @@ class LoraLinear(StartedLora):
 
     @torch.no_grad()
     def _merged(self, packed: QuantLinear, names: list[str]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The dense weight with the adapters, computed in float32 and rounded once, and the bias."""
-        base = packed.dequantize(torch.float32)
-        weight, bias = base.clone(), packed.bias
+        """The dense weight with the adapters, and the bias, by the rule of `monograph merge`.
+
+        The base is what the kernels multiply with: decoded and rounded to the dtype of the weight. Everything
+        after it is computed in 64 bits and rounded once. docs/merge.md states it.
+        """
         for name in names:
-            delta = self.lora_B[name].weight.float() @ self.lora_A[name].weight.float() * self.scaling[name]
             variant = self.lora_variant.get(name)
-            weight += delta
-            if isinstance(variant, DoraLinearVariant):
-                magnitude = self.lora_magnitude_vector[name].weight.float()
-                weight *= (magnitude / (base + delta).norm(dim=1)).unsqueeze(1)
-            elif variant is not None:
+            if variant is not None and not isinstance(variant, DoraLinearVariant):
                 raise ValueError(
                     f"merge: adapter {name!r} is a {type(variant).__name__}, wanted LoRA or DoRA"
                 )
+        weight = packed.dequantize()
+        for begin in range(0, weight.shape[0], _MERGED_ROWS):
+            rows = slice(begin, begin + _MERGED_ROWS)
+            weight[rows] = rounded_once(self._merged_rows(weight[rows].double(), rows, names), weight.dtype)
+        bias = packed.bias
+        for name in names:
             if self.lora_bias[name]:
                 if bias is None:
                     raise ValueError(f"merge: adapter {name!r} has a bias, the base layer has none")
-                bias = bias + self.lora_B[name].bias * self.scaling[name]
-        return weight.to(packed.weight_dtype), None if bias is None else bias.to(packed.weight_dtype)
+                bias = bias.double() + self.lora_B[name].bias.double() * self.scaling[name]
+        return weight, None if bias is None else rounded_once(bias.double(), packed.weight_dtype)
+
+    def _merged_rows(self, base: torch.Tensor, rows: slice, names: list[str]) -> torch.Tensor:
+        weight = base.clone()
+        for name in names:
+            b, a = self.lora_B[name].weight[rows].double(), self.lora_A[name].weight.double()
+            delta = (b @ a) * self.scaling[name]
+            weight += delta
+            if isinstance(self.lora_variant.get(name), DoraLinearVariant):
+                magnitude = self.lora_magnitude_vector[name].weight[rows].double()
+                weight *= (magnitude / (base + delta).norm(dim=1)).unsqueeze(1)
+        return weight
 
     def unmerge(self) -> None:
         packed = caches(self).pop("packed_base", None)
