@@ -86,7 +86,7 @@ def take_over(model: nn.Module) -> bool:
             softcap=settings.final_logit_softcapping or 0.0,
             scale=settings.logit_scale / settings.temperature,
         )
-        tokens = targets.shape[1] - (shift_labels is None)
+        tokens = targets.shape[1] - int(shift_labels is None)
         mask = (targets != IGNORED)[:, :tokens]
         count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         asked = {
