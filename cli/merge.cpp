@@ -13,6 +13,7 @@
 #include "folder/carry_over.h"
 #include "folder/staged_folder.h"
 #include "hash/checkpoint_hash.h"
+#include "hash/sha256.h"
 #include "merge/model_card.h"
 #include "merge_report.h"
 #include "model.h"
@@ -108,8 +109,46 @@ void check_base_choice(const Options& options, const Model& model) {
   }
 }
 
+std::string packing_text(std::string_view format, std::uint64_t block, bool double_quant) {
+  return std::string(format) + " with blocks of " + std::to_string(block) +
+         (double_quant ? " and quantised scales" : " and plain scales");
+}
+
+// RecordedPacking::values_sha256 of the base.
+std::string packed_values_sha256(const Model& model) {
+  Sha256 all;
+  for (const Weight& weight : model.weights) {
+    if (!weight.is_packed()) continue;
+    const auto bytes = weight.parts.front().tensor.bytes();
+    Sha256 one;
+    one.add(bytes);
+    all.add(json::quote(weight.name) + " " + one.hex() + "\n");
+  }
+  return all.hex();
+}
+
+// What an adapter records and the command line does not say.
+void take_recorded(Options& options, const std::vector<Adapter>& adapters, const Model& model) {
+  for (const Adapter& adapter : adapters) {
+    const RecordedBase& recorded = adapter.recorded_base();
+    if (options.base_weights.empty()) options.base_weights = recorded.weights;
+    const bool wants = options.base_weights == "dequantized" && options.as.empty() &&
+                       first_packed(model) == nullptr && recorded.packed;
+    if (!wants) continue;
+    options.as = recorded.packed->format;
+    if (recorded.packed->format == "nf4" || recorded.packed->format == "fp4") {
+      options.as_block = recorded.packed->block;
+    }
+    options.as_double_quant = recorded.packed->double_quant;
+  }
+  if (options.base_weights.empty()) {
+    throw CLI::RequiredError("--base (no adapter records which weights it was trained on)");
+  }
+}
+
 // What the adapter says of its base against what was given.
 void check_recorded_base(const Adapter& adapter, const std::string& sha256, const Options& options,
+                         const MergeSettings& settings, const Model& model,
                          const Session& session) {
   const RecordedBase& recorded = adapter.recorded_base();
   const auto differs = [&](const std::string& what) {
@@ -117,7 +156,32 @@ void check_recorded_base(const Adapter& adapter, const std::string& sha256, cons
     if (!options.force) throw Error(text + "; --force merges anyway");
     session.warn(text);
   };
-  if (!recorded.sha256.empty() && recorded.sha256 != sha256) {
+  bool same_values = false;
+  if (recorded.packed) {
+    const RecordedPacking& packed = *recorded.packed;
+    const std::string trained = packing_text(packed.format, packed.block, packed.double_quant);
+    const Weight* first = first_packed(model);
+    const bool divides = packed.format == "nf4" || packed.format == "fp4";
+    std::string given;
+    if (first != nullptr) {
+      given = packing_text(first->format, divides ? first->block.back() : packed.block,
+                           first->double_quant);
+      same_values =
+          recorded.sha256 != sha256 && packed_values_sha256(model) == packed.values_sha256;
+    } else if (settings.base_as) {
+      given = packing_text(options.as, divides ? settings.base_block : packed.block,
+                           settings.base_double_quant);
+    }
+    if (!given.empty() && given != trained) {
+      differs("was trained on " + trained + ", " +
+              (first != nullptr ? "the base is " : "--as says ") + given);
+    }
+    if (first == nullptr && settings.base_as && packed.rule != "default") {
+      differs("was trained with scales by the rule " + in_quotes(packed.rule) +
+              ", --as has those of the default rule: give the packed folder");
+    }
+  }
+  if (!recorded.sha256.empty() && recorded.sha256 != sha256 && !same_values) {
     differs("was trained on the base with hash " + recorded.sha256 + ", this one has " + sha256);
   }
   if (!recorded.weights.empty() && recorded.weights != options.base_weights) {
@@ -139,8 +203,8 @@ std::string base_name(const Model& model, const std::vector<Adapter>& adapters,
 
 class Merge {
  public:
-  Merge(const Options& options, const Session& session)
-      : options_(options), session_(session), threads_(options.jobs) {}
+  Merge(Options options, const Session& session)
+      : options_(std::move(options)), session_(session), threads_(options_.jobs) {}
 
   int run() {
     open();
@@ -163,7 +227,6 @@ class Merge {
   void open() {
     model_ = open_model(options_.base);
     if (!fs::is_directory(options_.base)) throw Error(options_.base + ": must be a model folder");
-    check_base_choice(options_, model_);
     if (model_.config) config_ = *model_.config;
     std::vector<GivenAdapter> given;
     for (const std::string& text : options_.adapters) given.push_back(parse_adapter(text));
@@ -172,6 +235,8 @@ class Merge {
       weighted_.push_back({&adapters_[i], given[i].weight});
       report_.adapters.push_back({given[i].path, "", given[i].weight});
     }
+    take_recorded(options_, adapters_, model_);
+    check_base_choice(options_, model_);
     set_types();
     report_.base = options_.base;
     report_.base_weights = options_.base_weights;
@@ -203,7 +268,7 @@ class Merge {
     for (std::size_t i = 0; i < adapters_.size(); ++i) {
       report_.adapters[i].sha256 =
           hash_of(adapters_[i].checkpoint(), "hashing an adapter", session_, threads_);
-      check_recorded_base(adapters_[i], report_.base_sha256, options_, session_);
+      check_recorded_base(adapters_[i], report_.base_sha256, options_, settings_, model_, session_);
     }
   }
 
@@ -281,7 +346,7 @@ class Merge {
     }
   }
 
-  const Options& options_;
+  Options options_;
   const Session& session_;
   Threads threads_;
   Model model_;
@@ -302,13 +367,13 @@ Run declare(CLI::App& app) {
       ->allow_extra_args(false);
   app.add_option("--base", options->base_weights,
                  "Which weights the adapter was trained on: 'original' (16 or 32 bits), or "
-                 "'dequantized', the values of a quantised checkpoint")
-      ->check(CLI::IsMember({"original", "dequantized"}))
-      ->required();
+                 "'dequantized', the values of a quantised checkpoint; required unless the adapter "
+                 "records it")
+      ->check(CLI::IsMember({"original", "dequantized"}));
   app.add_option("--out", options->out, "The folder to write")->required();
   app.add_option("--as", options->as,
                  "With --base dequantized and a base that is not quantised: the format it was "
-                 "loaded in for training")
+                 "loaded in for training; the adapter of a recipe records it")
       ->check(CLI::IsMember(written_names()))
       ->type_name("FORMAT");
   app.add_option("--as-block-size", options->as_block, "Block size of --as nf4 or fp4")
@@ -351,9 +416,10 @@ const Command kMerge = {
     "Every merged value is computed in 64 bits and rounded once to the type it is stored in. LoRA, "
     "rsLoRA, DoRA, rank and alpha patterns, replaced modules, trained tokens and lora_bias are "
     "understood; an adapter with any other setting is refused, never half applied.\n\n"
-    "--base is required because the answer changes the result: an adapter trained on a 4-bit model "
+    "--base matters because the answer changes the result: an adapter trained on a 4-bit model "
     "has learned to correct its rounding errors too and belongs on the dequantised weights. An "
-    "adapter may record the hash of its base; then another base needs --force.\n\n"
+    "adapter may record its base: hash, format, block, double quantisation. Then neither --base "
+    "nor --as is needed, and another base or format needs --force.\n\n"
     "The report says for each weight how long the trained change is (|meant|), how long the stored "
     "one (|stored|), the cosine of the two and the share that is kept. Short formats lose small "
     "changes.",

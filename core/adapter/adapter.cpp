@@ -204,9 +204,28 @@ RecordedBase parse_recorded_base(std::string_view json, std::string_view source)
   safetensors::JsonScanner scanner(json, source);
   RecordedBase base;
   const auto text_to = [&](std::string& value) {
-    if (scanner.peek() != '"') scanner.fail("sha256 and weights must be strings");
+    if (scanner.peek() != '"') scanner.fail("sha256, weights, format and rule must be strings");
     if (!value.empty()) scanner.fail("duplicate key");
     value = scanner.string();
+  };
+  const auto read_packing = [&] {
+    if (base.packed) scanner.fail("duplicate key");
+    RecordedPacking& packed = base.packed.emplace();
+    scanner.object([&](std::string_view key) {
+      if (key == "format") return text_to(packed.format);
+      if (key == "rule") return text_to(packed.rule);
+      if (key == "values_sha256") return text_to(packed.values_sha256);
+      if (key == "block") {
+        packed.block = scanner.unsigned_integer();
+      } else if (key == "double_quant") {
+        packed.double_quant = scanner.accept_word("true");
+        if (!packed.double_quant && !scanner.accept_word("false")) {
+          scanner.fail("double_quant must be true or false");
+        }
+      } else {
+        scanner.skip_value(32);
+      }
+    });
   };
   scanner.object([&](std::string_view key) {
     if (key == "schema_version" && scanner.unsigned_integer() != 1) {
@@ -217,6 +236,7 @@ RecordedBase parse_recorded_base(std::string_view json, std::string_view source)
     scanner.object([&](std::string_view inner) {
       if (inner == "sha256") return text_to(base.sha256);
       if (inner == "weights") return text_to(base.weights);
+      if (inner == "packed") return read_packing();
       scanner.skip_value(32);
     });
   });

@@ -40,9 +40,21 @@ struct TokenRows {
 // What an adapter says about the base it was trained on: the file monograph.json of its folder,
 //   {"schema_version": 1, "base": {"sha256": "0123...", "weights": "dequantized"}}
 // or the same two as metadata monograph.base_sha256 and monograph.base_weights of its weights.
+// and, of a base that was packed in training, "packed" inside "base":
+//   {"format": "nf4", "block": 64, "double_quant": true, "rule": "default", "values_sha256": "..."}
+struct RecordedPacking {
+  std::string format, rule;  // empty if not recorded
+  std::uint64_t block = 0;
+  bool double_quant = false;
+  // SHA-256 of a line a packed weight, sorted by name: its name as a JSON string, a blank, the
+  // SHA-256 of its packed values, a line feed. The same for the model in memory and in a folder.
+  std::string values_sha256;
+};
+
 struct RecordedBase {
   std::string sha256;   // of checkpoint_sha256; empty if not recorded
   std::string weights;  // "original", "dequantized" or empty
+  std::optional<RecordedPacking> packed;
 };
 
 class Adapter {

@@ -42,7 +42,41 @@ def checkpoint_sha256(folder: str) -> str:
     return hashlib.sha256("".join(text for _, text in ordered).encode()).hexdigest()
 
 
-def write_base_record(folder: str, output_dir: str, *, quantised: bool) -> str:
+def packing_of(model: Any) -> dict[str, Any] | None:
+    """How the base is packed, as core/adapter/adapter.h reads it; None if layers differ or none is."""
+    import torch
+
+    from monograph.nn import QuantLinear
+
+    layers = {
+        name.removeprefix("base_model.model.").removesuffix(".base_layer"): layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, QuantLinear)
+    }
+    kinds = {
+        (layer.format.name, layer.block_size, layer.double_quant, layer.rule) for layer in layers.values()
+    }
+    if len(kinds) != 1:
+        return None
+    name, block, double_quant, rule = kinds.pop()
+    lines = []
+    for module, layer in sorted(layers.items(), key=lambda item: f"{item[0]}.weight".encode()):
+        values = layer.values.detach().contiguous().view(torch.uint8).flatten().numpy()
+        quoted = json.dumps(f"{module}.weight", ensure_ascii=False)
+        lines.append(f"{quoted} {hashlib.sha256(values).hexdigest()}\n")
+    digest = hashlib.sha256("".join(lines).encode()).hexdigest()
+    return {
+        "format": "nvfp4" if name == "nvfp4-divide" else name,
+        "block": block,
+        "double_quant": double_quant,
+        "rule": rule,
+        "values_sha256": digest,
+    }
+
+
+def write_base_record(
+    folder: str, output_dir: str, *, quantised: bool, packed: dict[str, Any] | None = None
+) -> str:
     """Writes monograph.json; gives the hash of the base. Files that have not changed are not read again."""
     path = os.path.join(output_dir, NAME)
     known: dict[str, Any] = {}
@@ -59,7 +93,8 @@ def write_base_record(folder: str, output_dir: str, *, quantised: bool) -> str:
     same = bool(files) and all(before.get(name) == value for name, value in seen.items())
     sha256 = before["sha256"] if same else checkpoint_sha256(folder)
     weights = "dequantized" if quantised else "original"
-    record = {"schema_version": 1, "base": {"sha256": sha256, "weights": weights, **seen}}
+    base = {"sha256": sha256, "weights": weights, **seen}
+    record = {"schema_version": 1, "base": base | ({} if packed is None else {"packed": packed})}
     with open(f"{path}.new", "w", encoding="utf-8") as file:
         json.dump(record, file, indent=1)
     os.replace(f"{path}.new", path)

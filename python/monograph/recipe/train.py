@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from monograph.recipe.base_record import write_base_record
+from monograph.recipe.base_record import packing_of, write_base_record
 from monograph.recipe.batches import Batches, token_counts
 from monograph.recipe.checkpoint import (
     checkpoint_to_resume,
@@ -110,7 +110,12 @@ class Run:
         )
         self.progress = Progress(
             order=self.batches.sampler.state_dict(0, 0),
-            base_sha256=write_base_record(folder, recipe.output_dir, quantised=is_packed(self.model)),
+            base_sha256=write_base_record(
+                folder,
+                recipe.output_dir,
+                quantised=is_packed(self.model),
+                packed=packing_of(self.model),
+            ),
             identity=identity,
         )
         if self.resumed:
