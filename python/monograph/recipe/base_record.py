@@ -61,7 +61,7 @@ def packing_of(model: Any) -> dict[str, Any] | None:
     name, block, double_quant, rule = kinds.pop()
     lines = []
     for module, layer in sorted(layers.items(), key=lambda item: f"{item[0]}.weight".encode()):
-        values = layer.values.detach().contiguous().view(torch.uint8).flatten().numpy()
+        values = layer.values.detach().contiguous().view(torch.uint8).flatten().numpy().data
         quoted = json.dumps(f"{module}.weight", ensure_ascii=False)
         lines.append(f"{quoted} {hashlib.sha256(values).hexdigest()}\n")
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
