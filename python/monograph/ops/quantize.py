@@ -140,10 +140,17 @@ def portable_quantize(
     return [values, *(_double_quantized(absmax) if double_quant else [_bytes(absmax)])]
 
 
+def _format(op: str, number: int) -> Format:
+    try:
+        return format_numbered(number)
+    except ValueError as error:
+        raise ValueError(f"{op}: {error}") from None
+
+
 @torch.library.register_fake("monograph::quantize")
 def _(input, format, block, double_quant, saturate_nonfinite, rule=0, scale_bytes=0):  # type: ignore[no-untyped-def]
     require(input.layout is torch.strided, "quantize", f"input is {input.layout}, wanted an ordinary tensor")
-    fmt = format_numbered(format)
+    fmt = _format("quantize", format)
     elements = input.numel()
     if fmt.shape is BlockShape.SQUARE:
         blocks = prod(fmt.grid(input.shape, block))
