@@ -56,6 +56,14 @@ def linear(r: Random) -> list[Any]:
     ]
 
 
+def linear_scaled(r: Random) -> list[Any]:
+    lead, rows, cols = _sizes(r)
+    dtype, rank = r.choice(DTYPES), r.choice((1, 4))
+    x, low = floats(r, *lead, cols, dtype=dtype), floats(r, *lead, rank, dtype=dtype)
+    packed = weight(r, rows, cols)
+    return [x, *packed, 1 + 0.01 * floats(r, rows), low, floats(r, rows, rank), floats(r, rank, cols)]
+
+
 def linear_dx(r: Random) -> list[Any]:
     lead, rows, cols = _sizes(r)
     dtype, rank = r.choice(DTYPES), r.choice((1, 4))

@@ -139,7 +139,7 @@ template <class P>
 [[gnu::always_inline]] inline void finish_part(const FinishJob& job, std::size_t p,
                                                std::size_t count) {
   if (p >= job.width) return;
-  P::finish({job.c + p / 16 * kTileFloats,
+  P::finish({job.c + p / 16 * kTileFloats, job.gain == nullptr ? nullptr : job.gain + p,
              job.bias == nullptr ? nullptr : static_cast<const Bf16*>(job.bias) + p, job.rows,
              job.width - p < count ? job.width - p : count, static_cast<Bf16*>(job.out) + p,
              job.stride});

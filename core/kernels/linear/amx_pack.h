@@ -100,8 +100,8 @@ void pack_dx(const PackJob& job) {
 // transpose like words of 32 bits. A whole line is written at once: rows of the output are often a
 // multiple of 4 KiB apart and share a set of the first-level cache, where half a line would not
 // wait for its other half.
-template <class V, std::size_t kPanel>
-[[gnu::noinline]] void finish_forward(const FinishJob& job) {
+template <class V, std::size_t kPanel, bool kGain>
+[[gnu::noinline]] void finish_lines(const FinishJob& job) {
   alignas(64) static constexpr std::uint16_t kPairs[32] = {
       0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -110,14 +110,22 @@ template <class V, std::size_t kPanel>
   if (job.bias != nullptr)
     for (std::size_t p = 0; p < job.width; ++p)
       bias[p] = to_float(static_cast<const Bf16*>(job.bias)[p]);
+  float gain[kGain ? kPanel : 1] = {};
+  if constexpr (kGain)
+    for (std::size_t p = 0; p < job.width; ++p) gain[p] = job.gain[p];
   for (std::size_t row = 0; row < job.rows; row += 16)
     for (std::size_t p = 0; p < job.width; p += 32) {
       const float* line = job.c + (row / 16 * (kPanel / 16) + p / 16) * 256;
       __m512i v[16];
       unrolled<16>([&](auto i) __attribute__((always_inline)) {
         const float *c = line + 32 * i, *b = bias + p + 2 * i;
-        const __m512 even = _mm512_add_ps(_mm512_load_ps(c), _mm512_set1_ps(b[0]));
-        const __m512 odd = _mm512_add_ps(_mm512_load_ps(c + 16), _mm512_set1_ps(b[1]));
+        __m512 even = _mm512_load_ps(c), odd = _mm512_load_ps(c + 16);
+        if constexpr (kGain) {
+          even = _mm512_mul_ps(even, _mm512_set1_ps(gain[p + 2 * i]));
+          odd = _mm512_mul_ps(odd, _mm512_set1_ps(gain[p + 2 * i + 1]));
+        }
+        even = _mm512_add_ps(even, _mm512_set1_ps(b[0]));
+        odd = _mm512_add_ps(odd, _mm512_set1_ps(b[1]));
         v[i] = _mm512_permutexvar_epi16(pairs,
                                         reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even)));
       });
@@ -129,6 +137,14 @@ template <class V, std::size_t kPanel>
         if (i < rows) _mm512_mask_storeu_epi16(out + i * job.stride, mask, v[i]);
       });
     }
+}
+
+template <class V, std::size_t kPanel>
+[[gnu::always_inline]] inline void finish_forward(const FinishJob& job) {
+  if (job.gain == nullptr)
+    finish_lines<V, kPanel, /*kGain=*/false>(job);
+  else
+    finish_lines<V, kPanel, /*kGain=*/true>(job);
 }
 
 // Tiles are [row][entry], the sixteen entries in the order that interleaving two decoded rows

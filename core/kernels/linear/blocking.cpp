@@ -162,6 +162,7 @@ class BlockedProduct::Worker {
     const std::byte* bias = static_cast<const std::byte*>(p_.bias_);
     const std::size_t offset = (row * p_.out_.stride + panel.first) * p_.element_bytes_;
     return {c,
+            p_.gain_ == nullptr ? nullptr : p_.gain_ + panel.first,
             bias == nullptr ? nullptr : bias + panel.first * p_.element_bytes_,
             rows,
             panel.width,
@@ -179,8 +180,13 @@ class BlockedProduct::Worker {
 
 BlockedProduct::BlockedProduct(const LinearKernels& kernels, const Blocking& blocking,
                                std::size_t element_bytes, std::span<const LinearTerm> terms,
-                               const void* bias, const MutableMatrix& out)
-    : k_(kernels), blocking_(blocking), element_bytes_(element_bytes), bias_(bias), out_(out) {
+                               const float* gain, const void* bias, const MutableMatrix& out)
+    : k_(kernels),
+      blocking_(blocking),
+      element_bytes_(element_bytes),
+      gain_(gain),
+      bias_(bias),
+      out_(out) {
   for (const LinearTerm& term : terms) add_term(term);
   // Nothing to sum: one empty chunk still gives zeros and the bias.
   if (chunks_.empty()) chunks_.push_back({nullptr, 0, 0, 0, nullptr});

@@ -48,7 +48,7 @@ inline Blocking choose_blocking(const LinearKernels& kernels, std::size_t rows, 
   return b;
 }
 
-// out[M,P] = sum over terms and r of left[M,r] * weight(p,r) + bias.
+// out[M,P] = gain[P] * (sum over terms and r of left[M,r] * weight(p,r)) + bias[P].
 //
 // The reduction is cut into chunks. As many as fit have their left operand packed at the same time,
 // a load; for each load the weight's panels are decoded and multiplied, in parallel. Between loads
@@ -57,7 +57,8 @@ class BlockedProduct {
  public:
   // The arguments must outlive the product.
   BlockedProduct(const LinearKernels& kernels, const Blocking& blocking, std::size_t element_bytes,
-                 std::span<const LinearTerm> terms, const void* bias, const MutableMatrix& out);
+                 std::span<const LinearTerm> terms, const float* gain, const void* bias,
+                 const MutableMatrix& out);
 
   // Rows [first, first + rows) of the output, at most blocking.rows of them. The left operands of
   // the first `packed` chunks stand in the scratch memory already.
@@ -101,6 +102,7 @@ class BlockedProduct {
   const LinearKernels& k_;
   const Blocking& blocking_;
   const std::size_t element_bytes_;
+  const float* const gain_;
   const void* const bias_;
   const MutableMatrix& out_;
   std::vector<std::unique_ptr<CodeTables>> tables_;

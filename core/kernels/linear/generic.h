@@ -192,7 +192,12 @@ template <class V, class T, std::size_t kPanel>
   for (std::size_t r = 0; r < job.rows; ++r) {
     const float* c = job.c + r * kPanel;
     T* out = static_cast<T*>(job.out) + r * job.stride;
-    if (bias != nullptr) {
+    if (job.gain != nullptr) {
+      for (std::size_t p = 0; p < job.width; ++p) {
+        const float product = job.gain[p] * c[p];
+        out[p] = from_float<T>(bias != nullptr ? product + to_float(bias[p]) : product);
+      }
+    } else if (bias != nullptr) {
       for (std::size_t p = 0; p < job.width; ++p) out[p] = from_float<T>(c[p] + to_float(bias[p]));
     } else {
       for (std::size_t p = 0; p < job.width; ++p) out[p] = from_float<T>(c[p]);

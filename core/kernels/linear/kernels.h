@@ -34,9 +34,10 @@ struct DecodeJob {
   const CodeTables* tables;
 };
 
-// c + bias, rounded, to rows x width elements of `out`; `bias` may be nullptr.
+// gain * c + bias, rounded, to rows x width elements of `out`; `gain` and `bias` may be nullptr.
 struct FinishJob {
   const float* c;
+  const float* gain;
   const void* bias;
   std::size_t rows, width;
   void* out;

@@ -52,8 +52,8 @@ void linear_with(const LinearKernels& any, DType dtype, const Matrix& x,
     for (const LinearOutput& output : outputs) {
       std::vector<LinearTerm> terms = {{x, output.weight}};
       terms.insert(terms.end(), output.low_rank.begin(), output.low_rank.end());
-      const BlockedProduct product(kernels, blocking, size_bytes(dtype), terms, output.bias,
-                                   output.y);
+      const BlockedProduct product(kernels, blocking, size_bytes(dtype), terms, output.gain,
+                                   output.bias, output.y);
       product.run(row, std::min(blocking.rows, x.rows - row), packed, parallel_for);
       packed = product.reusable_chunks();
     }
@@ -64,7 +64,7 @@ void linear_dx_with(const LinearKernels& any, DType dtype, std::span<const Linea
                     const MutableMatrix& dx, ParallelFor parallel_for) {
   const LinearKernels& kernels = any.for_rows(dx.rows);
   const Blocking blocking = choose_blocking(kernels, dx.rows, cache_bytes());
-  const BlockedProduct product(kernels, blocking, size_bytes(dtype), terms, nullptr, dx);
+  const BlockedProduct product(kernels, blocking, size_bytes(dtype), terms, nullptr, nullptr, dx);
   for (std::size_t row = 0; row < dx.rows; row += blocking.rows)
     product.run(row, std::min(blocking.rows, dx.rows - row), 0, parallel_for);
 }

@@ -1,5 +1,5 @@
 // The quantised linear layer and its gradient, straight from packed weights:
-//   linear:     y[M,N]  = x[M,K] * W[N,K]^T + sum_i u_i[M,r_i] * B_i[N,r_i]^T + bias[N]
+//   linear:     y[M,N]  = gain[N] * (x[M,K] * W[N,K]^T + sum_i u_i[M,r_i] * B_i[N,r_i]^T) + bias[N]
 //   linear_dx:  dx[M,K] = sum_i g_i[M,n_i] * W_i[n_i,K]      e.g. {dy, W} and, for LoRA, {du, A}
 // The low-rank products continue the accumulator of the large one: no second pass over the output.
 //
@@ -30,6 +30,7 @@ struct LinearOutput {
   std::span<const LinearTerm> low_rank;  // u [M, r] and B [N, r] each; may be empty
   const void* bias = nullptr;            // [N] in the call's type, or none
   MutableMatrix y;                       // [M, N]
+  const float* gain = nullptr;           // [N], on the fp32 sums before they are rounded, or none
 };
 
 // Several weights that share x (q, k and v; gate and up) are one call: x is then packed once for

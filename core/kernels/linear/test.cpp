@@ -153,9 +153,10 @@ double tolerance(DType dtype, double exact, double magnitude, std::size_t count)
   return 1.01 * (round * std::abs(exact) + sums) + (dtype == DType::kFloat16 ? 0x1p-24 : 0x1p-126);
 }
 
-// y or dx against the sum over terms of left * weight (transposed forward) + bias.
+// y or dx against gain * the sum over terms of left * weight (transposed forward) + bias.
 void expect_close(DType dtype, Pass pass, const std::vector<const Owned*>& lefts,
-                  const std::vector<const Weight*>& weights, const Owned* bias, const Owned& out) {
+                  const std::vector<const Weight*>& weights, const Owned* bias, const Owned& out,
+                  const std::vector<float>& gain = {}) {
   std::vector<std::vector<double>> rounded;
   for (const Weight* w : weights) rounded.push_back(w->rounded_to(dtype));
   for (std::size_t m = 0; m < out.rows; ++m)
@@ -166,7 +167,8 @@ void expect_close(DType dtype, Pass pass, const std::vector<const Owned*>& lefts
         for (std::size_t r = 0; r < lefts[t]->cols; ++r, ++count) {
           const std::size_t cols = weights[t]->view.packed.cols;
           const std::size_t i = pass == Pass::kForward ? p * cols + r : r * cols + p;
-          const double product = (*lefts[t])(m, r) * rounded[t][i];
+          const double factor = gain.empty() ? 1 : gain[p];
+          const double product = factor * (*lefts[t])(m, r) * rounded[t][i];
           exact += product;
           magnitude += std::abs(product);
         }
@@ -223,6 +225,29 @@ TEST(Linear, EveryVariantMatchesTheReference) {
         linear_with(kernels, dtype, x.view(), {&output, 1}, serial_for);
         expect_close(dtype, Pass::kForward, {&x}, {&w}, &bias, y);
       }
+  });
+}
+
+TEST(Linear, AGainMeetsTheSumsBeforeTheyAreRounded) {
+  for_each_variant(Pass::kForward, [](const LinearKernels& kernels, DType dtype) {
+    unsigned seed = 0;
+    for (const Shape& s : kShapes) {
+      const Weight w = random_weight(Format::kNf4, s.n, s.k, s.block, seed % 2 == 0, seed);
+      ++seed;
+      const Weight b = random_weight(Format::kPlain, s.n, 4, 0, false, seed);
+      const Owned x = random_matrix(dtype, s.m, s.k, seed, seed % 3);
+      const Owned u = random_matrix(dtype, s.m, 4, seed + 1);
+      const Owned bias = random_matrix(dtype, 1, s.n, seed + 2);
+      std::vector<float> gain(s.n);
+      for (std::size_t i = 0; i < s.n; ++i) gain[i] = 1.0f + 0.001f * static_cast<float>(i % 7);
+      Owned y(dtype, s.m, s.n, 1);
+      const LinearTerm low_rank = {u.view(), b.view};
+      const bool with_bias = seed % 2 == 0;
+      const LinearOutput output = {
+          w.view, {&low_rank, 1}, with_bias ? bias.bytes.data() : nullptr, y.out(), gain.data()};
+      linear_with(kernels, dtype, x.view(), {&output, 1}, serial_for);
+      expect_close(dtype, Pass::kForward, {&x, &u}, {&w, &b}, with_bias ? &bias : nullptr, y, gain);
+    }
   });
 }
 

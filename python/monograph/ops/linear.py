@@ -126,7 +126,7 @@ def portable_linear_dx(
     return dx + du @ a.to(dy.dtype)
 
 
-def _check_layout(op: str, what: str, x: torch.Tensor, layout: Sequence[int]) -> None:
+def check_linear_layout(op: str, what: str, x: torch.Tensor, layout: Sequence[int]) -> None:
     require(x.dim() >= 1, op, f"{what} has no dimensions, wanted [..., cols]")
     require(len(layout) == 4, op, f"layout has {len(layout)} entries, wanted [format, block, rows, cols]")
 
@@ -134,14 +134,14 @@ def _check_layout(op: str, what: str, x: torch.Tensor, layout: Sequence[int]) ->
 @torch.library.register_fake("monograph::linear")
 def _(x, values, scales, layout, bias, u, b, a):  # type: ignore[no-untyped-def]
     check_tensors("linear", x=x, values=values, scales=scales, bias=bias, u=u, b=b, a=a)
-    _check_layout("linear", "x", x, layout)
+    check_linear_layout("linear", "x", x, layout)
     return x.new_empty([*x.shape[:-1], layout[2]])
 
 
 @torch.library.register_fake("monograph::linear_dx")
 def _(dy, values, scales, layout, du, a):  # type: ignore[no-untyped-def]
     check_tensors("linear_dx", dy=dy, values=values, scales=scales, du=du, a=a)
-    _check_layout("linear_dx", "dy", dy, layout)
+    check_linear_layout("linear_dx", "dy", dy, layout)
     return dy.new_empty([*dy.shape[:-1], layout[3]])
 
 
