@@ -77,6 +77,29 @@ def test_a_recipe_merges_its_adapter(root, tmp_path, called, adapter, capsys):
     check_merged(root, out, tmp_path / "other", packed=adapter == "qlora")
 
 
+def test_the_native_merge_needs_no_flags_after_a_recipe_on_16_bits(root, tmp_path):
+    """Into the 16-bit base or what `quantize` makes of it, from the end or a checkpoint: the same bits."""
+    path, out = tmp_path / "recipe.yml", tmp_path / "out"
+    path.write_text(json.dumps(small_recipe(root, "instruction", output_dir=str(out), torch_compile=False)))
+    assert main(["train", str(path)]) == 0
+    run("quantize", root / "model", tmp_path / "nested", "--double-quant")
+    run("quantize", root / "model", tmp_path / "plain")
+    last = max(out.glob("checkpoint-*"), key=lambda folder: int(folder.name.split("-")[1]))
+    merged = []
+    for number, (base, adapter) in enumerate(
+        [(root / "model", out), (tmp_path / "nested", out), (tmp_path / "nested", last)]
+    ):
+        run("merge", base, "--adapter", adapter, "--out", tmp_path / f"{number}")
+        merged.append(load_file(tmp_path / f"{number}" / "model.safetensors"))
+    check_merged(root, out, tmp_path / "0", packed=True)
+    for other in merged[1:]:
+        assert other.keys() == merged[0].keys()
+        assert all(torch.equal(other[name], merged[0][name]) for name in other)
+    message = run("merge", tmp_path / "plain", "--adapter", last, "--out", tmp_path / "no", code=3).stderr
+    assert "plain scales" in message
+    assert "quantised scales" in message
+
+
 def test_a_wrong_recipe_is_one_line_and_a_base_is_the_native_program_s(tmp_path, called, monkeypatch, capsys):
     assert main(["merge", str(tmp_path / "none.yml")]) == 2
     assert capsys.readouterr().err == f"{tmp_path / 'none.yml'}: there is no such file\n"

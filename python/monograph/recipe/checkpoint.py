@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from monograph.recipe.base_record import NAME as BASE_RECORD
 from monograph.recipe.keys import Recipe
 from monograph.recipe.remembered import write_recipe
 
@@ -76,6 +77,9 @@ def save_checkpoint(
         with open(os.path.join(folder, STATE), "w", encoding="utf-8") as file:
             json.dump(state, file, indent=1)
         write_recipe(recipe, folder)
+        record = os.path.join(recipe.output_dir, BASE_RECORD)
+        if os.path.isfile(record):
+            shutil.copyfile(record, os.path.join(folder, BASE_RECORD))
 
     folder = os.path.join(recipe.output_dir, f"checkpoint-{step}")
     write_folder(folder, write)
