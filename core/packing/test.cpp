@@ -203,7 +203,11 @@ TEST(Pack, ErrorsNameTheDocumentAndItsLength) {
             "alternatives to refusing it");
   PackOptions split = {1};
   split.overlong = Overlong::kSplit;
-  EXPECT_EQ(message_of({1, std::numeric_limits<std::int64_t>::max()}, split),
+  EXPECT_EQ(
+      message_of({1, std::numeric_limits<std::int64_t>::max()}, split),
+      "pack: document 1 has length 9223372036854775807, which splits into 9223372036854775807 "
+      "pieces, wanted at most 16777216");
+  EXPECT_EQ(message_of(Lengths(256, 1 << 24), split),
             "pack: more than 4294967294 documents or pieces");
   EXPECT_EQ(message_of({1, 4}, {4}), "no error");
 }
