@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from monograph import transformers_attention, trl_head
 from monograph.integrations.peft.private_names import LoraLayer, PeftLinear
-from monograph.integrations.torch.private_names import forward_hooks
+from monograph.integrations.torch.private_names import forward_hooks, hooks
 from monograph.integrations.transformers.private_names import INPUT_HOOK, checkpoint_function
 from monograph.nn.dense_source import remember_dense
 from monograph.nn.lora_linear import LoraLinear, fusible
@@ -52,7 +52,7 @@ def optimize(model: nn.Module, *, attention: bool | None = None, head: bool = Tr
     taken = [layer for layer in layers if _is_ours(layer, shared)]
     for layer in taken:
         LoraLinear.take_over(layer)
-    _tell(layers, len(taken))
+    _tell(layers, sum(not layer.has_modules_to_call(_active(layer)) for layer in taken))
     if (start := adapter_start(model)) is not None:
         _log.info("monograph: %s", start)
     base = model.get_base_model() if isinstance(model, PeftModel) else model
@@ -73,7 +73,14 @@ def _is_ours(layer: nn.Module, shared: set[int]) -> bool:
     if type(layer) is not PeftLinear:
         return False
     base: Any = layer.base_layer
-    return isinstance(base, QuantLinear) or (fusible(base) and id(base.weight) not in shared)
+    if isinstance(base, QuantLinear):
+        return True
+    watched = any(hooks(base)) or id(base.weight) in shared
+    return fusible(base) and not watched and not layer.lora_variant
+
+
+def _active(layer: Any) -> list[str]:
+    return [name for name in layer.active_adapters if name in layer.lora_A]
 
 
 def _shared_parameters(model: nn.Module) -> set[int]:

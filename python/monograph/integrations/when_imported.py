@@ -35,18 +35,25 @@ def _install(module: str) -> None:
 class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, library: str, module: str) -> None:
         self._library, self._module = library, module
+        self._asks_others = False
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname != self._library:
+        """Stays until the library is really imported: a look whether it is installed ends here too."""
+        if fullname != self._library or self._asks_others:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._asks_others = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asks_others = False
         if spec is not None and spec.loader is not None:
-            execute, module = spec.loader.exec_module, self._module
+            execute = spec.loader.exec_module
 
             def execute_and_install(loaded: ModuleType) -> None:
                 execute(loaded)
-                _install(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    _install(self._module)
 
             spec.loader.exec_module = execute_and_install  # type: ignore[assignment, method-assign]
         return spec

@@ -52,7 +52,6 @@ def fusible(layer: nn.Module) -> bool:
         and layer.weight.device.type == "cpu"
         and layer.weight.is_contiguous()
         and not layer.weight.requires_grad
-        and not any(hooks(layer))
     )
 
 
@@ -93,9 +92,23 @@ class LoraLinear(StartedLora):
         if not packed and not (fusible(self.base_layer) and x.dtype == self.base_layer.weight.dtype):
             return None
         names = [name for name in self.active_adapters if name in self.lora_A]
+        if self.has_modules_to_call(names):
+            return None
         plain = all(name not in self.lora_variant for name in names)
         dora = packed and len(names) == 1 and isinstance(self.lora_variant.get(names[0]), DoraLinearVariant)
         return names if names and (plain or dora) else None
+
+    # A graph decides it once, without a guard for each module: torch keeps to hooks of tracing time, too.
+    @torch.compiler.assume_constant_result
+    def has_modules_to_call(self, names: list[str]) -> bool:
+        """Whether somebody hooked or changed a module that the fused forward reads without calling it."""
+        factors = [part[name] for part in (self.lora_A, self.lora_B) for name in names]
+        if any(type(factor) is not nn.Linear for factor in factors):
+            return True
+        if any(self.lora_A[name].bias is not None for name in names):
+            return True
+        read = [self.base_layer, *factors, *(self.lora_dropout[name] for name in names)]
+        return any(any(hooks(module)) for module in read)
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.refuse_the_bare_residual(kwargs)
