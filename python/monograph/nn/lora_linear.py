@@ -99,7 +99,7 @@ class LoraLinear(StartedLora):
         return names if names and (plain or dora) else None
 
     # A graph decides it once, without a guard for each module: torch keeps to hooks of tracing time, too.
-    @torch.compiler.assume_constant_result
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def has_modules_to_call(self, names: list[str]) -> bool:
         """Whether somebody hooked or changed a module that the fused forward reads without calling it."""
         factors = [part[name] for part in (self.lora_A, self.lora_B) for name in names]
