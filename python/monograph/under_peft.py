@@ -21,7 +21,7 @@ from monograph import transformers_attention, trl_head
 from monograph.integrations.peft.private_names import LoraLayer, PeftLinear
 from monograph.integrations.torch.private_names import forward_hooks, hooks
 from monograph.integrations.transformers.private_names import INPUT_HOOK, checkpoint_function
-from monograph.nn.dense_source import remember_dense
+from monograph.nn.dense_source import local_folder, remember_dense
 from monograph.nn.lora_linear import LoraLinear, fusible
 from monograph.nn.quant_linear import QuantLinear
 from monograph.packing.layers_with_state import guard_packed
@@ -121,6 +121,8 @@ def add_lora(
     the dense model. A model that was quantised while it was loaded knows its folder.
     """
     if dense is not None:
+        if not isinstance(dense, nn.Module):
+            dense = local_folder(os.fspath(dense))  # before the model is touched
         remember_dense(model, dense)
     wrapped = get_peft_model(model, config, **options)
     if isinstance(dense, nn.Module):

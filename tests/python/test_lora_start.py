@@ -240,6 +240,19 @@ def test_a_saved_start_comes_back_on_its_base_only(tmp_path, start, dense):
     assert "init_lora_weights" in done.stderr
 
 
+def test_dense_weights_that_have_gone_are_named(tmp_path):
+    folder = save_llama(tmp_path / "model")
+    model = mg.from_pretrained(folder, mg.MonographConfig("nf4"))
+    lora = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa")
+    for gone in ("/nope", "some/name"):
+        with pytest.raises(ValueError, match=f"^dense weights: {gone} is no folder .*dense=FOLDER.$"):
+            mg.add_lora(model, lora, dense=gone)
+    assert not any("lora" in name for name, _ in model.named_modules())  # before the model is touched
+    folder.rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match=f"^dense weights: {folder} is no folder"):
+        get_peft_model(model, lora)
+
+
 def test_loftq_of_one_iteration_is_an_ordinary_adapter(tmp_path):
     options = {"loftq_config": LoftQConfig(loftq_bits=4, loftq_iter=1)}
     model = mg.add_lora(quantised(dense_block()), config("loftq", **options), dense=dense_block())

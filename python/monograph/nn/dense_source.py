@@ -35,14 +35,26 @@ def _weight_of(model: nn.Module, name: str) -> torch.Tensor:
     return layer.weight.detach()
 
 
+def local_folder(folder: str) -> str:
+    """The folder itself, or that of a name in the Hugging Face cache."""
+    if os.path.isdir(folder):
+        return folder
+    from huggingface_hub import snapshot_download
+
+    try:
+        return snapshot_download(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"dense weights: {folder} is no folder and not in the Hugging Face cache; give the folder: "
+            "monograph.add_lora(model, config, dense=FOLDER)"
+        ) from error
+
+
 def read_tensor(folder: str, key: str) -> torch.Tensor:
     """One tensor of a checkpoint on this machine; `folder` may be a name in the Hugging Face cache."""
     from safetensors import safe_open
 
-    if not os.path.isdir(folder):
-        from huggingface_hub import snapshot_download
-
-        folder = snapshot_download(folder, local_files_only=True)
+    folder = local_folder(folder)
     file = _SINGLE
     if os.path.isfile(os.path.join(folder, _INDEX)):
         with open(os.path.join(folder, _INDEX), encoding="utf-8") as index:

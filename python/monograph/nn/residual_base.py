@@ -3,9 +3,9 @@
     PiSSA   A, B: the first r singular directions of W.    base: quantise(W - s B A)
     LoftQ   repeat: base = quantise(W - s B A); A, B: the first r singular directions of (W - base) / s
 
-W is the dense weight that was quantised if it can still be read (`QuantLinear.dense_source`), else what the
-packed base stands for. Every base is a function of W and one pair of factors, in fixed order and float64, so
-that it can be made again, bit for bit, on another machine: `residual`.
+W is the dense weight that was quantised if its place is known (`QuantLinear.dense_source`; an error if it has
+gone from there), else what the packed base stands for. Every base is a function of W and one pair of factors,
+in fixed order and float64, so that it can be made again, bit for bit, on another machine: `residual`.
 """
 
 from __future__ import annotations
