@@ -101,6 +101,11 @@ Adapter Adapter::open(const fs::path& folder) {
 void Adapter::assign(const LocatedTensor& tensor) {
   const std::string& full = tensor.entry->name;
   if (!full.starts_with(kPrefix)) fail(full, "its name must begin with base_model.model.");
+  if (full.find(".lora_start_") != std::string::npos) {
+    fail(full,
+         "the adapter has changed its packed base, but init_lora_weights of its config is not "
+         "monograph_residual; merge_and_unload in Python merges it once that is set again");
+  }
   if (!is_float(tensor.entry->dtype)) {
     fail(full, "is " + std::string(name_of(tensor.entry->dtype)) + ", must be F32, BF16 or F16");
   }

@@ -185,6 +185,11 @@ class ConfigParser {
     const char first = scanner_.peek();
     if (first == 't' || first == 'f') return scanner_.skip_value(kMaxDepth);
     const std::string_view name = text("init_lora_weights");
+    if (name == "monograph_residual") {
+      fail(
+          "field 'init_lora_weights' is \"monograph_residual\": the adapter has changed its packed "
+          "base (PiSSA, LoftQ), and the two are not W + B A; merge_and_unload in Python merges it");
+    }
     if (std::find(kHarmlessInits.begin(), kHarmlessInits.end(), name) == kHarmlessInits.end()) {
       fail(
           "field 'init_lora_weights' is " + in_quotes(name) +

@@ -7,6 +7,8 @@ import subprocess
 import pytest
 import torch
 from peft import LoftQConfig, LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora.layer import Linear as PeftLinear
+from peft.utils.hotswap import hotswap_adapter
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -237,7 +239,83 @@ def test_a_saved_start_comes_back_on_its_base_only(tmp_path, start, dense):
         text=True,
     )
     assert done.returncode == 3
-    assert "init_lora_weights" in done.stderr
+    assert 'is "monograph_residual"' in done.stderr
+    assert "merge_and_unload in Python merges it" in done.stderr
+    assert "path_initial_model" not in done.stderr
+
+
+def test_a_changed_base_is_not_converted_and_its_mark_is_not_lost(tmp_path):
+    """PEFT's conversion rewrites the config of the folder that it reads, and then fails."""
+    init = tmp_path / "init"
+    model = get_peft_model(quantised(dense_block()), config("pissa"))
+    model.save_pretrained(init)
+    files = {path.name: path.read_bytes() for path in init.iterdir()}
+    for call in (
+        lambda: model.save_pretrained(tmp_path / "out", path_initial_model_for_weight_conversion=str(init)),
+        lambda: model.save_pretrained(tmp_path / "out", True, None, "auto", True, str(init)),
+    ):
+        with pytest.raises(ValueError, match=r"path_initial_model_for_weight_conversion is .*wanted None"):
+            call()
+    assert {path.name: path.read_bytes() for path in init.iterdir()} == files
+    assert not (tmp_path / "out").exists()
+
+    written = json.loads(files["adapter_config.json"])
+    (init / "adapter_config.json").write_text(json.dumps(written | {"init_lora_weights": True}))
+    lost = r"lora_start_A.*init_lora_weights of its adapter_config.json is not 'monograph_residual'"
+    for base in (quantised(dense_block()), dense_block()):
+        with pytest.raises(ValueError, match=lost):
+            PeftModel.from_pretrained(base, init)
+    done = subprocess.run(
+        [str(program("read_adapters", "core/adapter")), "adapter", str(init)], capture_output=True, text=True
+    )
+    assert done.returncode == 3
+    assert "lora_start_" in done.stderr
+    assert "the adapter has changed its packed base" in done.stderr
+
+
+def test_a_changed_base_is_not_swapped_under(tmp_path):
+    get_peft_model(quantised(dense_block()), config("gaussian")).save_pretrained(tmp_path / "plain")
+    model = get_peft_model(quantised(dense_block()), config("pissa"))
+    model.save_pretrained(tmp_path / "pissa")
+    x = torch.randn(3, 192)
+    before = model(x)
+    for name in ("plain", "pissa"):
+        with pytest.raises(ValueError, match=r"hotswap: adapter 'default'.* changed its packed base"):
+            hotswap_adapter(model, tmp_path / name, "default")
+    assert torch.equal(model(x), before)
+    plain = get_peft_model(quantised(dense_block()), config(True))
+    with pytest.raises(ValueError, match=r"hotswap: .*lora_start_.* changed its packed base"):
+        hotswap_adapter(plain, tmp_path / "pissa", "default")
+    hotswap_adapter(plain, tmp_path / "plain", "default")
+
+
+def test_load_adapter_of_transformers_names_the_way_that_works(tmp_path):
+    save_llama(tmp_path)
+
+    def load():
+        return mg.from_pretrained(tmp_path, mg.MonographConfig("nf4"))
+
+    lora = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa")
+    get_peft_model(load(), lora).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match=r"load_adapter of transformers .*PeftModel.from_pretrained"):
+        load().load_adapter(str(tmp_path / "adapter"))
+    file = tmp_path / "adapter/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"init_lora_weights": True}))
+    with pytest.raises(ValueError, match=r"lora_start_A.* is not 'monograph_residual'"):
+        load().load_adapter(str(tmp_path / "adapter"))
+
+
+def test_a_dense_head_among_packed_targets_is_named(tmp_path, monkeypatch):
+    save_llama(tmp_path)
+    lora = LoraConfig(r=4, target_modules=["q_proj", "lm_head"], init_lora_weights="pissa")
+    with pytest.raises(ValueError, match=r"^lm_head is Linear, not packed.*'pissa' wants all target_modules"):
+        get_peft_model(mg.from_pretrained(tmp_path, mg.MonographConfig("nf4")), lora)
+    # PEFT's own LoftQ wants CUDA; there it writes the dense base, and a saved adapter would not tell.
+    monkeypatch.setattr(PeftLinear, "loftq_init", lambda *_: None)
+    mixed = dense_block()
+    mixed.down = QuantLinear.from_linear(mixed.down)
+    with pytest.raises(ValueError, match="down is packed and up is not: init_lora_weights='loftq'"):
+        get_peft_model(mixed, config("loftq", loftq_config=LoftQConfig()))
 
 
 def test_dense_weights_that_have_gone_are_named(tmp_path):
@@ -251,6 +329,20 @@ def test_dense_weights_that_have_gone_are_named(tmp_path):
     folder.rename(tmp_path / "moved")
     with pytest.raises(ValueError, match=f"^dense weights: {folder} is no folder"):
         get_peft_model(model, lora)
+
+
+def test_loftq_config_has_pefts_defaults():
+    starts = [
+        mg.adapter_start(
+            mg.add_lora(quantised(dense_block()), config("loftq", loftq_config=options), dense=dense_block())
+        )
+        for options in ({"loftq_bits": 4}, {"loftq_iter": 1}, LoftQConfig())
+    ]
+    assert starts[0] == starts[1] == starts[2]
+    with pytest.raises(ValueError, match="loftq_config has 'loftq_itr', wanted loftq_bits and loftq_iter"):
+        mg.add_lora(
+            quantised(dense_block()), config("loftq", loftq_config={"loftq_itr": 5}), dense=dense_block()
+        )
 
 
 def test_loftq_of_one_iteration_is_an_ordinary_adapter(tmp_path):

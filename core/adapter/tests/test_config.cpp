@@ -66,6 +66,7 @@ TEST(AdapterConfig, WhatIsNotUnderstoodIsRefusedAndNamed) {
       {R"("init_lora_weights": "corda")", "init_lora_weights"},
       {R"("init_lora_weights": "eva")", "init_lora_weights"},
       {R"("init_lora_weights": "mica")", "init_lora_weights"},
+      {R"("init_lora_weights": "monograph_residual")", "merge_and_unload in Python"},
       {R"("init_lora_weights": 1)", "must be a string"},
       {R"("loftq_config": {"loftq_bits": 4})", "LoftQ"},
       {R"("corda_config": {"x": 1})", "CorDA"},

@@ -21,7 +21,7 @@ from monograph.nn.residual_base import Factors, Start, base_sha256, dense_weight
 from monograph.nn.row_squares import keep_row_squares
 
 RESIDUAL = "monograph_residual"  # init_lora_weights of an adapter whose base was changed
-_ASKED = "monograph_asked"  # on a LoraConfig: what init_lora_weights and loftq_config were before
+ASKED = "monograph_asked"  # on a LoraConfig: what init_lora_weights and loftq_config were before
 DENSE_TARGET = "monograph_dense_target"  # on a LoraConfig: a layer that PEFT itself has initialised so
 _PARTS = ("lora_start_A", "lora_start_B", "lora_start_base")
 
@@ -45,7 +45,7 @@ class StartedLora(PeftLinear):
         base = self.get_base_layer()
         if not isinstance(base, QuantLinear):
             return super().update_layer(adapter_name, r, lora_alpha, config, **kwargs)
-        asked, loftq_config = getattr(config, _ASKED, (config.init_lora_weights, config.loftq_config))
+        asked, loftq_config = getattr(config, ASKED, (config.init_lora_weights, config.loftq_config))
         where = kwargs.get("target_name") or "the layer"
         _refuse_start(asked, config, where)
         changes = isinstance(asked, str) and (asked.startswith("pissa") or asked in ("loftq", RESIDUAL))
@@ -68,7 +68,7 @@ class StartedLora(PeftLinear):
             self._hold(adapter_name, *(torch.zeros(size, dtype=torch.uint8) for size in sizes))
         super().update_layer(adapter_name, r, lora_alpha, own, **kwargs)
         if changes:
-            setattr(config, _ASKED, (asked, loftq_config))
+            setattr(config, ASKED, (asked, loftq_config))
             # As saved. LoftQ of one iteration leaves the base as it is: any LoRA reader may have it.
             config.init_lora_weights = True if self.residual_of is None else RESIDUAL
             config.loftq_config = {}
@@ -88,7 +88,7 @@ class StartedLora(PeftLinear):
         base = self.get_base_layer()
         if not isinstance(base, QuantLinear):
             return super().loftq_init(adapter_name, config)
-        bits, iterations = config.loftq_config["loftq_bits"], config.loftq_config["loftq_iter"]
+        bits, iterations = _loftq_options(config.loftq_config)
         if bits != base.format.bits:
             raise ValueError(
                 f"loftq_bits is {bits}, wanted {base.format.bits}: the base is {base.format.name}"
@@ -129,6 +129,9 @@ class StartedLora(PeftLinear):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         name = self.residual_of
+        record = [key for key in state_dict if key.startswith(prefix) and holds_a_start(key)]
+        if name is None and record:
+            raise ValueError(start_without_residual(record[0]))
         keys = [f"{prefix}{part}.{name}.weight" for part in _PARTS]
         if name is not None and all(key in state_dict for key in keys):
             self._make_residual_again(name, prefix, *(state_dict[key] for key in keys))
@@ -177,7 +180,10 @@ class StartedLora(PeftLinear):
         if name is None or self.merged:
             return
         if self.awaits_start:
-            raise RuntimeError(f"adapter {name!r} has {RESIDUAL}, but its record was not loaded")
+            raise RuntimeError(
+                f"adapter {name!r} has {RESIDUAL}, but its record was not loaded: use "
+                "PeftModel.from_pretrained(base, FOLDER)"
+            )
         if self.disable_adapters or name not in self.active_adapters or options.get("adapter_names"):
             raise RuntimeError(
                 f"adapter {name!r} is off, but it took its start out of the base, which is not the base "
@@ -209,6 +215,27 @@ class StartedLora(PeftLinear):
 def _digests(record: torch.Tensor) -> tuple[bytes, bytes, bool]:
     data = bytes(record.cpu().tolist())
     return data[:32], data[32:64], bool(data[64])
+
+
+def _loftq_options(given: dict[str, Any]) -> tuple[int, int]:
+    """(bits, iterations) of a loftq_config, with PEFT's defaults."""
+    for key in given:
+        if key not in ("loftq_bits", "loftq_iter"):
+            raise ValueError(f"loftq_config has {key!r}, wanted loftq_bits and loftq_iter")
+    return given.get("loftq_bits", 4), given.get("loftq_iter", 1)
+
+
+def holds_a_start(key: str) -> bool:
+    """Whether a tensor of an adapter is part of the record of its base."""
+    return any(f".{part}." in key for part in _PARTS)
+
+
+def start_without_residual(key: str) -> str:
+    """The message for a record whose config has lost its mark."""
+    return (
+        f"{key}: the adapter has changed its packed base, but init_lora_weights of its adapter_config.json "
+        f"is not {RESIDUAL!r}: set it to that again"
+    )
 
 
 def _refuse_start(asked: Any, config: Any, where: str) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 from peft import PeftModel
 
+from monograph.integrations.peft import residual_adapters
 from monograph.integrations.peft.private_names import BaseTunerLayer, dispatch_default, replace_dispatch
 from monograph.nn.lora_linear import LoraLinear
-from monograph.nn.lora_start import DENSE_TARGET, RESIDUAL
+from monograph.nn.lora_start import ASKED, DENSE_TARGET, RESIDUAL
 from monograph.nn.quant_linear import QuantLinear
 
 _peft_model: Any = PeftModel
@@ -25,6 +26,7 @@ _count_stored = _peft_model.get_nb_trainable_parameters
 def install() -> None:
     replace_dispatch(_dispatch)
     _peft_model.get_nb_trainable_parameters = _count
+    residual_adapters.install()
 
 
 def _dispatch(target: Any, adapter_name: str, config: Any, parameter_name: Any = None, **options: Any) -> Any:
@@ -41,12 +43,18 @@ def _dispatch(target: Any, adapter_name: str, config: Any, parameter_name: Any =
 def _watch_dense_target(base: Any, config: Any, where: str) -> None:
     """Initialisations that change the base: packed and dense layers do not mix."""
     start = config.init_lora_weights
+    asked = getattr(config, ASKED, (start,))[0]
+    if start == RESIDUAL != asked:
+        raise ValueError(
+            f"{where} is {type(base).__name__}, not packed, and other targets are packed: init_lora_weights="
+            f"{asked!r} wants all target_modules packed, or none"
+        )
     if start == RESIDUAL:
         raise ValueError(
             f"{where}: the adapter belongs to a packed base that it has changed ({RESIDUAL}), this layer is "
             f"{type(base).__name__}, wanted QuantLinear; load the base as in training"
         )
-    if isinstance(start, str) and start.startswith("pissa"):
+    if isinstance(start, str) and (start.startswith("pissa") or start == "loftq"):
         setattr(config, DENSE_TARGET, where)
 
 

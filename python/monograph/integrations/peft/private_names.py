@@ -23,6 +23,9 @@ NAMES = {
     "dispatch_default": PrivateName("peft.tuners.lora.model:dispatch_default", _READ, _DISPATCH),
     "DoraLinearVariant": PrivateName("peft.tuners.lora.variants:DoraLinearVariant", _READ, _OURS),
     "check_adapters_to_merge": PrivateName("peft.tuners.tuners_utils:check_adapters_to_merge", _READ, _OURS),
+    "hotswap_from_state_dict": PrivateName(
+        "peft.utils.hotswap:hotswap_adapter_from_state_dict", _READ, "refused for a base that was changed"
+    ),
     "update_layer": PrivateName(f"{_LAYER}.update_layer", _READ, "LoraLinear: overridden"),
     "caches": PrivateName(f"{_LAYER}()._caches", _READ, "LoraLinear: the packed base while merged"),
     "lora_variant": PrivateName(f"{_LAYER}().lora_variant", _READ, _OURS),
@@ -45,6 +48,13 @@ def replace_dispatch(dispatch: Any) -> None:
     import peft.tuners.lora.model as lora_model
 
     lora_model.dispatch_default = dispatch  # type: ignore[attr-defined]
+
+
+def replace_hotswap(hotswap: Any) -> None:
+    """What `hotswap_adapter` calls once it has read the file."""
+    import peft.utils.hotswap as module
+
+    module.hotswap_adapter_from_state_dict = hotswap
 
 
 def caches(layer: Any) -> dict[str, Any]:
