@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 
+from monograph.recipe.adapter_start import check_start_keys
 from monograph.recipe.keys import DatasetKeys, Recipe
 from monograph.recipe.remembered import NAME as REMEMBERED
 
@@ -48,6 +49,7 @@ def check_together(recipe: Recipe) -> tuple[list[str], list[str]]:
     errors: list[str] = []
     notices: list[str] = []
     _check_model(recipe, errors, notices)
+    errors += check_start_keys(recipe)
     _check_data(recipe, errors, notices)
     _check_training(recipe, errors, notices)
     _check_step_mode(recipe, errors)

@@ -81,7 +81,10 @@ class Recipe:
     peft_use_dora: bool = key(False, "DoRA: magnitudes are trained too")
     peft_layers_to_transform: list[int] | None = key(None, "only these decoder layers")
     peft_layers_pattern: str | list[str] | None = key(None, "the name of the list of layers")
-    peft_init_lora_weights: bool | str = key(True, "as in PEFT's LoraConfig")
+    peft_init_lora_weights: bool | str = key(
+        True, "where the adapter starts: false, gaussian, orthogonal, mica, pissa, pissa_niter_N, loftq"
+    )
+    peft: dict[str, Any] = key({}, "`loftq_config: {loftq_bits: 4, loftq_iter: 1}` starts with LoftQ")
     # Data
     datasets: list[DatasetKeys] = key([], "what to train on")
     test_datasets: list[DatasetKeys] = key([], "what to evaluate on, instead of val_set_size")

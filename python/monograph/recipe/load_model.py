@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from monograph.recipe.adapter_start import start_of
 from monograph.recipe.keys import Recipe
 from monograph.recipe.model_folder import naming
 
@@ -54,6 +55,7 @@ def lora_config(recipe: Recipe) -> Any:
     """PEFT's configuration of the adapter."""
     from peft import LoraConfig
 
+    start, loftq = start_of(recipe)
     return LoraConfig(
         r=recipe.lora_r,
         lora_alpha=recipe.lora_alpha,  # type: ignore[arg-type]  # PEFT takes fractions too
@@ -66,7 +68,8 @@ def lora_config(recipe: Recipe) -> Any:
         use_dora=recipe.peft_use_dora,
         layers_to_transform=recipe.peft_layers_to_transform,
         layers_pattern=recipe.peft_layers_pattern,
-        init_lora_weights=recipe.peft_init_lora_weights,  # type: ignore[arg-type]
+        init_lora_weights=start,  # type: ignore[arg-type]
+        loftq_config=loftq,
         task_type="CAUSAL_LM",
     )
 

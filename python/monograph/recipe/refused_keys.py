@@ -22,7 +22,6 @@ _LENGTHS = "write it into the data, or leave it out"
 _RATES = _through_trl("write learning_rate, which holds for all", "SFTTrainer(optimizers=...)")
 _QAT = "the base stays as it is quantised; write adapter: qlora"
 _ADAPTER = "the base is frozen; write adapter: qlora"
-_LOFTQ = "write peft_init_lora_weights: pissa; LoftQ is in Python: mg.add_lora with its LoraConfig"
 _SAMPLE = "`generate` samples: --temperature, --top-p, --top-k"
 _LOSS = "the loss is cross entropy; leave it out"
 
@@ -53,8 +52,7 @@ REFUSED: dict[str, str] = {
     "lora_fan_in_fan_out": "it is for GPT-2's Conv1D layers, which are not quantised",
     "loraplus_lr_ratio": _RATES,
     "loraplus_lr_embedding": _RATES,
-    "peft": _LOFTQ,
-    "loftq_config": _LOFTQ,
+    "loftq_config": "write it below `peft:`",
     "relora": "write more steps, or a larger lora_r",
     "relora_steps": "write more steps, or a larger lora_r",
     "relora_warmup_steps": "write more steps, or a larger lora_r",
