@@ -158,6 +158,42 @@ def test_the_mask_is_that_of_transformers(run, name, tools):
     check_mask(tokenizer, prepared, CHATS[name], tools, MARKED)
 
 
+# Qwen3's own rule: every answer behind the last question has a block, also one with tool calls.
+_ALWAYS = ("loop.last and not thought and not m.tool_calls", "loop.index0 > place.last and not thought")
+WITH_CALLS = {
+    "words and a call": answer("the dog", tool_calls=[call("number", n=3)]),
+    "a call alone": answer(tool_calls=[call("number", n=3)]),
+    "a call and no words": answer("", tool_calls=[call("number", n=3)]),
+    "reasoning and a call": answer("", reasoning_content="lazy", tool_calls=[call("number", n=3)]),
+}
+
+
+@pytest.mark.parametrize("name", WITH_CALLS)
+def test_an_empty_block_in_front_of_a_call_is_no_target(run, name):
+    chat = [user("name?"), WITH_CALLS[name], RESULT, answer("fox")]
+    tokenizer, prepared = run(PLAIN.replace(*_ALWAYS), [{"messages": chat}])
+    check_mask(tokenizer, prepared, chat, None, MARKED.replace(*_ALWAYS))
+
+
+def test_an_empty_block_that_the_prompt_opens_is_no_target(run):
+    asks = "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n"
+    assert asks in PLAIN
+    template = PLAIN.replace(*_ALWAYS).replace(asks, asks + "<think>\\n")
+    chat = [user("name?"), WITH_CALLS["words and a call"]]
+    tokenizer, prepared = run(template, [{"messages": chat}])
+    check_mask(tokenizer, prepared, chat, None, MARKED.replace(*_ALWAYS))
+
+
+def test_an_empty_block_that_somebody_wrote_is_a_target(run):
+    chat = [user("name?"), answer("<think>\n\n</think>\n\nAda", mood="lazy")]
+    shows = CONTENT_ONLY.replace("{{ m.content }}", "{{ m.content }}{{ m.mood }}")
+    asks = "{% if add_generation_prompt %}[assistant]{% endif %}"
+    tokenizer, prepared = run(shows + asks, [{"messages": chat}])
+    document = prepared.train[0]
+    targets = [token for token in document["labels"] if token != -100]
+    assert tokenizer.decode(targets) == "<think>\n\n</think>\n\nAdalazy</s>"
+
+
 def test_a_prompt_that_is_the_end_of_the_question(run):
     chat = CHATS["a tool call"]
     tokenizer, prepared = run(NO_HEADER, [{"messages": chat}])

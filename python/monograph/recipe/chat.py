@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,10 @@ _MARK = "\ue000\ue001\ue000"
 
 # Templates show these of the last turns and may leave them out of earlier ones.
 _REASONING = ("reasoning_content", "reasoning", "thinking")
+
+
+# What templates write of an answer without reasoning; no target, as of an answer that is its content alone.
+_EMPTY_BLOCK = re.compile(r"<(think|thinking)>\s*</\1>\s*|\[THINK\]\s*\[/THINK\]\s*")
 
 
 class ChatReader:
@@ -82,7 +87,13 @@ class ChatReader:
             if message["role"] != "assistant":
                 raise ValueError(self._changes(number, where))
         end = max(self._ends_of_parts(chat, number, text, where))
-        return Span(self._begin(chat, number, text, end, where), end)
+        begin = self._begin(chat, number, text, end, where)
+        first = self._first_difference(chat, number, text)
+        # From some characters before: a prompt may open the block.
+        for block in _EMPTY_BLOCK.finditer(text, max(0, begin - 20), max(begin, first)):
+            if block.start() <= begin < block.end():
+                begin = block.end()
+        return Span(begin, end)
 
     def _content(self, chat: Chat, number: int, text: str) -> Span | None:
         """Where the content of a message lies; None if the template changes more with it."""
