@@ -55,6 +55,9 @@ def main(arguments: list[str]) -> int:
             return 130
     if arguments[0] == "merge" and merge.names_a_recipe(arguments[1:]):
         return merge.run(arguments[1:])
+    if arguments[0] == "merge" and (missing := merge.what_is_missing(arguments[1:])):
+        print(missing, file=sys.stderr)
+        return 2
     if arguments[0] in native.COMMANDS:
         return native.hand_over(arguments)
     wanted = ", ".join([*COMMANDS, *native.COMMANDS])

@@ -2,9 +2,13 @@
 
 import json
 
+import pyarrow.parquet
 import pytest
+import torch
 
 from monograph.__main__ import main
+from monograph.recipe import example
+from monograph.training import TrainStep
 from recipe_files import make_model, make_tokenizer, write_jsonl
 
 
@@ -79,6 +83,10 @@ def test_what_is_no_recipe_is_one_line(command, recipe, tmp_path, capsys):
     [
         (["train", "--output-dir", "TMP/file"], "output_dir: TMP/file is a file, wanted a folder"),
         (["train", "--lora-model-dir", "TMP"], "lora_model_dir: TMP has no adapter_config.json"),
+        (
+            ["preprocess", "--dataset-prepared-path", "TMP/file"],
+            "dataset_prepared_path: TMP/file is a file, wanted a folder",
+        ),
         (["train", "--datasets.0.path", "TMP/none.jsonl"], "there is no file TMP/none.jsonl"),
         (["train", "--tokenizer-config", "TMP"], "tokenizer_config: TMP: its tokenizer: "),
         (["generate", "--adapter-dir", "TMP"], "--adapter-dir: TMP has no adapter_config.json"),
@@ -105,6 +113,91 @@ def test_a_wrong_place_is_one_line(recipe, tmp_path, capsys, arguments, part):
         rest += ["--output-dir", str(tmp_path / "out")]
     assert main([command, recipe, "--no-torch-compile", *rest]) in (2, 3)
     assert part.replace("TMP", str(tmp_path)) in one_line(capsys)
+
+
+DATA = {
+    "empty.jsonl": (b"", "has no rows: it is empty"),
+    "blank.jsonl": (b"\n \n\n", "has no rows: all lines are blank; wanted one JSON object a line"),
+    "cut.jsonl": (
+        b'{"text": "a"}\n\n{"text": "b',
+        " line 3: Unterminated string starting at (column 10); wanted",
+    ),
+    "numbers.jsonl": (b"1\n2\n", " line 1 is 1; wanted one JSON object a line"),
+    "bytes.jsonl": (b'{"text": "\xff"}', " is not UTF-8 text (invalid start byte at byte 10)"),
+    "list.json": (b"[]", "has no rows: the list is empty; wanted a list of JSON objects"),
+    "cut.json": (b'[\n{"text": "a"},\n', " line 3: Expecting value; wanted a list of JSON objects"),
+    "empty.parquet": (None, "has no rows"),
+    "cut.parquet": (b"PAR1 and no more", " is no Parquet file: "),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_bad_data_are_one_line_with_the_file(recipe, tmp_path, capsys, name):
+    content, part = DATA[name]
+    path = tmp_path / name
+    if content is None:
+        pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), path)
+    else:
+        path.write_bytes(content)
+    good = write_jsonl(tmp_path / "good.jsonl", [{"text": "a"}])
+    data = json.dumps([{"path": good, "type": "completion"}, {"path": str(path), "type": "completion"}])
+    assert main(["preprocess", recipe, "--datasets", data]) == 3
+    line = one_line(capsys)
+    assert line.startswith(f"error: datasets.1: {path}")
+    assert part in line
+
+
+def test_an_example_is_not_written_over_something_else(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(example, "pretrain", lambda folder, tokenizer, say: None)
+    assert main(["example", str(tmp_path)]) == 0
+    assert main(["example", str(tmp_path)]) == 0  # its own files, as they were
+    for name in ("recipe.yml", "questions.jsonl"):
+        whole = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(whole + "\n")
+        capsys.readouterr()
+        assert main(["example", str(tmp_path)]) == 3
+        assert capsys.readouterr().err.startswith(f"error: {tmp_path / name} is there and was changed; ")
+        assert (tmp_path / name).read_text() == whole + "\n"
+        (tmp_path / name).write_text(whole)
+    for name in ("recipe.yml", "questions.jsonl", "held_back.jsonl"):
+        (tmp_path / name).unlink()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert main(["example", str(tmp_path)]) == 3
+    assert "has a model that is not the example's" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "wanted"),
+    [
+        ("--temperature", "-1", "wanted 0 or more"),
+        ("--temperature", "nan", "wanted 0 or more"),
+        ("--top-p", "2", "wanted more than 0, at most 1"),
+        ("--top-p", "0", "wanted more than 0, at most 1"),
+        ("--top-k", "-5", "wanted 0 or more"),
+        ("--repetition-penalty", "0", "wanted more than 0"),
+        ("--max-new-tokens", "0", "wanted 1 or more"),
+        ("--top-p", "much", "wanted more than 0, at most 1"),
+    ],
+)
+def test_sampling_out_of_range_is_a_wrong_command_line(recipe, capsys, option, value, wanted):
+    with pytest.raises(SystemExit) as caught:
+        main(["generate", recipe, "--base", option, value])
+    assert caught.value.code == 2
+    assert f"argument {option}: is {value}, {wanted}" in capsys.readouterr().err
+
+
+def test_merge_says_what_a_folder_lacks(tmp_path, capsys):
+    assert main(["merge", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"{tmp_path}: this is a folder without recipe.yml; wanted CONFIG.yml, the output_dir of a finished "
+        "run, or the folder of a base with --adapter DIR\n"
+    )
+
+
+def test_a_step_without_batches_is_named():
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="no micro-batches: a step wants 1 or more"):
+        TrainStep(model, mode="eager")([], 1e-3)
 
 
 def test_an_example_in_the_place_of_a_file_is_one_line(tmp_path, capsys):

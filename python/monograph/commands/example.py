@@ -18,5 +18,8 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         print(f"error: {options.folder}: {error.strerror or error}", file=sys.stderr)
         return 3
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
     print(f"now: python -m monograph train {path}")
     return 0

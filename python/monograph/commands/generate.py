@@ -11,9 +11,10 @@ A prompt is worded as in training: by the chat template or the instruction forma
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from monograph.commands.recipe_arguments import run_recipe
 from monograph.recipe import Recipe
@@ -27,13 +28,35 @@ def run(arguments: list[str]) -> int:
     kinds = parser.add_mutually_exclusive_group()
     for kind in ("chat", "instruction", "completion"):
         kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=f"as {kind}")
-    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="at most; 256")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default: the likeliest token")
-    parser.add_argument("--top-p", type=float, default=1.0, help="least set of tokens with this probability")
-    parser.add_argument("--top-k", type=int, default=0, help="among the k likeliest tokens; 0: all")
-    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1: fewer repetitions")
+    some = _number(int, lambda value: value >= 1, "1 or more")
+    any_number = _number(float, lambda value: 0 <= value < math.inf, "0 or more")
+    share = _number(float, lambda value: 0 < value <= 1, "more than 0, at most 1")
+    count = _number(int, lambda value: value >= 0, "0 or more")
+    factor = _number(float, lambda value: 0 < value < math.inf, "more than 0")
+    parser.add_argument("--max-new-tokens", type=some, default=256, metavar="N", help="at most; 256")
+    parser.add_argument("--temperature", type=any_number, default=0.0, help="0, the default: likeliest token")
+    parser.add_argument("--top-p", type=share, default=1.0, help="least set of tokens with this probability")
+    parser.add_argument("--top-k", type=count, default=0, help="among the k likeliest tokens; 0: all")
+    parser.add_argument("--repetition-penalty", type=factor, default=1.0, help="above 1: fewer repetitions")
     parser.add_argument("--seed", type=int, help="the same seed, the same text")
     return run_recipe(parser, arguments, _generate)
+
+
+def _number(
+    kind: type[int] | type[float], in_range: Callable[[float], bool], wanted: str
+) -> Callable[[str], int | float]:
+    """A type for argparse: a number in a range."""
+
+    def read(text: str) -> int | float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not in_range(value):
+            raise argparse.ArgumentTypeError(f"is {text}, wanted {wanted}")
+        return value
+
+    return read
 
 
 def _prompts(options: argparse.Namespace) -> Iterator[str]:

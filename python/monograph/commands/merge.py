@@ -25,6 +25,18 @@ def names_a_recipe(arguments: Sequence[str]) -> bool:
     return first.endswith((".yml", ".yaml")) or os.path.isfile(os.path.join(first, RECIPE_NAME))
 
 
+def what_is_missing(arguments: Sequence[str]) -> str:
+    """A line on a folder that is neither an adapter with its recipe nor a base with --adapter; else empty."""
+    first = arguments[0] if arguments else ""
+    told = any(word.split("=")[0] in ("--adapter", "-h", "--help") for word in arguments)
+    if told or not os.path.isdir(first):
+        return ""
+    return (
+        f"{first}: this is a folder without {RECIPE_NAME}; wanted CONFIG.yml, the output_dir of a finished "
+        "run, or the folder of a base with --adapter DIR"
+    )
+
+
 def run(arguments: list[str]) -> int:
     try:
         recipe = read_config(arguments[0]).recipe

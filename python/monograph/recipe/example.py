@@ -129,14 +129,29 @@ def pretrain(folder: str, tokenizer: Any, steps: int = 250, say: Callable[[str],
 
 
 def write_example(folder: str, say: Callable[[str], None] = print) -> str:
-    """Model, data and recipe in a folder; gives the path of the recipe."""
-    model = os.path.join(folder, "model")
-    os.makedirs(model, exist_ok=True)
-    pretrain(model, make_tokenizer(model), say=say)
+    """Model, data and recipe in a folder; gives the path of the recipe.
+
+    The folder may hold an earlier example as it was written; anything else is left alone: ValueError.
+    """
+    model, path = os.path.join(folder, "model"), os.path.join(folder, "recipe.yml")
+    texts = {path: RECIPE.format(folder=folder)}
     for name, rows in zip(("questions", "held_back"), questions(), strict=True):
-        with open(os.path.join(folder, f"{name}.jsonl"), "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-    path = os.path.join(folder, "recipe.yml")
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(RECIPE.format(folder=folder))
+        texts[os.path.join(folder, f"{name}.jsonl")] = "".join(json.dumps(row) + "\n" for row in rows)
+    _refuse_to_overwrite(folder, model, texts)
+    os.makedirs(model, exist_ok=True)
+    # Before the model: what an interrupted example leaves is known as one.
+    for place, text in texts.items():
+        with open(place, "w", encoding="utf-8") as file:
+            file.write(text)
+    pretrain(model, make_tokenizer(model), say=say)
     return path
+
+
+def _refuse_to_overwrite(folder: str, model: str, texts: dict[str, str]) -> None:
+    present = {place: text for place, text in texts.items() if os.path.exists(place)}
+    for place, text in present.items():
+        with open(place, encoding="utf-8", errors="replace") as file:
+            if file.read() != text:
+                raise ValueError(f"{place} is there and was changed; name another folder, or remove it")
+    if not present and os.path.exists(os.path.join(model, "config.json")):
+        raise ValueError(f"{folder} has a model that is not the example's; name another folder")

@@ -17,8 +17,9 @@ from monograph.recipe.chat_template import written_template
 from monograph.recipe.documents import document_reader
 from monograph.recipe.encode import Encoded, encode, fit
 from monograph.recipe.keys import DatasetKeys, Recipe
+from monograph.recipe.wrong_files import naming_files
 
-_VERSION = 2  # of the prepared files; a change of their meaning raises it
+_VERSION = 3  # of the prepared files; a change of their meaning raises it
 
 # The keys that change what tokens are prepared; others leave prepared data as it is.
 _DATA_KEYS = (
@@ -62,19 +63,22 @@ def _files(dataset: DatasetKeys) -> list[str] | None:
     return None
 
 
-def _load(dataset: DatasetKeys) -> Any:
-    """The rows of a dataset, by the `datasets` library."""
+def _load(dataset: DatasetKeys, where: str) -> Any:
+    """The rows of a dataset, by the `datasets` library; `where` names it in errors."""
     from datasets import load_dataset
 
     files = _files(dataset)
     split = dataset.split or "train"
     if files is None:
-        rows = load_dataset(dataset.path, dataset.name, split=split, revision=dataset.revision)
+        with naming_files(where, dataset.path, None, ""):
+            rows = load_dataset(dataset.path, dataset.name, split=split, revision=dataset.revision)
     else:
         kinds = {dataset.ds_type or ("parquet" if name.endswith(".parquet") else "json") for name in files}
         if len(kinds) != 1:
             raise ValueError(f"datasets: {dataset.path} holds both JSON and Parquet; write data_files")
-        rows = load_dataset(kinds.pop(), data_files={"train": files}, split="train")
+        kind = kinds.pop()
+        with naming_files(where, dataset.path, files, kind):
+            rows = load_dataset(kind, data_files={"train": files}, split="train")
     if dataset.shards:
         rows = rows.shard(dataset.shards, dataset.shards_idx or 0)
     return rows
@@ -171,20 +175,22 @@ def _dataset(recipe: Recipe, where: str, tokenizer: Any, counts: Counter[str], s
     )
     parts, found = [], Counter[str]()
     for number, entry in enumerate(getattr(recipe, where)):
-        rows = _load(entry)
+        rows = _load(entry, f"{where}.{number}")
         counts["rows"] += len(rows)
-        encoded = rows.map(
-            _Encoder(recipe, entry, f"{where}.{number}", tokenizer),
-            batched=True,
-            with_indices=True,
-            remove_columns=rows.column_names,
-            features=features,
-            num_proc=recipe.dataset_processes,
-            load_from_cache_file=False,
-            cache_file_name=os.path.join(scratch, f"{where}.{number}.arrow"),
-            new_fingerprint=hashlib.sha256(f"{scratch} {where} {number}".encode()).hexdigest()[:16],
-            desc=f"tokenising {entry.path}",
-        )
+        # JSON that is not UTF-8 is read as it is, and decoded here.
+        with naming_files(f"{where}.{number}", entry.path, _files(entry), "json", only=UnicodeDecodeError):
+            encoded = rows.map(
+                _Encoder(recipe, entry, f"{where}.{number}", tokenizer),
+                batched=True,
+                with_indices=True,
+                remove_columns=rows.column_names,
+                features=features,
+                num_proc=recipe.dataset_processes,
+                load_from_cache_file=False,
+                cache_file_name=os.path.join(scratch, f"{where}.{number}.arrow"),
+                new_fingerprint=hashlib.sha256(f"{scratch} {where} {number}".encode()).hexdigest()[:16],
+                desc=f"tokenising {entry.path}",
+            )
         status = encoded["status"][:]
         found.update(_STATUS[value] for value in status)
         counts.update(_CUT[value] for value in encoded["cut"][:] if value)
@@ -224,6 +230,8 @@ def prepare(recipe: Recipe, tokenizer: Any) -> Prepared:
     from datasets import load_from_disk
 
     root = os.path.expanduser(recipe.dataset_prepared_path or "last_run_prepared")
+    if os.path.exists(root) and not os.path.isdir(root):
+        raise ValueError(f"dataset_prepared_path: {root} is a file, wanted a folder")
     folder = os.path.join(root, data_hash(recipe, tokenizer))
     counts_file = os.path.join(folder, "counts.json")
     if not os.path.isfile(counts_file):

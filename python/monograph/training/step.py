@@ -141,6 +141,8 @@ class TrainStep:
         return norm
 
     def __call__(self, micro_batches: Sequence[Mapping[str, Any]], learning_rate: float) -> StepResult:
+        if not micro_batches:
+            raise ValueError("no micro-batches: a step wants 1 or more")
         batches = [self._tensors(batch) for batch in micro_batches]
         counts = [count_targets(batch) for batch in batches]
         # float32, so that a count of 1 is no special case for a graph.
