@@ -39,7 +39,27 @@ void print_findings(const std::vector<Finding>& findings) {
   std::fputs(table.text().c_str(), stdout);
 }
 
+// Throws where a manifest would take the place of anything but an older manifest. Weights, config
+// and index are no manifests, so no checked file can be the target.
+void check_manifest_target(const std::filesystem::path& target) {
+  if (!std::filesystem::exists(target)) return;
+  std::string why = "is no file";
+  if (std::filesystem::is_regular_file(target)) {
+    try {
+      read_manifest(target);
+      return;
+    } catch (const safetensors::IoError&) {
+      throw;
+    } catch (const Error&) {
+      why = "exists and is no manifest";
+    }
+  }
+  throw CLI::ValidationError("--write-manifest", printable(target.string()) + ": " + why +
+                                                     "; give a new file or an older manifest");
+}
+
 int verify(const Options& options, const Session& session) {
+  if (!options.write_manifest.empty()) check_manifest_target(options.write_manifest);
   const bool adapter =
       std::filesystem::exists(std::filesystem::path(options.path) / "adapter_config.json") &&
       !std::filesystem::exists(std::filesystem::path(options.path) / "config.json");
@@ -97,7 +117,7 @@ Run declare(CLI::App& app) {
                  "A model or adapter folder, a .safetensors file or an index")
       ->required();
   app.add_option("--write-manifest", options->write_manifest,
-                 "Write the checksum of every tensor to this file")
+                 "Write the checksum of every tensor to this file: a new one or an older manifest")
       ->type_name("FILE");
   app.add_option("--check", options->check,
                  "Compare with a manifest; exit code 4 if a tensor differs, is missing or is new")

@@ -122,6 +122,23 @@ def test_a_manifest_finds_one_flipped_bit_a_missing_and_a_new_tensor(llama, tmp_
     assert "is no manifest" in run("verify", llama, "--check", tmp_path / "no.json", code=3).stderr
 
 
+def test_a_manifest_replaces_nothing_but_a_manifest(llama, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(llama, folder)
+    (folder / "notes.txt").write_text("mine")
+    (folder / "link").symlink_to("model.safetensors")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for name in ("model.safetensors", "config.json", "notes.txt", "link"):
+        assert name in run("verify", folder, "--write-manifest", folder / name, code=2).stderr
+    assert "is no file" in run("verify", folder, "--write-manifest", folder, code=2).stderr
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    manifest = tmp_path / "manifest.json"
+    run("verify", folder, "--write-manifest", manifest)
+    first = manifest.read_bytes()
+    run("verify", folder, "--write-manifest", manifest)
+    assert manifest.read_bytes() == first
+
+
 def test_checksums_are_those_of_xxhsum(tmp_path):
     if shutil.which("xxhsum") is None:
         pytest.skip("xxhsum is not installed")
