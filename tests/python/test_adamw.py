@@ -66,3 +66,38 @@ def test_opcheck_and_one_graph_for_every_learning_rate():
         with torch._dynamo.config.patch(error_on_recompile=number > 0):
             compiled(other[0], gradients, *other[1:], rate, *tail)
     assert all(torch.equal(a, b) for a, b in zip(parameters, other[0], strict=True))
+
+
+def tensors():
+    return {
+        "parameters": [torch.ones(4), torch.ones(4)],
+        "gradients": [torch.ones(4), torch.ones(4)],
+        "exp_avg": [torch.zeros(4), torch.zeros(4)],
+        "exp_avg_sq": [torch.zeros(4), torch.zeros(4)],
+        "steps": torch.zeros(()),
+        "learning_rate": torch.tensor(0.1),
+    }
+
+
+def call(**changed):
+    return torch.ops.monograph.adamw(*(tensors() | changed).values(), 0.9, 0.99, 1e-8, [0.0, 0.0], 0.0)
+
+
+@pytest.mark.parametrize("name", ["gradients", "exp_avg", "steps", "learning_rate"])
+def test_other_devices_are_refused(name):
+    given = tensors()[name]
+    moved = given.to("meta") if isinstance(given, torch.Tensor) else [given[0], given[1].to("meta")]
+    with pytest.raises(ValueError, match=f"adamw: {name} is on meta, wanted cpu as the others"):
+        call(**{name: moved})
+
+
+def test_tensors_that_share_memory_are_refused():
+    one, wide, shared = torch.ones(4), torch.zeros(6), [torch.zeros(4), torch.zeros(4)]
+    for changed in (
+        {"parameters": [one, one]},
+        {"exp_avg": [wide[:4], wide[2:]]},
+        {"exp_avg": shared, "exp_avg_sq": shared},
+    ):
+        with pytest.raises(ValueError, match="share memory"):
+            call(**changed)
+    call(exp_avg=list(torch.zeros(8).split(4)))

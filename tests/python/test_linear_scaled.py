@@ -130,3 +130,14 @@ def test_one_graph_over_lengths():
             found.append((y, *torch.autograd.grad(y, [x, *leaves], torch.ones_like(y))))
         for one, other in zip(*found, strict=True):
             assert torch.equal(one, other)
+
+
+def test_factors_that_lie_transposed_in_memory():
+    x, packed, gain, a, b = arguments(torch.float32)
+    found = []
+    for low in (b, b.t().contiguous().t()):
+        leaf = low.detach().requires_grad_()
+        y = linear(x, *packed, None, plain_linear(x, a), leaf, a) + call(x, packed, gain, a, leaf)
+        found.append((y, *torch.autograd.grad(y.sum(), [leaf])))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)

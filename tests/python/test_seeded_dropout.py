@@ -54,3 +54,18 @@ def test_every_dropout_of_a_model_gets_its_own_stream():
     assert not torch.equal(model(x), first)
     model.eval()
     assert torch.equal(model(x), x)
+
+
+def test_a_mask_follows_from_places_not_from_memory():
+    seed = torch.tensor(3)
+    x = torch.randn(40, 30).t().requires_grad_()
+    y = seeded_dropout(x, seed, 0, 0.5)
+    assert torch.equal(y, seeded_dropout(x.detach().contiguous(), seed, 0, 0.5))
+    ones = torch.ones(40, 30).t()
+    (gradient,) = torch.autograd.grad(y, x, ones)
+    assert torch.equal(gradient, seeded_dropout(ones.contiguous(), seed, 0, 0.5))
+
+
+def test_a_seed_without_a_value_is_refused():
+    with pytest.raises(ValueError, match="seed is on meta, wanted cpu"):
+        seeded_dropout(torch.ones(4), torch.tensor(3, device="meta"), 0, 0.5)

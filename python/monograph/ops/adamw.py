@@ -6,6 +6,7 @@ parameter by parameter costs a minute of compilation for 448 matrices. No C++ of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from math import inf, isnan
 
@@ -56,6 +57,26 @@ def adamw(
     )
 
 
+def _check_devices(
+    parameters: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    exp_avg: list[torch.Tensor],
+    exp_avg_sq: list[torch.Tensor],
+    steps: torch.Tensor,
+    learning_rate: torch.Tensor,
+) -> None:
+    """Ordinary tensors on one device. The fake asks too: torch runs it for any mixture with meta."""
+    check_tensors(
+        "adamw",
+        parameters=parameters,
+        gradients=gradients,
+        exp_avg=exp_avg,
+        exp_avg_sq=exp_avg_sq,
+        steps=steps,
+        learning_rate=learning_rate,
+    )
+
+
 def _check_parameters(
     parameters: list[torch.Tensor],
     gradients: list[torch.Tensor],
@@ -86,11 +107,19 @@ def _check_parameters(
         strides = p.stride()
         if not (p.is_contiguous() and exp_avg[i].stride() == strides and exp_avg_sq[i].stride() == strides):
             raise ValueError(f"adamw: parameters[{i}] or its moments are not contiguous, wanted contiguous")
+    _check_apart([*parameters, *exp_avg, *exp_avg_sq])
+
+
+def _check_apart(written: list[torch.Tensor]) -> None:
+    """No two of the tensors that are written may share bytes: one would be updated twice."""
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in written if t.numel())
+    for (_, end), (begin, _) in itertools.pairwise(spans):
+        if begin < end:
+            raise ValueError("adamw: parameters and moments share memory, wanted tensors of their own")
 
 
 def _check_numbers(steps: torch.Tensor, learning_rate: torch.Tensor, numbers: tuple[float, ...]) -> None:
     for name, t in (("steps", steps), ("learning_rate", learning_rate)):
-        check_tensors("adamw", **{name: t})
         if t.dtype != torch.float32 or t.dim() != 0 or t.layout is not torch.strided:
             raise ValueError(f"adamw: {name} is {dtype_name(t.dtype)} {list(t.shape)}, wanted float32 []")
     beta1, beta2, eps, max_norm, *decay = numbers
@@ -117,6 +146,7 @@ def _adamw(
     weight_decay: list[float],
     max_norm: float,
 ) -> torch.Tensor:
+    _check_devices(parameters, gradients, exp_avg, exp_avg_sq, steps, learning_rate)
     _check_parameters(parameters, gradients, exp_avg, exp_avg_sq, weight_decay)
     _check_numbers(steps, learning_rate, (beta1, beta2, eps, max_norm, *weight_decay))
     with torch.no_grad():
@@ -149,5 +179,6 @@ def _adamw(
 
 
 @torch.library.register_fake("monograph::adamw")
-def _(parameters, gradients, exp_avg, exp_avg_sq, steps, *_):  # type: ignore[no-untyped-def]
+def _(parameters, gradients, exp_avg, exp_avg_sq, steps, learning_rate, *_):  # type: ignore[no-untyped-def]
+    _check_devices(parameters, gradients, exp_avg, exp_avg_sq, steps, learning_rate)
     return steps.new_empty(())

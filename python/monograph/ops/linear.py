@@ -176,7 +176,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     dx = dvalues = dbias = du = db = da = None
     low = b is not None and (needs[5] or (a is not None and (needs[0] or needs[7])))
     if low:
-        du = linear_dx(dy, b.to(dy.dtype), [], [PLAIN, 0, *b.shape])
+        du = linear_dx(dy, b.to(dy.dtype).contiguous(), [], [PLAIN, 0, *b.shape])
     if needs[0]:
         fused = a is not None and du is not None
         dx = linear_dx(

@@ -137,7 +137,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     elif needs[4]:
         dgain = _column_dots(as_rows(dy), as_rows(y), gain.dtype) / gain
     dz = _scaled(dy, gain)
-    du = linear_dx(dz, b.to(dy.dtype), [], [PLAIN, 0, *b.shape])
+    du = linear_dx(dz, b.to(dy.dtype).contiguous(), [], [PLAIN, 0, *b.shape])
     if needs[0]:
         dx = linear_dx(dz, values, scales, ctx.layout, du, a.to(dy.dtype))
     if needs[6]:

@@ -164,7 +164,10 @@ def _backward(ctx: Any, dy: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     if a and torch.is_grad_enabled():
         # A second derivative wants u as the product that it is; the saved ones hang on nothing.
         u = [plain_linear(x, m.to(x.dtype)) for m in a]
-    du = [linear_dx(g, m.to(g.dtype), [], [PLAIN, 0, *m.shape]) for g, m in zip(dy, b, strict=False)]
+    du = [
+        linear_dx(g, m.to(g.dtype).contiguous(), [], [PLAIN, 0, *m.shape])
+        for g, m in zip(dy, b, strict=False)
+    ]
     dx = None
     if ctx.needs_input_grad[0]:
         low = (du, [m.to(dy[0].dtype) for m in a]) if a else ([], [])

@@ -29,23 +29,33 @@ def seeded_dropout(x: torch.Tensor, seed: torch.Tensor, stream: int, probability
     return torch.ops.monograph.seeded_dropout(x, seed, stream, probability)
 
 
-@torch.library.impl("monograph::seeded_dropout", "CompositeExplicitAutograd")
-def _seeded_dropout(x: torch.Tensor, seed: torch.Tensor, stream: int, probability: float) -> torch.Tensor:
+def _check_devices(x: torch.Tensor, seed: torch.Tensor) -> None:
+    """The seed is read on the host: it may lie there, or beside x. Fakes run for any mixture with meta."""
     check_tensors("seeded_dropout", x=x)
     check_tensors("seeded_dropout", seed=seed)
+    found = f"seed is on {seed.device}, wanted cpu or {x.device} as x"
+    require(seed.device.type == "cpu" or seed.device == x.device, "seeded_dropout", found)
+
+
+@torch.library.impl("monograph::seeded_dropout", "CompositeExplicitAutograd")
+def _seeded_dropout(x: torch.Tensor, seed: torch.Tensor, stream: int, probability: float) -> torch.Tensor:
+    _check_devices(x, seed)
     check_float("seeded_dropout", "x", x)
     found = f"seed is {dtype_name(seed.dtype)} {list(seed.shape)}, wanted int64 []"
     require(seed.dtype == torch.int64 and seed.dim() == 0, "seeded_dropout", found)
     require(0 <= probability < 1, "seeded_dropout", f"probability is {probability}, wanted 0 to below 1")
     mixed = (int(seed) * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03) % 2**64
     generator = torch.Generator(x.device).manual_seed(mixed)
-    mask = torch.empty_like(x).bernoulli_(1 - probability, generator=generator)
+    # Filled in the order of memory, so that must be the order of elements: a mask follows from places alone.
+    mask = torch.empty_like(x, memory_format=torch.contiguous_format)
+    mask.bernoulli_(1 - probability, generator=generator)
     return mask.mul_(x).div_(1 - probability)
 
 
 @torch.library.register_fake("monograph::seeded_dropout")
 def _(x, seed, stream, probability):  # type: ignore[no-untyped-def]
-    return torch.empty_like(x)
+    _check_devices(x, seed)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -55,7 +65,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     (seed,) = ctx.saved_tensors
-    return seeded_dropout(dy.contiguous(), seed, ctx.stream, ctx.probability), None, None, None
+    return seeded_dropout(dy, seed, ctx.stream, ctx.probability), None, None, None
 
 
 register_autograd("seeded_dropout", _backward, _setup_context)
