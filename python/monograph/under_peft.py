@@ -36,7 +36,8 @@ def optimize(model: nn.Module, *, attention: bool | None = None, head: bool = Tr
       same names, same files, fused arithmetic. DoRA over a dense layer stays PEFT's.
     - A transformers model uses our packed attention, unless its user chose another than `sdpa` or its device
       has no kernel of ours. `attention=True` wants it in any case, `attention=False` keeps what is there.
-    - A model with layers that carry state along a row refuses packed rows.
+    - A model refuses packed rows if it has layers that carry state along a row, or an attention that reads no
+      borders of documents.
     - With `head`, the head that a trainer of TRL has put on the model computes with `linear_log_probs`: the
       same numbers without a graph break, and nothing for tokens that have no label.
     - The input hook of checkpointing breaks the graph. It is removed where checkpointing does not need it and

@@ -78,31 +78,46 @@ def refuse_packed(model: nn.Module, what: str) -> None:
         raise ValueError(_refusal(layers, what))
 
 
-class _Guard:
-    """The forward pre-hook of guard_packed()."""
+class PackedRowsHook:
+    """A forward pre-hook that refuses packed rows with the message of refusal(); None: they are allowed."""
 
-    def __init__(self, layers: list[str]) -> None:
-        self.layers = layers
+    def refusal(self, module: nn.Module, what: str) -> str | None:
+        raise NotImplementedError
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         for name in ("cu_seqlens", "cu_seq_lens_q", "seq_idx"):
-            if kwargs.get(name) is not None:
-                raise ValueError(_refusal(self.layers, name))
+            if kwargs.get(name) is not None and (message := self.refusal(module, name)) is not None:
+                raise ValueError(message)
         positions = kwargs.get("position_ids")
         if positions is not None and positions.dim() == 3:
             positions = positions[0]  # of 3-D rotary positions the first ascends; height and width may fall
-        if positions is not None and positions.shape[-1] > 1:
+        message = self.refusal(module, "restarting position_ids")
+        if message is not None and positions is not None and positions.shape[-1] > 1:
             # generate() gives padding on the left the position 0 or 1: a fall from there starts no document.
             falls = (positions[..., 1:] < positions[..., :-1]) & (positions[..., :-1] > 1)
-            require(~falls.any(), _refusal(self.layers, "restarting position_ids"))
+            require(~falls.any(), message)
+
+
+class _Guard(PackedRowsHook):
+    def __init__(self, layers: list[str]) -> None:
+        self.layers = layers
+
+    def refusal(self, module: nn.Module, what: str) -> str | None:
+        return _refusal(self.layers, what)
 
 
 def guard_packed(model: nn.Module) -> None:
-    """Has every transformers model inside `model` refuse packed rows if it has layers with state."""
+    """Has every transformers model inside `model` refuse packed rows that it would mix.
+
+    Because of layers with state, or of an attention that reads no borders.
+    """
     from transformers import PreTrainedModel
+
+    from monograph.packing.attention_without_borders import guard_attention
 
     layers = layers_with_state(model)
     for module in model.modules() if layers else ():
         if isinstance(module, PreTrainedModel) and "refuses_packed_rows" not in vars(module):
             vars(module)["refuses_packed_rows"] = True
             module.register_forward_pre_hook(_Guard(layers), with_kwargs=True)
+    guard_attention(model)

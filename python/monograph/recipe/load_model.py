@@ -78,6 +78,7 @@ def load_model(recipe: Recipe, folder: str) -> Any:
     """The base with a new adapter, or with that of lora_model_dir, ready to train."""
     from peft import PeftModel, get_peft_model
 
+    from monograph.packing.attention_without_borders import refuse_attention_without_borders
     from monograph.packing.layers_with_state import refuse_packed
     from monograph.under_peft import optimize
 
@@ -92,4 +93,6 @@ def load_model(recipe: Recipe, folder: str) -> Any:
     else:
         model = get_peft_model(base, lora_config(recipe))
     optimize(model, attention=recipe.attention == "monograph")
+    if recipe.sample_packing or recipe.packs_evaluation:
+        refuse_attention_without_borders(base, "sample_packing: true")
     return model

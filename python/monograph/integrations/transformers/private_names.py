@@ -55,6 +55,9 @@ NAMES = {
     "attn_implementation": PrivateName(
         "transformers:PreTrainedConfig._attn_implementation", _READ, "optimize: a chosen attention is kept"
     ),
+    "supports_attention_backend": PrivateName(
+        f"{_MODEL}._supports_attention_backend", _READ, "packed rows: attention that reads no borders"
+    ),
     # benchmarks
     "ForCausalLMLoss": PrivateName("transformers.loss.loss_utils:ForCausalLMLoss", _READ, "bench loss"),
     "Fp8Quantize": PrivateName(
@@ -92,6 +95,11 @@ def keep_in_fp32_modules(model: Any) -> Any:
 def attn_implementation(model: Any) -> str | None:
     """The attention of a model: `sdpa` if its user said nothing."""
     return model.config._attn_implementation
+
+
+def supports_attention_backend(model: Any) -> bool:
+    """Whether a class calls its attention through transformers' interface, keywords and all."""
+    return bool(model._supports_attention_backend)
 
 
 def checkpoint_function(module: nn.Module) -> Any:

@@ -1,0 +1,61 @@
+"""Models whose attention reads no borders of documents: their packed rows are refused.
+
+Falcon, Bloom, MPT and others of transformers have attention layers of their own, which ours cannot replace
+and which `cu_seqlens` does not reach. Some of them (GPT-J, GPT-Neo) find the borders in position_ids and some
+do not; their classes do not say which, so all are refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from monograph.integrations.transformers.private_names import attn_implementation, supports_attention_backend
+from monograph.packing.layers_with_state import PackedRowsHook
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+OURS = "monograph"
+
+
+def _refusal(model: Any, what: str) -> str:
+    attention = attn_implementation(model)
+    return (
+        f"packed rows ({what}) on {type(model).__name__}, whose attention is {attention!r} and does not read "
+        f"the borders of documents. Wanted attention {OURS!r}, which not every class can take, or one "
+        "document a row (sample_packing: false, PaddedCollator)"
+    )
+
+
+class _Guard(PackedRowsHook):
+    """Looks at the attention when it is called: it may be set after the hook."""
+
+    def refusal(self, module: nn.Module, what: str) -> str | None:
+        return None if attn_implementation(module) == OURS else _refusal(module, what)
+
+
+def _text_models(model: nn.Module) -> list[PreTrainedModel]:
+    """The transformers models inside `model` that read text and are not known to read borders."""
+    from transformers import PreTrainedModel
+
+    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    if not models:
+        return []
+    text = type(models[0].config.get_text_config())
+    return [m for m in models if type(m.config) is text and not supports_attention_backend(m)]
+
+
+def refuse_attention_without_borders(model: nn.Module, what: str) -> None:
+    """Refuses a model that is about to be given packed rows; call it when its attention is set."""
+    for module in _text_models(model):
+        if attn_implementation(module) != OURS:
+            raise ValueError(_refusal(module, what))
+
+
+def guard_attention(model: nn.Module) -> None:
+    for module in _text_models(model):
+        if "needs_our_attention" not in vars(module):
+            vars(module)["needs_our_attention"] = True
+            module.register_forward_pre_hook(_Guard(), with_kwargs=True)
