@@ -230,6 +230,21 @@ def test_what_a_query_may_not_see_has_no_influence(dtype, window):
                     assert y[list(rows)].isnan().flatten(1).any(dim=1).all(), (what, place, name)
 
 
+def test_the_dout_of_a_query_without_keys_reaches_no_sink():
+    generator = torch.Generator().manual_seed(17)
+    q, dout = (torch.randn(4, 2, 16, generator=generator) for _ in range(2))
+    k, v = (torch.randn(3, 2, 16, generator=generator) for _ in range(2))
+    cu_q, cu_k = torch.tensor([0, 3, 4], dtype=torch.int32), torch.tensor([0, 3, 3], dtype=torch.int32)
+    options = (cu_q, cu_k, None, torch.randn(2, generator=generator), True, 0, 0.25, 0.0)
+    out, lse = torch.ops.monograph.varlen_attention(q, k, v, *options)
+    for backward in (torch.ops.monograph.varlen_attention_backward, portable_varlen_attention_backward):
+        dout[3] = 0.0
+        clean = backward(dout, q, k, v, out, lse, *options)
+        dout[3] = math.nan
+        for want, got in zip(clean, backward(dout, q, k, v, out, lse, *options), strict=True):
+            assert torch.equal(want, got)
+
+
 def test_a_value_whose_product_overflows_has_no_influence():
     """dout . v is infinite for a key out of sight, though both are finite."""
     generator = torch.Generator().manual_seed(16)

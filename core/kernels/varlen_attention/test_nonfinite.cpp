@@ -185,6 +185,25 @@ TEST(VarlenAttentionNonFinite, RowsThatSeeNothingOfItMatchTheReference) {
   });
 }
 
+// A query without keys has out = 0: the sinks get nothing of its dout.
+TEST(VarlenAttentionNonFinite, TheDoutOfAQueryWithoutKeysReachesNoSink) {
+  for (const bool causal : {true, false})
+    for_variants([&](const AttentionVariant& variant) {
+      const Shape shape{.lengths = {{3, 3}, {1, 0}, {40, 17}}, .causal = causal, .sinks = true};
+      Case clean(shape, variant.dtype, 11), dirty(shape, variant.dtype, 11);
+      std::vector<std::size_t> without_keys = {3};
+      for (std::size_t t = 4; causal && t < 4 + 23; ++t) without_keys.push_back(t);
+      for (const std::size_t t : without_keys)
+        for (std::size_t h = 0; h < shape.heads; ++h) {
+          clean.dout.put(clean.dout.at(t, h, 1), 0);
+          dirty.dout.put(dirty.dout.at(t, h, 1), std::nanf(""));
+        }
+      clean.run(variant);
+      dirty.run(variant);
+      ASSERT_EQ(clean.dsinks, dirty.dsinks);  // a NaN equals nothing
+    });
+}
+
 // The log-sum-exp and the output that a backward is given may be poisoned where nothing else is.
 TEST(VarlenAttentionNonFinite, ASavedRowReachesOnlyTheKeysItsQuerySees) {
   for_variants([&](const AttentionVariant& variant) {

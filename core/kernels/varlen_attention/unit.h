@@ -26,6 +26,11 @@ struct Visibility {
     const std::int64_t last = i + shift + after + 1;
     return last > keys ? keys : last;
   }
+  // The first query that sees a key, if there are keys; all later ones see one too.
+  [[gnu::always_inline]] std::int64_t first_with_keys() const {
+    const std::int64_t first = -shift - after;
+    return first < 0 ? 0 : first;
+  }
   // Some pair of queries [i, i_end) and keys [j, j_end) may be visible. For fixed queries the
   // blocks of keys that meet this are contiguous, and the other way round.
   [[gnu::always_inline]] bool touches(std::int64_t i, std::int64_t i_end, std::int64_t j,

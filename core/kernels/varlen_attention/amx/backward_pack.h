@@ -149,18 +149,22 @@ void backward_pack_queries(const BackwardUnit& unit, std::size_t head, std::size
   }
 }
 
-// d loss / d sink = -sum over queries of p(sink) * delta.
+// d loss / d sink = -sum over queries of p(sink) * delta, which is 0 for a query without keys,
+// whatever its dout.
 float backward_sink_gradient(const BackwardUnit& unit, std::size_t head, std::size_t slot) {
   const Document& d = unit.document;
   Carver carver{unit.packed};
   const BackwardPacked packed = backward_packed(unit.job.problem, d, carver);
   const QueryPacked q = slot_of(packed, d, slot);
   const __m512 sink = _mm512_set1_ps(unit.job.problem.sinks[head] * kLog2E);
+  if (d.keys == 0) return 0;
+  const std::int64_t first = visibility(unit.job.problem, d).first_with_keys();
   __m512 sum = _mm512_setzero_ps();
   for (std::int64_t i = 0; i < d.queries; i += 16) {
+    const __mmask16 counts = lanes_between(first - i, d.queries - i);
     const __m512 p = exp2_lanes(_mm512_sub_ps(sink, _mm512_load_ps(q.lse + i)));
-    sum = _mm512_fnmadd_ps(_mm512_maskz_mov_ps(lanes_between(0, d.queries - i), p),
-                           _mm512_load_ps(q.delta + i), sum);
+    sum = _mm512_fnmadd_ps(_mm512_maskz_mov_ps(counts, p),
+                           _mm512_maskz_load_ps(counts, q.delta + i), sum);
   }
   return _mm512_reduce_add_ps(sum);
 }

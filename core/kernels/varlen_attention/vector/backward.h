@@ -145,12 +145,15 @@ struct VectorBackward {
         any_nonfinite<V>(to.dout + first * value_width, (last - first) * value_width);
   }
 
-  // d loss / d sink = -sum over queries of p(sink) * delta.
+  // d loss / d sink = -sum over queries of p(sink) * delta, which is 0 for a query without keys,
+  // whatever its dout.
   static float sink_gradient(const BackwardUnit& unit, std::size_t head, std::size_t slot) {
     const Queries q = slot_of(unit, slot);
     const float sink = unit.job.problem.sinks[head] * kLog2E;
     float sum = 0;
-    for (std::int64_t i = 0; i < unit.document.queries; ++i)
+    if (unit.document.keys == 0) return sum;
+    const Visibility sees = visibility(unit.job.problem, unit.document);
+    for (std::int64_t i = sees.first_with_keys(); i < unit.document.queries; ++i)
       sum -= __builtin_exp2f(sink - q.lse[i]) * q.delta[i];
     return sum;
   }
