@@ -1,6 +1,7 @@
 #include "convert_folder.h"
 
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <map>
 #include <thread>
@@ -148,6 +149,16 @@ void write_folder(const char* label, const Model& model, const std::vector<Conve
 }  // namespace
 
 CLI::AsSizeValue size_value() { return CLI::AsSizeValue(/*kb_is_1000=*/true); }
+
+CLI::Validator finite_number(double least) {
+  const auto check = [least](const std::string& text) -> std::string {
+    double value = 0;
+    if (!CLI::detail::lexical_cast(text, value)) return text + ": wanted a number";
+    if (!std::isfinite(value)) return text + ": wanted a finite number";
+    return value < least ? text + ": wanted at least " + fixed_text(least, 0) : "";
+  };
+  return CLI::Validator(check, "");
+}
 
 int threads_of(int jobs) {
   return jobs > 0 ? jobs : static_cast<int>(std::max(std::thread::hardware_concurrency(), 1u));

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,6 +27,8 @@ void declare_folder_options(CLI::App& app, FolderOptions& options);
 
 // A size in decimal units: 512MB, 5GB.
 CLI::AsSizeValue size_value();
+// A number of at least `least`, neither NaN nor infinite.
+CLI::Validator finite_number(double least = std::numeric_limits<double>::lowest());
 // --jobs of every command that has it, and the threads it means.
 void declare_jobs(CLI::App& app, int& jobs);
 int threads_of(int jobs);

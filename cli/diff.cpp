@@ -167,10 +167,6 @@ std::string scientific(double value) {
   return text.data();
 }
 
-json::Value number_or_null(double value) {
-  return std::isfinite(value) ? json::Value::number(value) : json::Value();
-}
-
 json::Value row_json(const Comparison& row) {
   json::Value value;
   value.set("name", json::Value::string(row.name));
@@ -178,11 +174,11 @@ json::Value row_json(const Comparison& row) {
   if (row.a) value.set("format_a", json::Value::string(row.a->format));
   if (row.b) value.set("format_b", json::Value::string(row.b->format));
   if (!has_numbers(row)) return value;
-  value.set("max_error", number_or_null(row.max_error));
-  value.set("mean_error", number_or_null(row.mean_error));
-  value.set("relative_error", number_or_null(row.relative));
-  value.set("snr_db", number_or_null(row.snr_db));
-  value.set("cosine", number_or_null(row.cosine));
+  value.set("max_error", json::Value::number(row.max_error));
+  value.set("mean_error", json::Value::number(row.mean_error));
+  value.set("relative_error", json::Value::number(row.relative));
+  value.set("snr_db", json::Value::number(row.snr_db));
+  value.set("cosine", json::Value::number(row.cosine));
   return value;
 }
 
@@ -263,7 +259,7 @@ Run declare(CLI::App& app) {
       ->allow_extra_args(false);
   app.add_option("--tolerance", options->tolerance,
                  "Largest relative error |A - B| / |A| that is no mismatch")
-      ->check(CLI::NonNegativeNumber)
+      ->check(finite_number(0))
       ->option_text("X [0]");
   app.add_option("--top", options->top, "Print this many weights, the worst first")
       ->option_text("N [20]");

@@ -31,7 +31,8 @@ struct Options {
   bool force = false, json = false, all = false, dry_run = false;
   bool double_quant = false, as_double_quant = false;
   std::optional<std::size_t> block, as_block;
-  double warn_below = 0.9, fail_below = -2;
+  double warn_below = 0.9;
+  std::optional<double> fail_below;
   int jobs = 0;
   std::uint64_t max_shard_bytes = 5'000'000'000;
 };
@@ -217,7 +218,7 @@ class Merge {
                         inputs);
     hash();
     write(plan, folder);
-    const bool failed = report_.below(options_.fail_below) > 0;
+    const bool failed = options_.fail_below && report_.below(*options_.fail_below) > 0;
     if (!failed) folder.commit();
     print(failed);
     return failed ? kFinding : kOk;
@@ -341,7 +342,7 @@ class Merge {
                     ": a wider output type keeps more");
     }
     if (failed) {
-      session_.warn(std::to_string(report_.below(options_.fail_below)) +
+      session_.warn(std::to_string(report_.below(*options_.fail_below)) +
                     " weights are below --fail-below; " + options_.out + " was not written");
     }
   }
@@ -392,9 +393,11 @@ Run declare(CLI::App& app) {
   app.add_flag("--double-quant", options->double_quant, "--to nf4 or fp4 with quantised scales");
   app.add_option("--warn-below", options->warn_below,
                  "Warn about weights whose stored change has a smaller cosine to the trained one")
+      ->check(finite_number())
       ->capture_default_str();
   app.add_option("--fail-below", options->fail_below,
-                 "Write nothing and exit with 1 if a weight has a smaller cosine");
+                 "Write nothing and exit with 1 if a weight has a smaller cosine")
+      ->check(finite_number());
   app.add_flag("--force", options->force,
                "Merge onto another base than the adapter records, and replace --out if it exists");
   app.add_option("--max-shard-size", options->max_shard_bytes, "Start a new file above this size")

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 
 #include "model.h"
@@ -45,7 +46,7 @@ Survival MergeReport::whole() const {
 
 std::size_t MergeReport::below(double cosine) const {
   return static_cast<std::size_t>(std::count_if(rows.begin(), rows.end(), [&](const MergeRow& row) {
-    return row.survival.cosine() < cosine;
+    return row.survival.is_below(cosine);
   }));
 }
 
@@ -53,7 +54,8 @@ std::string report_text(const MergeReport& report, std::size_t shown) {
   std::vector<const MergeRow*> rows;
   for (const MergeRow& row : report.rows) rows.push_back(&row);
   std::stable_sort(rows.begin(), rows.end(), [](const MergeRow* a, const MergeRow* b) {
-    return a->survival.cosine() < b->survival.cosine();
+    const double x = a->survival.cosine(), y = b->survival.cosine();
+    return std::isnan(x) ? !std::isnan(y) : x < y;  // no cosine is the worst one
   });
   Table table({"weight", "change", ">|base|", ">|meant|", ">|stored|", ">cosine", ">kept"});
   for (std::size_t i = 0; i < std::min(shown, rows.size()); ++i) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 
 #include "base/error.h"
 #include "safetensors/json_scanner.h"
@@ -90,6 +91,7 @@ Value Value::number(std::int64_t value) {
 
 Value Value::number(double value) {
   Value out;
+  if (!std::isfinite(value)) return out;
   out.kind_ = Kind::kNumber;
   out.text_ = number_text(value);
   // 6 would be read back as a whole number.

@@ -22,7 +22,8 @@ class Value {
   Value() = default;  // null
   static Value boolean(bool value);
   static Value number(std::int64_t value);
-  static Value number(double value);  // the shortest text that reads back the same
+  // The shortest text that reads back the same; null for NaN and infinities, which JSON has not.
+  static Value number(double value);
   static Value string(std::string_view text);
   static Value array();
   static Value object();

@@ -45,6 +45,7 @@ class Runner {
       std::vector<float> base;
       std::vector<double> merged;
       std::vector<T> out;
+      std::vector<float> read_back;
       for (; panel < end; ++panel) {
         const std::size_t first = panel * panels.panel_rows();
         const std::size_t last = std::min(panels.rows(), first + panels.panel_rows());
@@ -52,8 +53,11 @@ class Runner {
         panels.merge(first, last, base, merged);
         out.resize(merged.size());
         for (std::size_t i = 0; i < merged.size(); ++i) out[i] = round_to<T>(merged[i]);
+        read_back.resize(out.size());
+        for (std::size_t i = 0; i < merged.size(); ++i) read_back[i] = to_float(out[i]);
+        panels.check_stored(first, short_name(stored(*weight.dtype)), merged, read_back);
         for (std::size_t i = 0; i < merged.size(); ++i) {
-          survivals[panel].add(base[i], merged[i], to_float(out[i]));
+          survivals[panel].add(base[i], merged[i], read_back[i]);
         }
         const std::size_t bytes = out.size() * sizeof(T);
         writer_.write(weight.name, std::uint64_t{first} * panels.cols() * sizeof(T),

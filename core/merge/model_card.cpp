@@ -44,7 +44,7 @@ std::string model_card(const Card& card, std::span<const MergeRow> rows) {
   const MergeRow* worst = nullptr;
   for (const MergeRow& row : rows) {
     whole += row.survival;
-    if (worst == nullptr || row.survival.cosine() < worst->survival.cosine()) worst = &row;
+    if (worst == nullptr || row.survival.is_below(worst->survival.cosine())) worst = &row;
   }
   text += "\nHashes are those of `monograph inspect --hash`. ";
   if (worst != nullptr) {

@@ -36,7 +36,11 @@ Survival measure(const MergedPanels& panels, const PackedCopy& copy, DType type,
         std::vector<float> row(cols);
         Survival& survival = survivals[first / panels.panel_rows()];
         for (std::size_t i = 0; i < merged.size(); ++i) {
-          if (i % cols == 0) copy.read_row(first + i / cols, type, row.data());
+          if (i % cols == 0) {
+            copy.read_row(first + i / cols, type, row.data());
+            panels.check_stored(first + i / cols, short_name(stored(type)),
+                                std::span(merged).subspan(i, cols), row);
+          }
           survival.add(base[i], merged[i], row[i % cols]);
         }
       });

@@ -1,7 +1,9 @@
 #include "merge/panels.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <numeric>
 
@@ -232,11 +234,26 @@ void MergedPanels::merge(std::size_t first, std::size_t last, const std::vector<
   }
   const auto bad = std::find_if(merged.begin(), merged.end(),
                                 [](double value) { return !std::isfinite(value); });
-  if (bad != merged.end() && weight_.is_changed()) {
+  // What is only copied or cast keeps the NaN of its base; a packed one ends beyond its type.
+  if (bad != merged.end() && (weight_.is_changed() || weight_.base->is_packed())) {
     const auto at = static_cast<std::size_t>(bad - merged.begin());
     throw Error("weight " + safetensors::in_quotes(weight_.name) + ": row " +
                 std::to_string(first + at / cols_) + ", column " + std::to_string(at % cols_) +
                 " would be " + std::to_string(*bad) + ": base or adapter is broken there");
+  }
+}
+
+void MergedPanels::check_stored(std::size_t first, std::string_view type,
+                                std::span<const double> merged,
+                                std::span<const float> stored) const {
+  for (std::size_t i = 0; i < merged.size(); ++i) {
+    if (std::isfinite(stored[i]) || !std::isfinite(merged[i])) continue;
+    std::array<char, 32> value{};
+    std::snprintf(value.data(), value.size(), "%.9g", merged[i]);
+    throw Error("weight " + safetensors::in_quotes(weight_.name) + ": row " +
+                std::to_string(first + i / cols_) + ", column " + std::to_string(i % cols_) +
+                " is " + value.data() + ", " + std::string(type) +
+                (type == "fp16" ? " ends at 65504" : " cannot hold it"));
   }
 }
 

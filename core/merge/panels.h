@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "cpu/parallel.h"
@@ -35,6 +37,10 @@ class MergedPanels {
   void read_base(std::size_t first, std::size_t last, std::vector<float>& base) const;
   void merge(std::size_t first, std::size_t last, const std::vector<float>& base,
              std::vector<double>& merged) const;
+  // Throws Error if `stored`, the values of merge(first, ...) as they are read back from `type`,
+  // has an infinity or a NaN where `merged` has a number.
+  void check_stored(std::size_t first, std::string_view type, std::span<const double> merged,
+                    std::span<const float> stored) const;
 
  private:
   struct Term {

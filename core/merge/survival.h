@@ -36,6 +36,8 @@ struct Survival {
     if (intended == 0) return 1;
     return realised == 0 ? 0 : product / (std::sqrt(intended) * std::sqrt(realised));
   }
+  // Also where a base that is not finite leaves no cosine.
+  bool is_below(double threshold) const { return !(cosine() >= threshold); }
   // The part of the change that is there: its projection on what was meant. 1 is all of it.
   double kept() const { return intended == 0 ? 1 : product / intended; }
 };

@@ -188,6 +188,12 @@ def test_diff_across_formats_gives_the_figures_of_torch(llama, packed, tmp_path)
     assert "14 same values" in run("diff", packed, tmp_path / "dense").stdout
 
 
+def test_diff_takes_a_finite_tolerance_of_at_least_0(llama):
+    for value in ("nan", "inf", "-1", "-nan"):
+        assert "--tolerance" in run("diff", llama, llama, f"--tolerance={value}", code=2).stderr
+    run("diff", llama, llama, "--tolerance", "0")
+
+
 def test_diff_reports_what_is_on_one_side_or_of_another_shape(llama, tmp_path):
     def change(state):
         state["new.weight"] = state.pop(UP)

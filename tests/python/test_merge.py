@@ -303,6 +303,59 @@ def test_thresholds_dry_run_and_refusals(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"base", "adapter", "out"}
 
 
+def huge_model(folder, dtype, value, name):
+    model = base_model(dtype)
+    model.state_dict()[name][3, 5] = value
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("dtype", "to", "name", "value"),
+    [
+        (torch.bfloat16, "fp16", "q_proj", 65280),
+        (torch.float16, "same", "q_proj", 65280),
+        (torch.float16, "nf4", "q_proj", 65280),
+        (torch.bfloat16, "fp16", "v_proj", 1e5),
+    ],
+    ids=["changed", "fp16_base", "packed_of_fp16", "cast"],
+)
+def test_a_value_beyond_fp16_is_an_error(tmp_path, dtype, to, name, value):
+    weight = f"model.layers.0.self_attn.{name}.weight"
+    model = huge_model(tmp_path / "base", dtype, value, weight)
+    adapter_on(model, tmp_path / "adapter", torch.float32)
+    state = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    prefix = f"base_model.model.{weight}".replace("weight", "lora_{}.weight")
+    if name == "q_proj":  # 65280 + 2 * 8 * 16 = 65536 in fp64
+        state[prefix.format("A")][:, 5] = 4
+        state[prefix.format("B")][3] = 4
+        save_file(state, tmp_path / "adapter" / "adapter_model.safetensors")
+    arguments = ["merge", tmp_path / "base", "--adapter", tmp_path / "adapter", "--base", "original"]
+    text = run(*arguments, "--to", to, "--out", tmp_path / "out", code=3).stderr
+    assert f"'{weight}': row 3, column 5 is " in text
+    assert "fp16 ends at 65504" in text
+    assert not (tmp_path / "out").exists()
+    run(*arguments, "--to", "fp32", "--out", tmp_path / "wide")
+
+
+def test_a_change_without_a_cosine_is_below_every_threshold(tmp_path):
+    model = huge_model(tmp_path / "base", torch.bfloat16, float("nan"), "lm_head.weight")
+    model.lm_head.weight.data[3, 5] = 1
+    adapter_on(model, tmp_path / "adapter", torch.float32, modules_to_save=["lm_head"])
+    arguments = ["merge", tmp_path / "base", "--adapter", tmp_path / "adapter", "--base", "original"]
+    report = run_json(*arguments, "--out", tmp_path / "out", "--warn-below", "-1")
+    assert report["below_threshold"] == 1
+    (row,) = [row for row in report["weights"] if row["name"] == "lm_head.weight"]
+    assert (row["cosine"], row["base_norm"], report["whole"]["cosine"]) == (None, None, None)
+    failed = run(*arguments, "--out", tmp_path / "other", "--fail-below", "-1", code=1)
+    assert "1 weights are below --fail-below" in failed.stderr
+    assert failed.stdout.splitlines()[2].startswith("lm_head.weight")
+    assert not (tmp_path / "other").exists()
+    for option in ("--fail-below", "--warn-below"):
+        for value in ("nan", "inf", "-inf"):
+            assert option in run(*arguments, "--out", tmp_path / "other", option, value, code=2).stderr
+
+
 def test_gguf_knows_every_tensor_and_reads_them_back(tmp_path):
     """llama.cpp's converter is in no package; its table of names and its file format are. 4-bit bases fail
     there with `Can not map tensor '...weight.absmax'`: a merged folder has plain tensors only."""
