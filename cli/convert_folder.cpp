@@ -176,6 +176,7 @@ void declare_folder_options(CLI::App& app, FolderOptions& options) {
   app.add_option("to", options.to, "The folder to make")->required();
   app.add_option("--max-shard-size", options.max_shard_bytes, "Largest file: 500MB, 5GB")
       ->transform(size_value())
+      ->check(finite_number(1))
       ->option_text("SIZE [5GB]");
   declare_jobs(app, options.jobs);
   app.add_flag("--force", options.force, "Replace a checkpoint that is already there, in one step");
@@ -186,6 +187,7 @@ void declare_folder_options(CLI::App& app, FolderOptions& options) {
 int convert_folder(const char* label, const Model& model, std::vector<Conversion> conversions,
                    const std::optional<json::Value>& config, const FolderOptions& options,
                    const Session& session) {
+  if (options.to.empty()) throw CLI::ValidationError("to", "is empty, wanted a folder");
   sort_by_source(conversions);
   std::vector<FilePlan> plans = plan(conversions, options.max_shard_bytes);
   Report report = make_report(conversions);

@@ -218,6 +218,11 @@ void print_text(const std::vector<Comparison>& rows, const Options& options) {
 int diff(const Options& options, const Session& session) {
   const Model a = open_model(options.a), b = open_model(options.b);
   std::vector<Comparison> rows = pair_up(a, b, patterns(options.names));
+  if (rows.empty() && !options.names.empty()) {
+    throw CLI::ValidationError("--name", printable(options.names.front()) +
+                                             (options.names.size() > 1 ? " and the others" : "") +
+                                             ": no weight has such a name");
+  }
   {
     const auto advance = session.progress("diff", a.size_bytes());
     std::atomic<std::size_t> next = 0;

@@ -93,6 +93,9 @@ const Weight* first_packed(const Model& model) {
 // --base must say which weights the adapter was trained on, and BASE must have them.
 void check_base_choice(const Options& options, const Model& model) {
   const Weight* packed = first_packed(model);
+  if (options.base_weights == "original" && !options.as.empty()) {
+    throw CLI::ValidationError("--as", "is for --base dequantized, the base weights are original");
+  }
   if (options.base_weights == "original" && packed != nullptr) {
     throw Error(options.base + ": is quantised (" + std::string(packed->format) +
                 "), so it does not have the original weights: give the model it was made from, or "
@@ -104,7 +107,7 @@ void check_base_choice(const Options& options, const Model& model) {
                 "that checkpoint, or say how this one was loaded in training (--as nf4), or use "
                 "--base original");
   }
-  if (!options.as.empty() && (packed != nullptr || options.base_weights == "original")) {
+  if (!options.as.empty() && packed != nullptr) {
     throw Error(options.base +
                 ": --as is for --base dequantized with a base that is not quantised");
   }
@@ -226,6 +229,7 @@ class Merge {
 
  private:
   void open() {
+    if (options_.out.empty()) throw CLI::ValidationError("--out", "is empty, wanted a folder");
     model_ = open_model(options_.base);
     if (!fs::is_directory(options_.base)) throw Error(options_.base + ": must be a model folder");
     if (model_.config) config_ = *model_.config;
@@ -402,6 +406,7 @@ Run declare(CLI::App& app) {
                "Merge onto another base than the adapter records, and replace --out if it exists");
   app.add_option("--max-shard-size", options->max_shard_bytes, "Start a new file above this size")
       ->transform(CLI::AsSizeValue(true))
+      ->check(finite_number(1))
       ->default_str("5GB");
   declare_jobs(app, options->jobs);
   app.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");

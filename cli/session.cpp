@@ -86,6 +86,8 @@ void catch_signals() {
   action.sa_flags = static_cast<int>(SA_RESETHAND);
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
+  // A write beyond `ulimit -f` fails with EFBIG then, and the file is named.
+  ::signal(SIGXFSZ, SIG_IGN);
 }
 
 void throw_if_interrupted() {

@@ -1,6 +1,7 @@
 """monograph verify and monograph diff."""
 
 import json
+import resource
 import shutil
 import subprocess
 
@@ -192,6 +193,27 @@ def test_diff_takes_a_finite_tolerance_of_at_least_0(llama):
     for value in ("nan", "inf", "-1", "-nan"):
         assert "--tolerance" in run("diff", llama, llama, f"--tolerance={value}", code=2).stderr
     run("diff", llama, llama, "--tolerance", "0")
+
+
+def test_diff_of_a_name_that_no_weight_has_is_an_error(llama):
+    assert "--name: zzz" in run("diff", llama, llama, "--name", "zzz", code=2).stderr
+    run("diff", llama, llama, "--name", "zzz", "--name", "up_proj")
+
+
+def test_output_that_cannot_be_meant_is_a_wrong_command_line(llama, tmp_path):
+    assert (
+        "--max-shard-size" in run("quantize", llama, tmp_path / "x", "--max-shard-size", "0", code=2).stderr
+    )
+    assert run("quantize", llama, "", code=2).stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_limit_on_the_size_of_files_is_exit_code_5(llama, tmp_path):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+    assert "too large" in run("quantize", llama, tmp_path / "x", code=5, preexec_fn=limit).stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_diff_reports_what_is_on_one_side_or_of_another_shape(llama, tmp_path):

@@ -296,6 +296,9 @@ def test_thresholds_dry_run_and_refusals(tmp_path):
     assert "overlaps" in run(*arguments, tmp_path / "base" / "x", code=3).stderr
     run("merge", tmp_path / "base", "--adapter", tmp_path / "adapter", "--out", out, code=2)
     run(*arguments, tmp_path / "y", "--adapter", f"{tmp_path}/adapter:heavy", code=2)
+    assert "--as" in run(*arguments, tmp_path / "y", "--as", "nf4", code=2).stderr
+    assert run(*arguments, "", code=2).stderr.count("\n") == 1
+    assert "--max-shard-size" in run(*arguments, tmp_path / "y", "--max-shard-size", "0", code=2).stderr
     run(*arguments, tmp_path / "y", "--adapter", tmp_path / "nothing", code=5)
     path = tmp_path / "adapter" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"use_qalora": True}))
