@@ -8,6 +8,11 @@ from collections.abc import Iterator
 
 from monograph.recipe.keys import Recipe
 
+# Weights, configs and what a tokenizer may consist of; no *.bin, *.pth, *.gguf, images or logs.
+NEEDED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt", "*.py"]
+# The same weights once more, for other programs: Meta's and Mistral's originals, exports, training states.
+REPEATED = ["original/*", "consolidated*", "metal/*", "onnx/*", "openvino/*", "checkpoint-*/*"]
+
 
 @contextlib.contextmanager
 def naming(key: str, value: str) -> Iterator[None]:
@@ -32,5 +37,6 @@ def model_folder(recipe: Recipe) -> str:
         return snapshot_download(
             recipe.base_model,
             revision=recipe.revision_of_model,
-            ignore_patterns=["*.bin", "*.pth", "original/*"],
+            allow_patterns=NEEDED,
+            ignore_patterns=REPEATED,
         )
