@@ -196,12 +196,13 @@ def attention_forward(
     batch, heads, q_length, _ = query.shape
     kv_length = key.shape[2]
     lengths = None
+    given = "cu_seq_lens_q" if cu_seqlens is None else "cu_seqlens"
     if cu_seqlens is not None:  # ours: padding is in no document, where flash's keywords make it one
         cu_seq_lens_q = cu_seq_lens_k = cu_seqlens
     if cu_seq_lens_q is not None:
         if batch != 1:
             raise ValueError(f"monograph attention: packed documents in a batch of {batch} rows, wanted 1")
-        refuse_in_config(getattr(module, "config", None), "cu_seqlens")
+        refuse_in_config(getattr(module, "config", None), given)
         cu_q, cu_k = cu_seq_lens_q, cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
     elif attention_mask is not None:
         cu_q, cu_k, lengths = attention_mask[0, 0, 0], attention_mask[0, 1, 0], attention_mask[0, 2, 0, :-1]

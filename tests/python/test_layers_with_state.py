@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch._dynamo
 from transformers import (
+    FalconH1Config,
+    FalconH1ForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     LlamaConfig,
@@ -19,6 +21,7 @@ from transformers import (
 )
 
 import monograph as mg
+import monograph.transformers_attention
 from monograph.packing import PackedCollator, PaddedCollator
 from monograph.packing.layers_with_state import _Guard, layers_with_state, refuse_packed
 from monograph.recipe import load_model
@@ -50,6 +53,9 @@ def build(name):
         return Mamba2ForCausalLM(config)
     if name == "lfm2":
         return Lfm2ForCausalLM(Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]))
+    if name == "falcon_h1":
+        mixer = {"mamba_d_ssm": 32, "mamba_n_heads": 2, "mamba_d_head": 16, "mamba_d_state": 4}
+        return FalconH1ForCausalLM(FalconH1Config(**SMALL, **mixer, mamba_n_groups=1, mamba_chunk_size=8))
     if name == "recurrent_gemma":
         options = SMALL | {"num_hidden_layers": 3}
         return RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**options, attention_window_size=8))
@@ -105,6 +111,17 @@ def test_our_attention_refuses_them_without_optimize(name):
     cu = {"cu_seqlens": packed["cu_seqlens"]} if name == "lfm2" else {}
     with pytest.raises(ValueError, match=r"carry state along the row: (conv|linear_attention)"):
         model(packed["input_ids"], position_ids=packed["position_ids"], **cu, use_cache=False)
+
+
+def test_a_layer_of_attention_and_state_refuses_them_without_optimize():
+    """Falcon-H1 names no kind with state: each of its layers is `hybrid`."""
+    model = build("falcon_h1").eval()
+    model.set_attn_implementation("monograph")
+    packed = PackedCollator(pad_to_multiple_of=16, max_documents=4)(DOCUMENTS)
+    with pytest.raises(ValueError, match=r"packed rows \(cu_seq_lens_q\) with layers that carry state"):
+        model(packed["input_ids"], cu_seq_lens_q=packed["cu_seq_lens_q"], use_cache=False)
+    with torch.no_grad():
+        assert model(**PaddedCollator()(DOCUMENTS), use_cache=False).loss.isfinite()
 
 
 def test_a_train_step_refuses_them_inside_its_graph():

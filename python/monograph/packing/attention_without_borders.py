@@ -43,7 +43,11 @@ def _text_models(model: nn.Module) -> list[PreTrainedModel]:
     models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     if not models:
         return []
-    text = type(models[0].config.get_text_config())
+    config = models[0].config
+    try:
+        text = type(config.get_text_config())
+    except ValueError:  # several of them: an encoder and a decoder of text
+        text = type(config)
     return [m for m in models if type(m.config) is text and not supports_attention_backend(m)]
 
 

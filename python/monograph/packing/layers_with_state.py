@@ -15,8 +15,11 @@ from torch import nn
 
 from monograph.integrations.torch.private_names import assert_async
 
-# Kinds in `config.layer_types` (`linear_attention`, `conv`, `mamba`, `recurrent` ...), and classes.
-_KINDS = re.compile(r"linear|conv|mamba|recurrent|ssm|rwkv|lightning|delta|lstm|retention", re.IGNORECASE)
+# Kinds in `config.layer_types` (`linear_attention`, `conv`, `mamba` ...), and classes. `hybrid`: attention
+# and a state space beside each other in one layer (Falcon-H1).
+_KINDS = re.compile(
+    r"hybrid|linear|conv|mamba|recurrent|ssm|rwkv|lightning|delta|lstm|retention", re.IGNORECASE
+)
 _CLASSES = re.compile(r"mamba|deltanet|deltaattention|rwkv|lstm|lightning|shortconv|rglru|retention", re.I)
 _PARAMETERS = {"A_log", "dt_bias", "time_decay", "recurrent_param"}
 _TOWERS = re.compile(r"audio|vision|visual|speech")  # their layers run along no text
