@@ -137,3 +137,16 @@ def test_moments_of_another_shape_are_not_written():
             [0.0],
             1.0,
         )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((1, -64, False, False, 0, 0), "block size is -64"),
+        ((5, 16, False, False, 0, 2**63 - 1), "scale_bytes is 9223372036854775807"),
+        ((1, 64, False, False, 99, 0), "rule is 99"),
+    ],
+)
+def test_the_fake_of_quantize_names_wrong_numbers(numbers, message):
+    with pytest.raises(ValueError, match=f"quantize: {message}"):
+        torch.ops.monograph.quantize(torch.empty(4, 64, device="meta"), *numbers)

@@ -97,25 +97,32 @@ def _absmax_quantize(
     return codes[::2] << 4 | codes[1::2], absmax
 
 
-def _check_arguments(
-    input: torch.Tensor, format: int, block: int, double_quant: bool, rule: int, scale_bytes: int
-) -> Format:
-    check_tensors("quantize", input=input)
-    check_float("quantize", "input", input)
-    try:
-        fmt = format_numbered(format)
-        fmt.check_block(block)
-        check_dimensions("quantize", input.shape)
-        if fmt.shape is BlockShape.ROW:
-            fmt.grid(list(input.shape) or [1], block)
-    except ValueError as error:
-        raise ValueError(f"quantize: {str(error).removeprefix('quantize: ')}") from None
+def _check_numbers(format: int, block: int, double_quant: bool, rule: int, scale_bytes: int) -> Format:
+    """All but the input: for the fake, whose sizes may be symbols, as well."""
+    fmt = _format("quantize", format)
+    allowed = fmt.block_sizes
+    require(block in allowed, "quantize", f"block size is {block}, format {fmt.name} wants one of {allowed}")
     require(not double_quant or fmt.double_quant, "quantize", f"format {fmt.name} has no double quantisation")
     rules = [fmt.rule_number(name) for name in fmt.rules]
     require(rule in (0, *rules), "quantize", f"rule is {rule}, format {fmt.name} wants 0 or one of {rules}")
     sizes = [fmt.scale_bytes(kind) for kind in fmt.scale_types]
     found = f"scale_bytes is {scale_bytes}, format {fmt.name} wants 0 or one of {sizes}"
     require(scale_bytes in (0, *sizes), "quantize", found)
+    return fmt
+
+
+def _check_arguments(
+    input: torch.Tensor, format: int, block: int, double_quant: bool, rule: int, scale_bytes: int
+) -> Format:
+    check_tensors("quantize", input=input)
+    check_float("quantize", "input", input)
+    fmt = _check_numbers(format, block, double_quant, rule, scale_bytes)
+    check_dimensions("quantize", input.shape)
+    if fmt.shape is BlockShape.ROW:
+        try:
+            fmt.grid(list(input.shape) or [1], block)
+        except ValueError as error:
+            raise ValueError(f"quantize: {error}") from None
     return fmt
 
 
@@ -150,7 +157,7 @@ def _format(op: str, number: int) -> Format:
 @torch.library.register_fake("monograph::quantize")
 def _(input, format, block, double_quant, saturate_nonfinite, rule=0, scale_bytes=0):  # type: ignore[no-untyped-def]
     require(input.layout is torch.strided, "quantize", f"input is {input.layout}, wanted an ordinary tensor")
-    fmt = _format("quantize", format)
+    fmt = _check_numbers(format, block, double_quant, rule, scale_bytes)
     elements = input.numel()
     if fmt.shape is BlockShape.SQUARE:
         blocks = prod(fmt.grid(input.shape, block))
