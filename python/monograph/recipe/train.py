@@ -185,10 +185,11 @@ class Run:
         rate = learning_rate(recipe, progress.step, self.epochs.total)
         result = self.step(batches, rate)
         loss, norm = float(result.loss), float(result.grad_norm)
+        scale = {} if result.loss_scale is None else {"loss_scale": float(result.loss_scale)}
         if not (math.isfinite(loss) and math.isfinite(norm)):
             # A scaled loss overflows until its scale is found; that is no bad step while the scale is large.
             searching = result.loss_scale is not None and math.isfinite(loss) and result.loss_scale >= 1
-            return self._skipped(loss, norm, metrics, reporter, counts=not searching)
+            return self._skipped(loss, norm, scale, metrics, reporter, counts=not searching)
         if norm == 0.0 and progress.step == progress.skipped:
             raise ValueError(
                 "the first gradient is zero: nothing would be learnt. Are the targets of the first step "
@@ -202,7 +203,6 @@ class Run:
         high = threshold is not None and loss > threshold
         progress.losses_too_high = progress.losses_too_high + 1 if high else 0
         if progress.step % recipe.logging_steps == 0 or progress.step == self.epochs.total:
-            scale = {} if result.loss_scale is None else {"loss_scale": float(result.loss_scale)}
             metrics.add(
                 {
                     "step": progress.step,
@@ -220,7 +220,14 @@ class Run:
             )
 
     def _skipped(
-        self, loss: float, norm: float, metrics: Metrics, reporter: Reporter, *, counts: bool
+        self,
+        loss: float,
+        norm: float,
+        scale: dict[str, float],
+        metrics: Metrics,
+        reporter: Reporter,
+        *,
+        counts: bool,
     ) -> None:
         """A step that changed nothing: the update leaves parameters and moments alone where the norm of the
         gradient is not finite."""
@@ -231,7 +238,7 @@ class Run:
         what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
         reporter.say(f"step {progress.step} skipped: {what} ({progress.skipped} so far)")
         reporter.pass_over()
-        metrics.add({"step": progress.step, "skipped_steps": progress.skipped})
+        metrics.add({"step": progress.step, "skipped_steps": progress.skipped} | scale)
 
     def _bad_steps(self, saved: str) -> str:
         count, last = self.progress.skipped_in_a_row, self.progress.step
