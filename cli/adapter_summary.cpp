@@ -6,7 +6,7 @@
 #include <cmath>
 #include <map>
 
-#include "base/error.h"
+#include "monograph/base/error.h"
 #include "table.h"
 
 namespace monograph::cli {

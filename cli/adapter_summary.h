@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "json/document.h"
 #include "model.h"
+#include "monograph/json/document.h"
 
 namespace monograph::cli {
 

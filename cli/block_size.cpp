@@ -3,7 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
-#include "convert/packed_parts.h"
+#include "monograph/convert/packed_parts.h"
 
 namespace monograph::cli {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <optional>
 
-#include "formats/format.h"
+#include "monograph/formats/format.h"
 
 namespace monograph::cli {
 

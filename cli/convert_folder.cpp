@@ -6,9 +6,9 @@
 #include <map>
 #include <thread>
 
-#include "convert/packed_parts.h"
-#include "folder/carry_over.h"
-#include "folder/staged_folder.h"
+#include "monograph/convert/packed_parts.h"
+#include "monograph/folder/carry_over.h"
+#include "monograph/folder/staged_folder.h"
 #include "table.h"
 
 namespace monograph::cli {

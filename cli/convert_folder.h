@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "command.h"
-#include "convert/convert.h"
-#include "json/document.h"
 #include "model.h"
+#include "monograph/convert/convert.h"
+#include "monograph/json/document.h"
 
 namespace monograph::cli {
 

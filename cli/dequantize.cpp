@@ -1,8 +1,8 @@
 // monograph dequantize: a packed model folder back to bf16, fp16 or fp32.
 #include <memory>
 
-#include "base/error.h"
 #include "convert_folder.h"
+#include "monograph/base/error.h"
 
 namespace monograph::cli {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "command.h"
 #include "convert_folder.h"
-#include "cpu/parallel.h"
 #include "model.h"
+#include "monograph/cpu/parallel.h"
 #include "pattern.h"
 #include "table.h"
 

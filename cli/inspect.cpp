@@ -7,12 +7,12 @@
 
 #include "adapter_summary.h"
 #include "command.h"
-#include "hash/checkpoint_hash.h"
 #include "model.h"
+#include "monograph/hash/checkpoint_hash.h"
+#include "monograph/safetensors/utf8.h"
+#include "monograph/weights/spellings.h"
 #include "pattern.h"
-#include "safetensors/utf8.h"
 #include "table.h"
-#include "weights/spellings.h"
 
 namespace monograph::cli {
 namespace {

@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <new>
 
+#include "monograph/safetensors/file_ops.h"
 #include "program.h"
-#include "safetensors/file_ops.h"
 
 namespace {
 

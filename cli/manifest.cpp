@@ -7,10 +7,10 @@
 #include <atomic>
 #include <mutex>
 
-#include "base/error.h"
-#include "cpu/parallel.h"
-#include "json/document.h"
 #include "model.h"
+#include "monograph/base/error.h"
+#include "monograph/cpu/parallel.h"
+#include "monograph/json/document.h"
 
 namespace monograph::cli {
 namespace {

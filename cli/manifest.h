@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "safetensors/checkpoint.h"
+#include "monograph/safetensors/checkpoint.h"
 
 namespace monograph::cli {
 

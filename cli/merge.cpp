@@ -4,20 +4,20 @@
 #include <cstdio>
 #include <memory>
 
-#include "adapter/adapter.h"
 #include "block_size.h"
 #include "command.h"
-#include "convert/packed_parts.h"
-#include "convert/why_kept.h"
 #include "convert_folder.h"
-#include "folder/carry_over.h"
-#include "folder/staged_folder.h"
-#include "hash/checkpoint_hash.h"
-#include "hash/sha256.h"
-#include "merge/model_card.h"
 #include "merge_report.h"
 #include "model.h"
-#include "safetensors/utf8.h"
+#include "monograph/adapter/adapter.h"
+#include "monograph/convert/packed_parts.h"
+#include "monograph/convert/why_kept.h"
+#include "monograph/folder/carry_over.h"
+#include "monograph/folder/staged_folder.h"
+#include "monograph/hash/checkpoint_hash.h"
+#include "monograph/hash/sha256.h"
+#include "monograph/merge/model_card.h"
+#include "monograph/safetensors/utf8.h"
 
 namespace monograph::cli {
 namespace {

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "json/document.h"
-#include "merge/merge.h"
+#include "monograph/json/document.h"
+#include "monograph/merge/merge.h"
 
 namespace monograph::cli {
 

@@ -4,8 +4,8 @@
 #include <array>
 #include <cstdio>
 
-#include "base/error.h"
-#include "safetensors/utf8.h"
+#include "monograph/base/error.h"
+#include "monograph/safetensors/utf8.h"
 #include "session.h"
 
 namespace monograph::cli {

@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "json/document.h"
-#include "safetensors/checkpoint.h"
-#include "weights/weight.h"
+#include "monograph/json/document.h"
+#include "monograph/safetensors/checkpoint.h"
+#include "monograph/weights/weight.h"
 
 namespace monograph::cli {
 

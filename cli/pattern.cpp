@@ -3,8 +3,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
-#include "base/error.h"
-#include "safetensors/utf8.h"
+#include "monograph/base/error.h"
+#include "monograph/safetensors/utf8.h"
 
 namespace monograph::cli {
 namespace {

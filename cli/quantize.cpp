@@ -1,12 +1,12 @@
 // monograph quantize: a model folder to a packed format, as the format's producers write it.
 #include <memory>
 
-#include "base/error.h"
 #include "block_size.h"
-#include "convert/packed_parts.h"
-#include "convert/quantization_config.h"
-#include "convert/why_kept.h"
 #include "convert_folder.h"
+#include "monograph/base/error.h"
+#include "monograph/convert/packed_parts.h"
+#include "monograph/convert/quantization_config.h"
+#include "monograph/convert/why_kept.h"
 #include "pattern.h"
 
 namespace monograph::cli {

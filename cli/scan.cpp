@@ -8,10 +8,10 @@
 #include <set>
 #include <tuple>
 
-#include "base/float_types.h"
-#include "cpu/parallel.h"
-#include "formats/all.h"
-#include "formats/runs.h"
+#include "monograph/base/float_types.h"
+#include "monograph/cpu/parallel.h"
+#include "monograph/formats/all.h"
+#include "monograph/formats/runs.h"
 
 namespace monograph::cli {
 namespace {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "weights/weight.h"
+#include "monograph/weights/weight.h"
 
 namespace monograph::cli {
 

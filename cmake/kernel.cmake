@@ -1,4 +1,4 @@
-# add_kernel(NAME ISAS scalar avx2 ... [SOURCES ...] [TESTS ...]): the sources of core/kernels/NAME. The only file that knows -m flags.
+# add_kernel(NAME ISAS scalar avx2 ... [SOURCES ...] [TESTS ...]): the sources of core/monograph/kernels/NAME. The only file that knows -m flags.
 # An ISA unit is always -O2 or more, never link-time optimised, and fuses multiply-add only where written.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(MONOGRAPH_TARGETS x86_64)
@@ -32,6 +32,6 @@ function(add_kernel name)
     set_source_files_properties(${unit} PROPERTIES COMPILE_OPTIONS "${flags}")
   endforeach()
   if(MONOGRAPH_BUILD_TESTS)
-    add_unit_test(${name} SOURCES kernels/${name}/test.cpp ${KERNEL_TESTS} ISAS ${KERNEL_ISAS})
+    add_unit_test(${name} SOURCES kernels/${name}/tests/test_${name}.cpp ${KERNEL_TESTS} ISAS ${KERNEL_ISAS})
   endif()
 endfunction()

@@ -1,5 +1,5 @@
 // monograph::dequantize and dequantize_out: a packed weight to bf16, fp16 or fp32.
-#include "kernels/dequantize/dequantize.h"
+#include "monograph/kernels/dequantize/dequantize.h"
 
 #include <algorithm>
 

@@ -1,8 +1,8 @@
 // Arguments of the operators of a language model's head, checked.
 #pragma once
 
-#include "kernels/linear_cross_entropy/linear_cross_entropy.h"
 #include "linear_arguments.h"
+#include "monograph/kernels/linear_cross_entropy/linear_cross_entropy.h"
 
 namespace monograph::ops {
 

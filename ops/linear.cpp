@@ -1,5 +1,5 @@
 // monograph::linear and linear_dx: a linear layer on a packed weight, with its low-rank part.
-#include "kernels/linear/linear.h"
+#include "monograph/kernels/linear/linear.h"
 
 #include "linear_arguments.h"
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "kernels/linear/linear.h"
+#include "monograph/kernels/linear/linear.h"
 #include "packed.h"
 #include "stable.h"
 

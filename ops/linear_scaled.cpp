@@ -1,6 +1,6 @@
 // monograph::linear_scaled: `linear` with a gain for each output, met before the only rounding.
-#include "kernels/linear/linear.h"
 #include "linear_arguments.h"
+#include "monograph/kernels/linear/linear.h"
 
 namespace monograph::ops {
 namespace {

@@ -5,8 +5,8 @@
 // the scales of all weights in order. bias, u, b and a are empty or have one entry a weight.
 #include <vector>
 
-#include "kernels/linear/linear.h"
 #include "linear_arguments.h"
+#include "monograph/kernels/linear/linear.h"
 
 namespace monograph::ops {
 namespace {

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <span>
 
-#include "packing/packing.h"
+#include "monograph/packing/packing.h"
 #include "stable.h"
 
 namespace monograph::ops {

@@ -1,7 +1,7 @@
 #include "packed.h"
 
-#include "base/error.h"
-#include "formats/bind.h"
+#include "monograph/base/error.h"
+#include "monograph/formats/bind.h"
 
 namespace monograph::ops {
 namespace {

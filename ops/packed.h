@@ -9,7 +9,7 @@
 
 #include <string>
 
-#include "formats/packed_view.h"
+#include "monograph/formats/packed_view.h"
 #include "stable.h"
 
 namespace monograph::ops {

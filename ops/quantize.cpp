@@ -1,12 +1,12 @@
 // monograph::quantize: bf16, fp16 or fp32 to packed values and scales.
-#include "kernels/quantize/quantize.h"
+#include "monograph/kernels/quantize/quantize.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "base/error.h"
-#include "formats/bind.h"
-#include "formats/dynamic_map.h"
+#include "monograph/base/error.h"
+#include "monograph/formats/bind.h"
+#include "monograph/formats/dynamic_map.h"
 #include "packed.h"
 
 namespace monograph::ops {

@@ -15,8 +15,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "base/dtype.h"
-#include "cpu/parallel.h"
+#include "monograph/base/dtype.h"
+#include "monograph/cpu/parallel.h"
 
 namespace monograph::ops {
 

@@ -1,5 +1,5 @@
 // monograph::system_info: what the library was built with and what it picked, as numbers.
-#include "cpu/isa.h"
+#include "monograph/cpu/isa.h"
 #include "stable.h"
 
 namespace monograph::ops {

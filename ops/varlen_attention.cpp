@@ -1,5 +1,5 @@
 // monograph::varlen_attention and its backward: attention over documents packed in one row.
-#include "kernels/varlen_attention/varlen_attention.h"
+#include "monograph/kernels/varlen_attention/varlen_attention.h"
 
 #include <optional>
 #include <tuple>

@@ -26,7 +26,7 @@ ISA_TAGS = {
 }
 ISA_INCLUDES = re.compile(
     r"#include (<(bit|cmath|cstddef|cstdint|cstring|immintrin\.h|type_traits)>"
-    r'|"(base|cpu|formats|kernels|simd)/)'
+    r'|"monograph/(base|cpu|formats|kernels|simd)/)'
 )
 
 

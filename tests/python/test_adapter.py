@@ -16,7 +16,7 @@ from native_tool import program
 
 
 def read_adapters(*arguments, text=None, code=0):
-    command = [str(program("read_adapters", "core/adapter")), *map(str, arguments)]
+    command = [str(program("read_adapters", "core/monograph/adapter")), *map(str, arguments)]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stderr
     return done.stdout.splitlines() if code == 0 else done.stderr
@@ -25,7 +25,9 @@ def read_adapters(*arguments, text=None, code=0):
 def test_every_field_of_the_installed_peft_is_listed():
     listed = {line.split()[0] for line in read_adapters("fields")}
     fields = {field.name for field in dataclasses.fields(LoraConfig)}
-    assert fields - listed == set(), "decide what these fields do to a merge: core/adapter/config.cpp"
+    assert fields - listed == set(), (
+        "decide what these fields do to a merge: core/monograph/adapter/config.cpp"
+    )
 
 
 def model():

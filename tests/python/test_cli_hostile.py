@@ -21,7 +21,7 @@ LIMIT_BYTES = 200_000_000
 def cases(tmp_path_factory):
     """(name, file, rule) of every case. The files are made once: some have 100 MB."""
     folder = tmp_path_factory.mktemp("hostile")
-    maker = program("write_hostile_files", "core/safetensors")
+    maker = program("write_hostile_files", "core/monograph/safetensors")
     listed = subprocess.run([maker, folder], capture_output=True, text=True, check=True).stdout
     return [tuple(line.split("\t")) for line in listed.splitlines()]
 

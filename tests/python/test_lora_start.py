@@ -234,7 +234,7 @@ def test_a_saved_start_comes_back_on_its_base_only(tmp_path, start, dense):
     with pytest.raises(ValueError, match="belongs to a packed base that it has changed"):
         PeftModel.from_pretrained(dense_block(), tmp_path)
     done = subprocess.run(
-        [str(program("read_adapters", "core/adapter")), "adapter", str(tmp_path)],
+        [str(program("read_adapters", "core/monograph/adapter")), "adapter", str(tmp_path)],
         capture_output=True,
         text=True,
     )
@@ -266,7 +266,9 @@ def test_a_changed_base_is_not_converted_and_its_mark_is_not_lost(tmp_path):
         with pytest.raises(ValueError, match=lost):
             PeftModel.from_pretrained(base, init)
     done = subprocess.run(
-        [str(program("read_adapters", "core/adapter")), "adapter", str(init)], capture_output=True, text=True
+        [str(program("read_adapters", "core/monograph/adapter")), "adapter", str(init)],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 3
     assert "lora_start_" in done.stderr

@@ -208,7 +208,7 @@ def read_by_us(file: bytes, line: str) -> dict[str, tuple[str, list[int], bytes]
 def find_program() -> str:
     named = os.environ.get("MONOGRAPH_CHECK_HEADERS")
     # Other presets build for other machines (aarch64) or slowly (sanitizers).
-    program = named or str(ROOT / "build/release/core/safetensors/check_headers")
+    program = named or str(ROOT / "build/release/core/monograph/safetensors/check_headers")
     if not os.path.exists(program):
         pytest.skip("check_headers is not built: cmake --preset release && cmake --build --preset release")
     return program

@@ -33,7 +33,7 @@ def rounded_once(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A float64 tensor rounded to nearest even, once.
 
     torch goes through float32 and so rounds twice near ties. Here float32 is rounded to odd, which a second
-    rounding cannot tell from the value itself (core/merge/round.h).
+    rounding cannot tell from the value itself (core/monograph/merge/round.h).
     """
     near = value.float()
     if dtype == torch.float32:

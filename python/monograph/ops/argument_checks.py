@@ -19,7 +19,7 @@ IGNORED = -100  # the label of a token that does not count
 Tensors = Sequence[torch.Tensor]
 _OPTIONAL = ("bias", "u", "b", "a", "du", "key_lengths", "sinks")
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-_MOST_ELEMENTS = 2**56  # as in core/formats/bind.h
+_MOST_ELEMENTS = 2**56  # as in core/monograph/formats/bind.h
 _LARGEST = torch.finfo(torch.float32).max
 _SMALLEST = 2.0**-149  # of float32's subnormals
 

@@ -7,7 +7,7 @@ import torch
 from monograph import _library  # noqa: F401  (the schema is registered there)
 from monograph.ops.argument_checks import check_tensors
 
-# The numbers of core/packing/packing.h.
+# The numbers of core/monograph/packing/packing.h.
 STRATEGIES = {"best_fit_decreasing": 0, "first_fit": 1}
 OVERLONG = {"truncate": 0, "split": 1, "refuse": 2}
 

@@ -12,7 +12,7 @@ import torch
 from monograph.ops.pack import OVERLONG, STRATEGIES
 from monograph.ops.pack import pack as pack_op
 
-# What best fit has lists for; core/packing/packing.h.
+# What best fit has lists for; core/monograph/packing/packing.h.
 LARGEST_CAPACITY = 1 << 24
 
 Lengths: TypeAlias = "torch.Tensor | Sequence[int]"

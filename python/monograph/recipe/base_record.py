@@ -35,7 +35,7 @@ def _tensors(path: str) -> list[tuple[str, str]]:
 
 
 def checkpoint_sha256(folder: str) -> str:
-    """The hash of a checkpoint's tensors, in whatever files; core/hash/checkpoint_hash.h defines it."""
+    """The hash of a checkpoint's tensors, in whatever files: core/monograph/hash/checkpoint_hash.h."""
     names = sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
     lines = [line for name in names for line in _tensors(os.path.join(folder, name))]
     ordered = sorted(lines, key=lambda line: line[0].encode())
@@ -43,7 +43,7 @@ def checkpoint_sha256(folder: str) -> str:
 
 
 def packing_of(model: Any) -> dict[str, Any] | None:
-    """How the base is packed, as core/adapter/adapter.h reads it; None if layers differ or none is."""
+    """How the base is packed, for core/monograph/adapter/adapter.h; None if layers differ or none is."""
     import torch
 
     from monograph.nn import QuantLinear

@@ -1,8 +1,0 @@
-// Compiled with the flags of this instruction set and nothing else.
-#include "simd/avx512.h"
-
-#include "kernels/dequantize/generic.h"
-
-namespace monograph {
-template DequantizeFn* dequantize_variant<simd::Avx512>(Format);
-}  // namespace monograph

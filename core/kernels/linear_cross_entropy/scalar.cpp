@@ -1,7 +1,0 @@
-// Compiled with the flags of the baseline and nothing else.
-#include "kernels/linear_cross_entropy/generic.h"
-#include "simd/lanes_scalar.h"
-
-namespace monograph {
-template const CrossEntropyKernels* find_cross_entropy<simd::Scalar>(DType);
-}  // namespace monograph

@@ -1,9 +1,0 @@
-// Compiled with the flags of this instruction set and nothing else.
-#include "simd/avx2.h"
-
-#include "kernels/quantize/generic.h"
-
-namespace monograph {
-template QuantizeFn* quantize_variant<simd::Avx2>(Format);
-template AbsmaxFn* absmax_variant<simd::Avx2>();
-}  // namespace monograph

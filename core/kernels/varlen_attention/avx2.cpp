@@ -1,7 +1,0 @@
-// Compiled with the flags of this instruction set and nothing else.
-#include "kernels/varlen_attention/vector/kernels.h"
-#include "simd/lanes_avx2.h"
-
-namespace monograph {
-template AttentionKernels attention_kernels<simd::Avx2>(DType);
-}  // namespace monograph

@@ -1,0 +1,100 @@
+// A PEFT adapter folder: adapter_config.json and adapter_model.safetensors, every tensor assigned
+// to what it does to the base.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "monograph/adapter/config.h"
+#include "monograph/safetensors/checkpoint.h"
+
+namespace monograph {
+
+// The LoRA of one module. For a linear layer A is [rank, inputs] and B is [outputs, rank]; for an
+// embedding A is [rank, tokens] and B is [width, rank].
+struct LowRank {
+  const safetensors::TensorEntry* a = nullptr;
+  const safetensors::TensorEntry* b = nullptr;
+  const safetensors::TensorEntry* magnitude = nullptr;  // of DoRA: [outputs] or [width]
+  const safetensors::TensorEntry* bias = nullptr;       // of lora_bias: [outputs]
+  const std::uint8_t* a_bytes = nullptr;
+  const std::uint8_t* b_bytes = nullptr;
+  const std::uint8_t* magnitude_bytes = nullptr;
+  const std::uint8_t* bias_bytes = nullptr;
+  bool embedding = false;
+  std::uint64_t rank = 0;
+  double scale = 0;
+};
+
+// Rows of an embedding that were trained whole: row tokens[i] becomes row i of `rows`.
+struct TokenRows {
+  safetensors::LocatedTensor rows;
+  std::vector<std::uint64_t> tokens;
+};
+
+// What an adapter says about the base it was trained on: the file monograph.json of its folder,
+//   {"schema_version": 1, "base": {"sha256": "0123...", "weights": "dequantized"}}
+// or the same two as metadata monograph.base_sha256 and monograph.base_weights of its weights.
+// and, of a base that was packed in training, "packed" inside "base":
+//   {"format": "nf4", "block": 64, "double_quant": true, "rule": "default", "values_sha256": "..."}
+struct RecordedPacking {
+  std::string format, rule;  // empty if not recorded
+  std::uint64_t block = 0;
+  bool double_quant = false;
+  // SHA-256 of a line a packed weight, sorted by name: its name as a JSON string, a blank, the
+  // SHA-256 of its packed values, a line feed. The same for the model in memory and in a folder.
+  std::string values_sha256;
+};
+
+struct RecordedBase {
+  std::string sha256;   // of checkpoint_sha256; empty if not recorded
+  std::string weights;  // "original", "dequantized" or empty
+  std::optional<RecordedPacking> packed;
+};
+
+class Adapter {
+ public:
+  // Throws Error if a tensor has no known role, a role lacks its tensor, or a shape or type does
+  // not fit; IoError if a file is missing.
+  static Adapter open(const std::filesystem::path& folder);
+
+  const std::filesystem::path& folder() const { return folder_; }
+  const AdapterConfig& config() const { return config_; }
+  const safetensors::Checkpoint& checkpoint() const { return checkpoint_; }
+  const RecordedBase& recorded_base() const { return recorded_base_; }
+
+  // By name of the module, without "base_model.model.".
+  const std::map<std::string, LowRank>& low_rank() const { return low_rank_; }
+  // By name of the tensor it takes the place of: modules_to_save, biases, and the base layers that
+  // PEFT saves beside the LoRA of an embedding.
+  const std::map<std::string, safetensors::LocatedTensor>& replacements() const {
+    return replacements_;
+  }
+  // By name of the embedding's weight.
+  const std::map<std::string, TokenRows>& token_rows() const { return token_rows_; }
+
+ private:
+  void assign(const safetensors::LocatedTensor& tensor);
+  void check_low_rank(const std::string& module, LowRank& lora) const;
+  void assign_tokens(const std::string& module, const safetensors::LocatedTensor& tensor);
+  void read_recorded_base();
+  [[noreturn]] void fail(std::string_view tensor, const std::string& what) const;
+
+  std::filesystem::path folder_;
+  AdapterConfig config_;
+  safetensors::Checkpoint checkpoint_;
+  RecordedBase recorded_base_;
+  std::map<std::string, LowRank> low_rank_;
+  std::map<std::string, safetensors::LocatedTensor> replacements_;
+  std::map<std::string, TokenRows> token_rows_;
+};
+
+// Throws Error unless `json` is a monograph.json.
+RecordedBase parse_recorded_base(std::string_view json, std::string_view source);
+
+}  // namespace monograph

@@ -1,0 +1,314 @@
+#include "monograph/convert/convert.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "monograph/base/error.h"
+#include "monograph/base/float_types.h"
+#include "monograph/convert/packed_parts.h"
+#include "monograph/safetensors/utf8.h"
+
+namespace monograph {
+namespace {
+
+using safetensors::LocatedTensor;
+using safetensors::ShardedWriter;
+using safetensors::StoredDType;
+using safetensors::TensorSpec;
+
+// A multiple of every block. 8 MiB of bf16: large against a system call, small against memory.
+constexpr std::uint64_t kPieceElements = 1 << 22;
+constexpr std::uint64_t kPieceBytes = 1 << 23;
+
+std::span<const std::uint8_t> as_bytes(const void* data, std::size_t size) {
+  return {static_cast<const std::uint8_t*>(data), size};
+}
+
+// One weight in work: shared by the threads that have its pieces.
+struct Job {
+  const Conversion* conversion = nullptr;
+  std::atomic<std::uint64_t> left = 0;
+  // Of kQuantize.
+  std::optional<PackedLayout> layout;
+  PackedScales scales;  // from the first piece begun to the last one done
+  bool has_scales = false;
+  // For a format with a scale of the whole weight: the pieces still to be searched for the largest
+  // magnitude, and what was found.
+  std::uint64_t unsearched = 0;
+  float largest = 0.0f;
+};
+
+// A range of elements, or of bytes of one part for a copy.
+struct Piece {
+  Job* job = nullptr;
+  const LocatedTensor* part = nullptr;
+  std::uint64_t begin = 0, end = 0;
+  bool search = false;  // for the largest magnitude, before the pieces that quantise
+};
+
+// Tells the kernel about a part of a mapping; a hint, so errors do not matter.
+void advise(std::span<const std::uint8_t> bytes, int advice) {
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  if (bytes.empty()) return;
+  // A mapping begins with a page, so the page of the first byte belongs to it.
+  const std::size_t before = reinterpret_cast<std::uintptr_t>(bytes.data()) % page;
+  ::madvise(const_cast<std::uint8_t*>(bytes.data() - before), bytes.size() + before, advice);
+}
+
+// The bytes that a piece reads, as far as they lie together.
+std::span<const std::uint8_t> source_of(const Piece& piece) {
+  if (piece.part != nullptr) {
+    return piece.part->bytes().subspan(piece.begin, piece.end - piece.begin);
+  }
+  const Weight& weight = *piece.job->conversion->weight;
+  const auto values = weight.parts.front().tensor.bytes();
+  if (weight.elements == 0) return {};
+  const auto at = [&](std::uint64_t element) {
+    return static_cast<std::size_t>(
+        static_cast<double>(values.size()) *
+        (static_cast<double>(element) / static_cast<double>(weight.elements)));
+  };
+  const std::size_t begin = at(piece.begin), end = std::min(at(piece.end), values.size());
+  return values.subspan(begin, end - begin);
+}
+
+// What a thread keeps from piece to piece.
+struct Scratch {
+  std::vector<float> decoded;  // floats of any width: allocated as the widest
+  std::vector<std::uint8_t> out;
+};
+
+class Converter {
+ public:
+  Converter(std::span<const Conversion> conversions, ShardedWriter& writer,
+            const ConvertOptions& options)
+      : writer_(writer), options_(options) {
+    for (const Conversion& conversion : conversions) add(conversion);
+  }
+
+  void run() {
+    ThreadPool pool(std::max(options_.threads, 1));
+    pool.parallel_for(static_cast<std::size_t>(pool.threads()), 1,
+                      [this](std::size_t, std::size_t) { work(); });
+  }
+
+ private:
+  void add(const Conversion& conversion) {
+    Job& job = *jobs_.emplace_back(std::make_unique<Job>());
+    job.conversion = &conversion;
+    const std::size_t first = pieces_.size();
+    if (conversion.action == Action::kCopy) {
+      for (const Part& part : conversion.weight->parts) {
+        cut(job, &part.tensor, part.tensor.entry->size_bytes, kPieceBytes);
+      }
+    } else if (conversion.action == Action::kQuantize) {
+      job.layout.emplace(conversion);
+      add_quantize(job);
+      job.left = pieces_.size() - first - job.unsearched;
+    } else {
+      cut(job, nullptr, conversion.weight->elements, kPieceElements);
+      if (conversion.weight->elements == 0) pieces_.push_back({&job, nullptr, 0, 0});
+    }
+  }
+
+  void add_quantize(Job& job) {
+    const std::uint64_t elements = job.conversion->weight->elements;
+    const std::uint64_t step = job.layout->range(kPieceElements);
+    if (job.layout->info().tensor_scale != TensorScale::kNone) {
+      const std::size_t first = pieces_.size();
+      cut(job, nullptr, elements, step);
+      for (std::size_t i = first; i < pieces_.size(); ++i) pieces_[i].search = true;
+      job.unsearched = pieces_.size() - first;
+    }
+    cut(job, nullptr, elements, step);
+    // Its other parts are written even if it is empty.
+    if (elements == 0) pieces_.push_back({&job, nullptr, 0, 0});
+  }
+
+  void cut(Job& job, const LocatedTensor* part, std::uint64_t count, std::uint64_t step) {
+    for (std::uint64_t begin = 0; begin < count; begin += step) {
+      pieces_.push_back({&job, part, begin, std::min(begin + step, count)});
+    }
+  }
+
+  void work() {
+    Scratch scratch;
+    const std::size_t ahead = 2 * static_cast<std::size_t>(std::max(options_.threads, 1));
+    try {
+      for (;;) {
+        const std::size_t index = next_++;
+        if (index >= pieces_.size() || stop_) return;
+        if (index + ahead < pieces_.size())
+          advise(source_of(pieces_[index + ahead]), MADV_WILLNEED);
+        do_piece(pieces_[index], scratch);
+      }
+    } catch (...) {
+      stop_ = true;
+      const std::lock_guard lock(mutex_);
+      searched_.notify_all();
+      throw;
+    }
+  }
+
+  void do_piece(const Piece& piece, Scratch& scratch) {
+    if (piece.search) return search_piece(piece, scratch);
+    const auto source = source_of(piece);
+    switch (piece.job->conversion->action) {
+      case Action::kCopy:
+        writer_.write(piece.part->entry->name, piece.begin, source);
+        break;
+      case Action::kQuantize:
+        quantize_piece(piece, scratch);
+        break;
+      case Action::kCast:
+        cast_piece(piece, scratch);
+        break;
+    }
+    // The pages stay in the page cache; the mapping of this process gets small again.
+    advise(source, MADV_DONTNEED);
+    options_.advance(source.size());
+  }
+
+  // The elements of a piece in a float type: in place if they lie there aligned, else decoded.
+  const void* input_of(const Piece& piece, DType dtype, Scratch& scratch) {
+    const Weight& weight = *piece.job->conversion->weight;
+    if (!weight.is_packed() && weight.dtype == stored(dtype)) {
+      const std::uint8_t* at =
+          weight.parts.front().tensor.bytes().data() + piece.begin * size_bytes(dtype);
+      if (reinterpret_cast<std::uintptr_t>(at) % size_bytes(dtype) == 0) return at;
+    }
+    scratch.decoded.resize(std::max(kPieceElements, piece.end - piece.begin));
+    read_elements(weight, piece.begin, piece.end, dtype, scratch.decoded.data());
+    return scratch.decoded.data();
+  }
+
+  void quantize_piece(const Piece& piece, Scratch& scratch) {
+    Job& job = *piece.job;
+    const Conversion& conversion = *job.conversion;
+    const Weight& weight = *conversion.weight;
+    const PackedLayout& layout = *job.layout;
+    if (!make_scales(job)) return;
+    const std::uint64_t count = piece.end - piece.begin;
+    scratch.out.resize(layout.value_bytes(count));
+    const DType dtype = source_dtype(weight);
+    const QuantizeJob work =
+        layout.job(dtype, input_of(piece, dtype, scratch), count, scratch.out.data(),
+                   job.scales.at(layout, layout.block_at(piece.begin)), &job.scales.tensor);
+    if (const auto bad = quantize(work, serial_for)) fail_nonfinite(weight, piece.begin + *bad);
+    writer_.write(values_name(conversion), layout.value_bytes(piece.begin), scratch.out);
+    if (--job.left == 0) {
+      write_packed_parts(conversion, job.scales, writer_);
+      job.scales = {};
+    }
+  }
+
+  // False if the work has ended.
+  bool make_scales(Job& job) {
+    std::unique_lock lock(mutex_);
+    // Pieces are begun in order: those that search are done or in work.
+    searched_.wait(lock, [&] { return stop_ || job.unsearched == 0; });
+    if (stop_ || job.has_scales) return !stop_;
+    const FormatInfo& info = job.layout->info();
+    job.scales.make_room(*job.layout);
+    job.scales.tensor = tensor_scales_for(info.kernels, info.rules.front(), job.largest);
+    job.has_scales = true;
+    return true;
+  }
+
+  void search_piece(const Piece& piece, Scratch& scratch) {
+    Job& job = *piece.job;
+    const DType dtype = source_dtype(*job.conversion->weight);
+    const float found =
+        largest_magnitude(dtype, input_of(piece, dtype, scratch), piece.end - piece.begin);
+    const std::lock_guard lock(mutex_);
+    job.largest = std::max(job.largest, found);
+    if (--job.unsearched == 0) searched_.notify_all();
+  }
+
+  void cast_piece(const Piece& piece, Scratch& scratch) {
+    const Conversion& conversion = *piece.job->conversion;
+    const Weight& weight = *conversion.weight;
+    const std::uint64_t count = piece.end - piece.begin;
+    const void* data = input_of(piece, conversion.dtype, scratch);
+    if (conversion.dtype == DType::kFloat16) check_overflow(weight, piece, data);
+    writer_.write(weight.name, piece.begin * size_bytes(conversion.dtype),
+                  as_bytes(data, count * size_bytes(conversion.dtype)));
+  }
+
+  // An infinity where the source has a number.
+  static void check_overflow(const Weight& weight, const Piece& piece, const void* data) {
+    const auto* halves = static_cast<const std::uint8_t*>(data);
+    for (std::uint64_t i = 0; i < piece.end - piece.begin; ++i) {
+      if ((halves[2 * i + 1] & 0x7f) != 0x7c || halves[2 * i] != 0) continue;
+      float value = 0;
+      read_elements(weight, piece.begin + i, piece.begin + i + 1, DType::kFloat32, &value);
+      if (!std::isfinite(value)) continue;
+      throw Error(weight.parts.front().tensor.file->path().string() + ": weight " +
+                  safetensors::in_quotes(weight.name) + ": element " +
+                  std::to_string(piece.begin + i) + " is " + std::to_string(value) +
+                  ", fp16 ends at 65504");
+    }
+  }
+
+  [[noreturn]] static void fail_nonfinite(const Weight& weight, std::uint64_t index) {
+    float value = 0;
+    read_elements(weight, index, index + 1, DType::kFloat32, &value);
+    throw Error(weight.parts.front().tensor.file->path().string() + ": weight " +
+                safetensors::in_quotes(weight.name) + ": element " + std::to_string(index) +
+                " is " + std::to_string(value) + ", wanted finite numbers");
+  }
+
+  ShardedWriter& writer_;
+  const ConvertOptions& options_;
+  std::vector<std::unique_ptr<Job>> jobs_;
+  std::vector<Piece> pieces_;
+  std::atomic<std::size_t> next_ = 0;
+  std::atomic<bool> stop_ = false;
+  std::mutex mutex_;  // of the scales of all jobs
+  std::condition_variable searched_;
+};
+
+}  // namespace
+
+std::vector<TensorSpec> specs_of(const Conversion& conversion) {
+  const Weight& weight = *conversion.weight;
+  if (conversion.action == Action::kQuantize) return packed_specs(conversion);
+  if (conversion.action == Action::kCast) {
+    return {{weight.name, stored(conversion.dtype), weight.shape}};
+  }
+  std::vector<TensorSpec> specs;
+  for (const Part& part : weight.parts) {
+    specs.push_back({part.tensor.entry->name, part.tensor.entry->dtype, part.tensor.entry->shape});
+  }
+  return specs;
+}
+
+std::uint64_t source_bytes(const Conversion& conversion) {
+  const Weight& weight = *conversion.weight;
+  if (conversion.action == Action::kCopy) return weight.size_bytes;
+  return weight.parts.front().tensor.entry->size_bytes;
+}
+
+void sort_by_source(std::vector<Conversion>& conversions) {
+  const auto place = [](const Conversion& conversion) {
+    const LocatedTensor& values = conversion.weight->parts.front().tensor;
+    return std::pair(values.file, values.entry->offset_bytes);
+  };
+  std::sort(conversions.begin(), conversions.end(),
+            [&](const Conversion& a, const Conversion& b) { return place(a) < place(b); });
+}
+
+void convert(std::span<const Conversion> conversions, ShardedWriter& writer,
+             const ConvertOptions& options) {
+  Converter(conversions, writer, options).run();
+}
+
+}  // namespace monograph

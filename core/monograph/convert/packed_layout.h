@@ -1,0 +1,43 @@
+// Where the bytes of a quantised weight go, so that ranges of it can be quantised on their own.
+#pragma once
+
+#include <cstdint>
+
+#include "monograph/convert/convert.h"
+
+namespace monograph {
+
+class PackedLayout {
+ public:
+  // For rows x cols elements of one matrix (any number of matrices in a format with flat blocks).
+  // Throws Error naming the weight if its rows cannot be blocks of the format.
+  PackedLayout(const Conversion& conversion, std::uint64_t rows, std::uint64_t cols);
+  explicit PackedLayout(const Conversion& conversion);
+
+  const FormatInfo& info() const { return info_; }
+  std::uint64_t elements() const { return rows_ * cols_; }
+  std::uint64_t blocks() const;
+  ScaleKind kind() const { return info_.kinds.front(); }
+  std::size_t scale_bytes() const { return size_bytes(kind()); }
+  // Ranges begin at a multiple of this many elements: whole blocks.
+  std::uint64_t unit() const;
+  // About `elements` elements in whole units; at least one unit.
+  std::uint64_t range(std::uint64_t elements) const;
+  // The first block of a range that begins here.
+  std::uint64_t block_at(std::uint64_t begin) const;
+  // The bytes of the values before this element, the first of a range.
+  std::uint64_t value_bytes(std::uint64_t elements) const;
+
+  // The work for the `count` elements of one range. `tensor` is the scale of the whole weight, for
+  // a format that has one.
+  QuantizeJob job(DType dtype, const void* input, std::uint64_t count, std::uint8_t* values,
+                  std::uint8_t* scales, const TensorScales* tensor) const;
+
+ private:
+  const FormatInfo& info_;
+  std::size_t block_;
+  std::uint64_t rows_, cols_;
+  NonFinite nonfinite_;
+};
+
+}  // namespace monograph

@@ -1,0 +1,52 @@
+// The tensors of a quantised weight, in the spelling of a producer that loaders know:
+//   nf4, fp4      bitsandbytes         X.weight, X.weight.absmax, .quant_map, .quant_state ...
+//   mxfp4         compressed-tensors   X.weight_packed, X.weight_scale
+//   mxfp8         compressed-tensors   X.weight, X.weight_scale
+//   nvfp4-divide  compressed-tensors   X.weight_packed, X.weight_scale, X.weight_global_scale
+//   fp8-block     DeepSeek             X.weight, X.weight_scale_inv
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "monograph/convert/packed_layout.h"
+
+namespace monograph {
+
+// The format of the table above that a user calls so: "nvfp4" is nvfp4-divide.
+std::optional<Format> written_format(std::string_view name);
+std::vector<std::string> written_names();
+std::string_view written_name(Format format);
+// Who spells it so: "bitsandbytes", "compressed-tensors" or "DeepSeek".
+std::string_view producer_of(Format format);
+
+// The type a weight is quantised from: its own, or fp32 for a wider one.
+DType source_dtype(const Weight& weight);
+
+// All tensors of the weight, the values first. Throws Error if the producer has no name for it:
+// only bitsandbytes has one for a weight that is not a matrix X.weight.
+std::vector<safetensors::TensorSpec> packed_specs(const Conversion& conversion);
+
+// The name of the values: the weight's own, or the producer's.
+std::string values_name(const Conversion& conversion);
+
+// The scales of one weight, in the making or whole.
+struct PackedScales {
+  std::vector<float> words;  // those of the blocks as they are stored; fp32 words for alignment
+  TensorScales tensor;       // for a format that has one
+
+  void make_room(const PackedLayout& layout) {
+    words.resize(ceil_div(layout.blocks() * layout.scale_bytes(), sizeof(float)));
+  }
+  std::uint8_t* at(const PackedLayout& layout, std::uint64_t block) {
+    return reinterpret_cast<std::uint8_t*>(words.data()) + block * layout.scale_bytes();
+  }
+};
+
+// Everything but the values, from the scales of all blocks.
+void write_packed_parts(const Conversion& conversion, const PackedScales& scales,
+                        safetensors::ShardedWriter& writer);
+
+}  // namespace monograph

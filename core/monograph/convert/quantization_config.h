@@ -1,0 +1,24 @@
+// quantization_config of config.json, by which transformers loads what convert() wrote.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "monograph/base/dtype.h"
+#include "monograph/convert/convert.h"
+#include "monograph/json/document.h"
+
+namespace monograph {
+
+// That of the producer whose spelling the first quantised weight has:
+//   bitsandbytes        the keys and the order of BitsAndBytesConfig.to_dict() in transformers; the
+//                       compute type is the given one, else that of `config`, else that of the
+//                       first quantised weight
+//   compressed-tensors  one group of its scheme for weights, activations left alone
+//   DeepSeek            quant_method fp8 with weight_block_size
+// Matrices that stay as they are become the list of modules to leave alone. Throws Error if
+// quantised weights differ in producer, or in format other than nf4 and fp4.
+json::Value quantization_config(const json::Value& config, std::span<const Conversion> conversions,
+                                std::optional<DType> compute_dtype = {});
+
+}  // namespace monograph

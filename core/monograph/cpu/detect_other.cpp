@@ -1,0 +1,11 @@
+// Architectures without SIMD variants yet: everything runs on the scalar ones. NEON will be a level
+// here.
+#include "monograph/cpu/isa.h"
+
+namespace monograph {
+
+Isa detected_isa() { return Isa::kScalar; }
+
+bool has_sha_extensions() { return false; }
+
+}  // namespace monograph

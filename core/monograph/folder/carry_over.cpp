@@ -1,0 +1,70 @@
+#include "monograph/folder/carry_over.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <string_view>
+#include <system_error>
+
+#include "monograph/folder/list_folder.h"
+#include "monograph/safetensors/atomic_file.h"
+#include "monograph/safetensors/inside_folder.h"
+#include "monograph/safetensors/reader.h"
+#include "monograph/safetensors/utf8.h"
+
+namespace monograph {
+namespace {
+
+namespace fs = std::filesystem;
+using safetensors::IoError;
+
+constexpr std::array<std::string_view, 15> kLeftExtensions = {
+    ".safetensors",   ".bin",     ".pt",   ".pth", ".ckpt",   ".h5",
+    ".msgpack",       ".gguf",    ".onnx", ".npz", ".tflite", ".index.json",
+    ".manifest.json", ".partial", ".ot"};
+constexpr std::array<std::string_view, 4> kLeftNames = {
+    "config.json", "README.md", "quantize_config.json", "hf_quant_config.json"};
+constexpr const char* kTemplates = "additional_chat_templates";
+constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 30;
+
+// `name` may be a path of two parts.
+bool copy_file(const fs::path& from, const std::string& name, const fs::path& to,
+               safetensors::FileOps& ops) {
+  const fs::path source = safetensors::resolve_inside(
+      from, name, from.string() + ": file " + safetensors::in_quotes(name));
+  if (!fs::is_regular_file(source) || fs::exists(to / name)) return false;
+  const safetensors::MappedFile file(source, from / name, kMaxBytes);
+  safetensors::write_file(to / name, file.text(), ops);
+  return true;
+}
+
+}  // namespace
+
+bool is_carried_over(const std::string& name) {
+  if (name.starts_with('.') || name.starts_with("adapter_")) return false;
+  if (std::find(kLeftNames.begin(), kLeftNames.end(), name) != kLeftNames.end()) return false;
+  return std::none_of(kLeftExtensions.begin(), kLeftExtensions.end(),
+                      [&](std::string_view extension) { return name.ends_with(extension); });
+}
+
+std::vector<std::string> carry_over(const fs::path& from, const fs::path& to,
+                                    safetensors::FileOps& ops) {
+  std::error_code ignored;
+  const fs::path folder = fs::canonical(from, ignored);
+  if (ignored) throw IoError(from, "cannot be found", ignored.value());
+  std::vector<std::string> copied;
+  for (const std::string& name : list_folder(folder)) {
+    if (is_carried_over(name) && copy_file(folder, name, to, ops)) copied.push_back(name);
+  }
+  if (!fs::is_directory(fs::symlink_status(folder / kTemplates, ignored))) return copied;
+  if (ops.mkdir((to / kTemplates).c_str(), 0777) != 0 && errno != EEXIST) {
+    throw IoError(to / kTemplates, "cannot make the folder", errno);
+  }
+  for (const std::string& name : list_folder(folder / kTemplates)) {
+    const std::string path = std::string(kTemplates) + "/" + name;
+    if (is_carried_over(name) && copy_file(folder, path, to, ops)) copied.push_back(path);
+  }
+  return copied;
+}
+
+}  // namespace monograph

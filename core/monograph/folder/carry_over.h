@@ -1,0 +1,28 @@
+// The files of a model folder beside its weights: tokenizer, chat template, generation config,
+// licence, code.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "monograph/safetensors/file_ops.h"
+
+namespace monograph {
+
+// Copies the files of `from` to `to`, synced, and returns their names, sorted. Left behind:
+//   weights and their indexes in any format (.safetensors .bin .pt .pth .ckpt .h5 .msgpack .gguf
+//   .onnx, *.index.json), adapters (adapter_*), quantiser settings (quantize_config.json,
+//   hf_quant_config.json), config.json and README.md (they change with the weights and are the
+//   caller's to write), manifests (*.manifest.json), hidden files, and folders other than
+//   additional_chat_templates.
+// A file that exists in `to` is kept. Throws Error if a symbolic link leaves `from` (see
+// resolve_inside) or a file is longer than 1 GiB.
+std::vector<std::string> carry_over(const std::filesystem::path& from,
+                                    const std::filesystem::path& to,
+                                    safetensors::FileOps& ops = safetensors::system_file_ops());
+
+// Whether carry_over copies a file of this name.
+bool is_carried_over(const std::string& name);
+
+}  // namespace monograph

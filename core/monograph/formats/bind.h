@@ -1,0 +1,41 @@
+// Bytes from outside to a view that kernels may trust: every size is checked here, for every format
+// by its row in the table. The operators and the readers of checkpoints both come through here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "monograph/formats/packed_view.h"
+
+namespace monograph {
+
+struct ByteSpan {
+  const std::uint8_t* data = nullptr;
+  std::size_t size = 0;
+};
+
+// `shape` is the logical shape, (rows, cols) or (experts, rows, cols) or more; `scales` are
+//   {blocks}                                  any format
+//   {codes, groups, map, offset}              double-quantised
+//   {blocks, tensor}                          with a tensor scale: one number, or one a matrix
+// The kind of the block scales follows from their size. Throws Error that names the thing, the
+// value found and the value wanted. The bytes must outlive the view.
+PackedView bind_packed(const FormatInfo& info, std::size_t block,
+                       std::span<const std::size_t> shape, ByteSpan values,
+                       std::span<const ByteSpan> scales);
+
+// The product of the dimensions of a shape, those of 0 left out, is at most this: no count of
+// elements, blocks, bits or bytes that follows from a shape can overflow.
+inline constexpr std::size_t kMostElements = std::size_t{1} << 56;
+
+// rows, cols and matrix_rows of a shape; throws Error where it exceeds kMostElements or rows are
+// not whole blocks.
+struct MatrixShape {
+  std::size_t matrices = 1, rows = 1, cols = 1;  // rows of one matrix
+  std::size_t elements() const { return matrices * rows * cols; }
+};
+MatrixShape matrix_shape(const FormatInfo& info, std::size_t block,
+                         std::span<const std::size_t> shape);
+
+}  // namespace monograph

@@ -1,0 +1,44 @@
+// The one way a kernel sees a packed weight: non-owning, unaligned, checked by whoever made it
+// (`bind_packed` in bind.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "monograph/formats/format.h"
+
+namespace monograph {
+
+// Scales of a blockwise format as they lie in the checkpoint: `blocks` holds one number of `kind` a
+// block. Double-quantised: `blocks` holds one code a block, and
+//   scale[i] = map[blocks[i]] * groups[i / 256] + offset      (two roundings to fp32, never fused).
+// With a tensor scale: scale[i] = blocks[i] * tensor or blocks[i] / tensor, one rounding to fp32.
+struct ScalesView {
+  const std::uint8_t* blocks = nullptr;
+  const std::uint8_t* groups =
+      nullptr;                        // fp32, one for 256 blocks; nullptr if not double-quantised
+  const std::uint8_t* map = nullptr;  // fp32 [256]
+  float offset = 0.0f;
+  ScaleKind kind = ScaleKind::kFp32;
+  const std::uint8_t* tensor = nullptr;  // fp32, one a matrix or one for all; nullptr for none
+  std::size_t blocks_per_tensor = 0;     // 0 if one serves all
+  bool tensor_divides = false;
+
+  bool double_quantised() const { return groups != nullptr; }
+};
+inline constexpr std::size_t kScaleGroup = 256;
+
+// rows x cols elements, row-major. A 3-D weight [E, rows, cols] is a view of E * rows rows; square
+// blocks start anew with each matrix of `matrix_rows` rows.
+struct PackedView {
+  Format format = Format::kPlain;
+  std::size_t rows = 0, cols = 0;
+  std::size_t block = 0;
+  const std::uint8_t* values = nullptr;
+  ScalesView scales;
+  std::size_t matrix_rows = 0;  // 0 if the weight is one matrix
+
+  std::size_t elements() const { return rows * cols; }
+};
+
+}  // namespace monograph

@@ -1,0 +1,81 @@
+// bind_packed: what it accepts for each format, and what it refuses by name.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "monograph/base/error.h"
+#include "monograph/formats/bind.h"
+
+namespace monograph {
+namespace {
+
+std::string refusal(const char* format, std::size_t block, std::vector<std::size_t> shape,
+                    std::size_t values, std::vector<std::size_t> scales) {
+  static const std::vector<std::uint8_t> bytes(1 << 16);
+  std::vector<ByteSpan> spans;
+  for (const std::size_t size : scales) spans.push_back({bytes.data(), size});
+  try {
+    bind_packed(*find_format(format), block, shape, {bytes.data(), values}, spans);
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+PackedView bound(const char* format, std::size_t block, std::vector<std::size_t> shape,
+                 std::vector<std::size_t> scales) {
+  static const std::vector<std::uint8_t> bytes(1 << 16);
+  std::vector<ByteSpan> spans;
+  for (const std::size_t size : scales) spans.push_back({bytes.data(), size});
+  std::size_t elements = 1;
+  for (const std::size_t n : shape) elements *= n;
+  const FormatInfo& info = *find_format(format);
+  return bind_packed(info, block, shape, {bytes.data(), packed_bytes(info, elements)}, spans);
+}
+
+TEST(Bind, TheKindOfAScaleFollowsFromItsSize) {
+  // 300 x 200: a grid of 3 x 2.
+  EXPECT_EQ(bound("fp8-block", 128, {300, 200}, {24}).scales.kind, ScaleKind::kFp32);
+  EXPECT_EQ(bound("fp8-block", 128, {300, 200}, {12}).scales.kind, ScaleKind::kBf16);
+  EXPECT_EQ(bound("fp8-block", 128, {300, 200}, {6}).scales.kind, ScaleKind::kE8m0);
+  EXPECT_EQ(refusal("fp8-block", 128, {300, 200}, 60000, {18}),
+            "scales[0] (block scales) has 18 bytes, wanted 24 (float32) or 12 (bfloat16) or 6 "
+            "(e8m0)");
+}
+
+TEST(Bind, BothConventionsOfNvfp4RunOnTheSameKernels) {
+  const PackedView multiplies = bound("nvfp4", 16, {4, 32}, {8, 4});
+  const PackedView divides = bound("nvfp4-divide", 16, {4, 32}, {8, 4});
+  EXPECT_EQ(multiplies.format, Format::kNvfp4);
+  EXPECT_EQ(divides.format, Format::kNvfp4);
+  EXPECT_FALSE(multiplies.scales.tensor_divides);
+  EXPECT_TRUE(divides.scales.tensor_divides);
+  EXPECT_EQ(bound("nvfp4", 16, {4, 32}, {8}).scales.tensor, nullptr);
+}
+
+TEST(Bind, ExpertsHaveTheirOwnGridAndTheirOwnTensorScale) {
+  const PackedView square = bound("fp8-block", 128, {3, 130, 64}, {24});
+  EXPECT_EQ(square.matrix_rows, 130u);
+  EXPECT_EQ(square.rows, 390u);
+  EXPECT_EQ(bound("nvfp4", 16, {3, 4, 32}, {24, 12}).scales.blocks_per_tensor, 8u);
+  EXPECT_EQ(bound("nvfp4", 16, {3, 4, 32}, {24, 4}).scales.blocks_per_tensor, 0u);
+}
+
+TEST(Bind, RefusesByName) {
+  EXPECT_EQ(refusal("mxfp4", 32, {4, 48}, 96, {6}),
+            "rows have 48 elements, format mxfp4 wants a multiple of 32");
+  EXPECT_EQ(refusal("mxfp8", 64, {4, 64}, 256, {4}),
+            "block size is 64, format mxfp8 wants a power of two from 32 to 32");
+  EXPECT_EQ(refusal("mxfp4", 32, {4, 64}, 127, {8}), "values has 127 bytes, wanted 128");
+  EXPECT_EQ(refusal("mxfp4", 32, {4, 64}, 128, {8, 4}),
+            "scales has 2 tensors, format mxfp4 wants 1");
+  EXPECT_EQ(refusal("nvfp4", 16, {4, 64}, 128, {16, 4, 4}),
+            "scales has 3 tensors, format nvfp4 wants 1 (blocks) or 2 (blocks, tensor)");
+  EXPECT_EQ(refusal("nvfp4", 16, {2, 4, 64}, 256, {32, 12}),
+            "scales[1] (tensor) has 12 bytes, wanted 4");
+  EXPECT_EQ(refusal("nf4", 64, {4, 64}, 128, {4}), "scales[0] (absmax) has 4 bytes, wanted 16");
+}
+
+}  // namespace
+}  // namespace monograph

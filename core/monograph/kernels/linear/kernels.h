@@ -1,0 +1,107 @@
+// The seam between the driver (blocking, threads, scratch) and the units of the instruction sets.
+// Forward and dx are the same blocked product, seen from it:
+//   out[M,P] = sum over r of left[M,r] * weight(p,r)     P = N, r = K forward;  P = K, r = N for
+//   dx.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "monograph/kernels/linear/operands.h"
+
+namespace monograph {
+
+enum class Pass : std::uint8_t { kForward, kDx };
+
+// `rows` rows from `data` on, columns [begin, begin + count), to one packed block.
+struct PackJob {
+  const void* data;
+  std::size_t stride, rows, begin, count;
+  std::byte* out;
+};
+
+// For a format whose scales are bytes: its sixteen values times each of the 256 scales, rounded to
+// the type of the panel. Filled once a product.
+struct alignas(64) CodeTables {
+  std::uint16_t entries[256][16];
+};
+
+// `width` entries of P from `first`, reduction entries [begin, begin + count), to a panel.
+struct DecodeJob {
+  const LinearWeight* weight;
+  std::size_t first, width, begin, count;
+  std::byte* out;
+  const CodeTables* tables;
+};
+
+// gain * c + bias, rounded, to rows x width elements of `out`; `gain` and `bias` may be nullptr.
+struct FinishJob {
+  const float* c;
+  const float* gain;
+  const void* bias;
+  std::size_t rows, width;
+  void* out;
+  std::size_t stride;
+};
+
+// c = left * panel, or c += if `accumulate`, for one packed block that holds `rows` rows. Then
+// `finish`, unless it is nullptr.
+struct MultiplyJob {
+  const std::byte* left;
+  const std::byte* panel;
+  std::size_t rows, width, count;
+  float* c;
+  bool accumulate;
+  const FinishJob* finish;
+};
+
+using DecodeFn = void(const DecodeJob&);
+
+// A panel that is decoded in pieces between the steps of a product: its loads and shuffles then run
+// beside the tile products instead of before them.
+struct DecodeAhead {
+  DecodeJob job;
+  std::size_t done;    // units of it
+  std::size_t blocks;  // products still to come: each takes its share of what is left
+};
+struct AheadKernels {
+  void (*multiply)(const MultiplyJob&, DecodeAhead&);
+  void (*rest)(const DecodeAhead&);  // what the products have left undone
+  std::size_t least_rows;            // with fewer, decoding first is faster
+};
+
+// The product of a block with a panel that is never whole; job.panel is not used. decode.out has
+// the room of a panel.
+using DirectFn = void(const MultiplyJob&, const DecodeJob& decode);
+
+inline constexpr std::size_t kAnyChunks = ~std::size_t{0};
+
+struct LinearKernels {
+  std::size_t block;             // rows of the left operand packed together
+  std::size_t panel;             // entries of P computed together
+  std::size_t step;              // the reduction is padded with zeros to a multiple of this
+  std::size_t chunk;             // reduction of one multiply
+  std::size_t load_chunks;       // at most so many chunks of the left operand are packed together
+  std::size_t left_bytes;        // of one packed element
+  std::size_t panel_step_bytes;  // of one step of a panel
+
+  std::size_t few_rows;      // for so many rows or fewer
+  const LinearKernels* few;  // these kernels give the same bits sooner; may be nullptr
+
+  void (*enter)();  // on a thread before and after it multiplies; nullptr for nothing to do
+  void (*leave)();
+  bool (*prepare)(const LinearWeight&, CodeTables&);  // false if it needs none; may be nullptr
+  void (*pack)(const PackJob&);
+  void (*multiply)(const MultiplyJob&);
+  DecodeFn* (*decoder)(Format format);             // nullptr for a format it does not know
+  const AheadKernels* (*ahead)(const DecodeJob&);  // nullptr for a panel it decodes only as a whole
+  DirectFn* (*direct)(const DecodeJob&);  // nullptr for one it decodes first; may be nullptr
+
+  const LinearKernels& for_rows(std::size_t rows) const {
+    return few != nullptr && rows <= few_rows ? *few : *this;
+  }
+  std::size_t steps(std::size_t count) const { return (count + step - 1) / step; }
+  std::size_t packed_row_bytes(std::size_t count) const { return steps(count) * step * left_bytes; }
+};
+
+}  // namespace monograph

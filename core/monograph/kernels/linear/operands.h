@@ -1,0 +1,33 @@
+// The operands of the linear kernels: small non-owning views, checked by whoever made them.
+#pragma once
+
+#include <cstddef>
+
+#include "monograph/base/dtype.h"
+#include "monograph/formats/packed_view.h"
+
+namespace monograph {
+
+// Rows of `stride` elements, the last dimension contiguous. The element type is the call's.
+struct Matrix {
+  const void* data = nullptr;
+  std::size_t rows = 0, cols = 0, stride = 0;
+};
+struct MutableMatrix {
+  void* data = nullptr;
+  std::size_t rows = 0, cols = 0, stride = 0;
+};
+
+// packed.format is kPlain for a weight that is not packed: packed.values then points to rows * cols
+// contiguous elements of `dtype`.
+struct LinearWeight {
+  PackedView packed;
+  DType dtype = DType::kFloat32;
+};
+
+struct LinearTerm {
+  Matrix left;
+  LinearWeight weight;
+};
+
+}  // namespace monograph

@@ -1,0 +1,7 @@
+// Compiled with the flags of this instruction set and nothing else.
+#include "monograph/kernels/varlen_attention/vector/kernels.h"
+#include "monograph/simd/lanes_scalar.h"
+
+namespace monograph {
+template AttentionKernels attention_kernels<simd::Scalar>(DType);
+}  // namespace monograph

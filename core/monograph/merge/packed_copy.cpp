@@ -1,0 +1,73 @@
+#include "monograph/merge/packed_copy.h"
+
+#include <array>
+
+#include "monograph/base/error.h"
+#include "monograph/base/float_types.h"
+#include "monograph/formats/bind.h"
+#include "monograph/formats/dynamic_map.h"
+#include "monograph/kernels/dequantize/dequantize.h"
+#include "monograph/safetensors/utf8.h"
+
+namespace monograph {
+
+PackedCopy::PackedCopy(const Conversion& conversion, std::size_t rows, std::size_t cols)
+    : conversion_(conversion),
+      layout_(conversion, rows, cols),
+      values_(layout_.value_bytes(rows * cols)) {
+  scales_.make_room(layout_);
+  view_.rows = rows;
+  view_.cols = cols;
+}
+
+void PackedCopy::set_largest(float magnitude) {
+  const FormatInfo& info = layout_.info();
+  scales_.tensor = tensor_scales_for(info.kernels, info.rules.front(), magnitude);
+}
+
+void PackedCopy::quantize(std::size_t at, DType dtype, const void* input, std::size_t count) {
+  const QuantizeJob job = layout_.job(dtype, input, count, values_.data() + layout_.value_bytes(at),
+                                      scales_.at(layout_, layout_.block_at(at)), &scales_.tensor);
+  const auto bad = monograph::quantize(job, serial_for);
+  if (!bad) return;
+  throw Error("weight " + safetensors::in_quotes(conversion_.weight->name) + ": element " +
+              std::to_string(at + *bad) + " is no finite number and cannot be quantised");
+}
+
+void PackedCopy::finish(ParallelFor parallel_for) {
+  const auto bytes = [](const auto* data, std::size_t count) {
+    return ByteSpan{reinterpret_cast<const std::uint8_t*>(data), count * sizeof *data};
+  };
+  std::vector<ByteSpan> scales = {
+      bytes(scales_.at(layout_, 0), layout_.blocks() * layout_.scale_bytes())};
+  float offset = 0.0f;
+  if (conversion_.double_quant) {
+    codes_.resize(layout_.blocks());
+    groups_.resize(ceil_div(codes_.size(), kScaleGroup));
+    double_quantize(scales_.words.data(), codes_.size(), codes_.data(), groups_.data(), &offset,
+                    parallel_for);
+    scales = {bytes(codes_.data(), codes_.size()), bytes(groups_.data(), groups_.size()),
+              bytes(kDynamicMap, 256), bytes(&offset, 1)};
+  } else if (wants_largest()) {
+    const bool divides = layout_.info().tensor_scale == TensorScale::kDivides;
+    scales.push_back(bytes(divides ? &scales_.tensor.encode : &scales_.tensor.decode, 1));
+  }
+  view_ = bind_packed(layout_.info(), conversion_.block,
+                      std::array<std::size_t, 2>{view_.rows, view_.cols},
+                      bytes(values_.data(), values_.size()), scales);
+}
+
+void PackedCopy::read_row(std::size_t row, DType dtype, float* out) const {
+  DequantizeFn* decode = pick(dequantize_variants(), view_.format);
+  if (dtype == DType::kFloat32) {
+    decode(view_, row, 0, view_.cols, dtype, Stores::kCached, out);
+    return;
+  }
+  with_type(dtype, [&]<class T>() {
+    std::vector<T> narrow(view_.cols);
+    decode(view_, row, 0, view_.cols, dtype, Stores::kCached, narrow.data());
+    for (std::size_t j = 0; j < view_.cols; ++j) out[j] = to_float(narrow[j]);
+  });
+}
+
+}  // namespace monograph

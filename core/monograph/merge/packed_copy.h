@@ -1,0 +1,47 @@
+// A weight quantised in memory, as it would be stored.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "monograph/convert/packed_parts.h"
+#include "monograph/cpu/parallel.h"
+
+namespace monograph {
+
+class PackedCopy {
+ public:
+  // For rows x cols elements, by the format, block and double_quant of `conversion`, which must
+  // outlive it.
+  PackedCopy(const Conversion& conversion, std::size_t rows, std::size_t cols);
+
+  const PackedLayout& layout() const { return layout_; }
+  // Whether the largest magnitude of all elements must be given before the first is quantised.
+  bool wants_largest() const { return layout_.info().tensor_scale != TensorScale::kNone; }
+  void set_largest(float magnitude);
+  // Elements from `at`, a multiple of layout().unit(); all but the last call give whole units.
+  // Thread safe for ranges that do not overlap. Throws Error naming the weight if one is not
+  // finite.
+  void quantize(std::size_t at, DType dtype, const void* input, std::size_t count);
+  // After all elements: makes the view, with scales as they are stored.
+  void finish(ParallelFor parallel_for);
+
+  const PackedView& view() const { return view_; }
+  std::span<const std::uint8_t> values() const { return values_; }
+  const PackedScales& scales() const { return scales_; }
+  // Row `row` as a model reads it: decoded to `dtype`, then widened.
+  void read_row(std::size_t row, DType dtype, float* out) const;
+
+ private:
+  const Conversion& conversion_;
+  PackedLayout layout_;
+  std::vector<std::uint8_t> values_, codes_;
+  PackedScales scales_;
+  std::vector<float> groups_;
+  PackedView view_;
+};
+
+}  // namespace monograph

@@ -1,0 +1,63 @@
+// Sixteen lanes.
+#pragma once
+
+#include <immintrin.h>
+
+#include <type_traits>
+
+#include "monograph/simd/avx512.h"
+#include "monograph/simd/lanes.h"
+
+namespace monograph {
+
+template <>
+struct Lanes<simd::Avx512> {
+  static constexpr std::int64_t kLanes = 16, kRows = 6, kVectors = 4;
+  using F32 = __m512;
+
+  [[gnu::always_inline]] static F32 set(float x) { return _mm512_set1_ps(x); }
+  [[gnu::always_inline]] static F32 load(const float* p) { return _mm512_loadu_ps(p); }
+  [[gnu::always_inline]] static void store(float* p, F32 x) { _mm512_storeu_ps(p, x); }
+  [[gnu::always_inline]] static F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }
+  [[gnu::always_inline]] static F32 sub(F32 a, F32 b) { return _mm512_sub_ps(a, b); }
+  [[gnu::always_inline]] static F32 mul(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
+  [[gnu::always_inline]] static F32 div(F32 a, F32 b) { return _mm512_div_ps(a, b); }
+  [[gnu::always_inline]] static F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
+  [[gnu::always_inline]] static F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }
+  [[gnu::always_inline]] static F32 min(F32 a, F32 b) { return _mm512_min_ps(a, b); }
+  [[gnu::always_inline]] static F32 round(F32 a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  [[gnu::always_inline]] static F32 scale2(F32 a, F32 n) { return _mm512_scalef_ps(a, n); }
+  [[gnu::always_inline]] static float reduce_add(F32 a) { return _mm512_reduce_add_ps(a); }
+  [[gnu::always_inline]] static float reduce_max(F32 a) { return _mm512_reduce_max_ps(a); }
+
+  template <class T>
+  [[gnu::always_inline]] static F32 load_as(const T* p) {
+    return simd::Avx512::load_f32(p);
+  }
+  template <class T>
+  static constexpr bool kSplits = std::is_same_v<T, Bf16>;
+  template <class T>
+  [[gnu::always_inline]] static void load_two(const T* p, F32& a, F32& b) {
+    if constexpr (kSplits<T>) {
+      const __m512i bits = _mm512_loadu_si512(p);
+      a = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+      b = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-65536)));
+    } else {
+      a = load_as(p);
+      b = load_as(p + kLanes);
+    }
+  }
+  template <class T>
+  [[gnu::always_inline]] static void store_as(T* p, F32 x) {
+    if constexpr (sizeof(T) == 4)
+      _mm512_storeu_ps(p, x);
+    else
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), std::is_same_v<T, Bf16>
+                                                             ? simd::Avx512::to_bf16(x)
+                                                             : simd::Avx512::to_fp16(x));
+  }
+};
+
+}  // namespace monograph

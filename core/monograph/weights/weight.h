@@ -1,0 +1,73 @@
+// From the tensors of a checkpoint to its weights: a packed weight is several tensors under names
+// that its producer chose. Everything is checked here, once; what a Weight says holds for its
+// bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "monograph/base/dtype.h"
+#include "monograph/formats/packed_view.h"
+#include "monograph/json/document.h"
+#include "monograph/safetensors/checkpoint.h"
+
+namespace monograph {
+
+// One tensor of a weight and what it is to it: "values", "absmax", "scale" ...
+struct Part {
+  std::string_view role;
+  safetensors::LocatedTensor tensor;
+};
+
+struct Weight {
+  std::string name;           // as the model knows it: "model.layers.0.mlp.up_proj.weight"
+  std::string_view format;    // "nf4", "fp8-block" ...; of a plain one its dtype: "bf16", "i64"
+  std::string_view spelling;  // who writes it so: "bitsandbytes", "ModelOpt" ...; "plain"
+  std::vector<std::uint64_t> shape;  // logical: of the dequantised weight
+  std::uint64_t elements = 0;
+  // How far a scale reaches: {64} consecutive elements, or {128, 128} rows and columns. Empty for a
+  // plain weight.
+  std::vector<std::uint64_t> block;
+  bool double_quant = false;
+  // The element type of a plain weight; of a packed one that of the weight it was made from, as far
+  // as the file says, else BF16.
+  safetensors::StoredDType dtype = safetensors::StoredDType::kBF16;
+  std::vector<Part> parts;         // the values first
+  std::uint64_t size_bytes = 0;    // of all parts
+  std::optional<PackedView> view;  // set if this library can decode the format
+
+  bool is_packed() const { return spelling != "plain"; }
+  // Whether read_elements works.
+  bool is_readable() const;
+  double bits_per_weight() const {
+    return elements == 0 ? 0
+                         : 8.0 * static_cast<double>(size_bytes) / static_cast<double>(elements);
+  }
+};
+
+// Every tensor of the checkpoint is a part of exactly one weight; sorted by name. `config` is the
+// folder's config.json, if there is one. Throws Error if the parts of a packed weight contradict
+// each other or one is missing. The checkpoint must outlive the weights.
+std::vector<Weight> list_weights(const safetensors::Checkpoint& checkpoint,
+                                 const json::Value* config = nullptr);
+
+// Elements [begin, end) of the flattened weight, rounded once to `dtype` (a 64-bit float: to fp32
+// first). Throws Error if the weight is not readable.
+void read_elements(const Weight& weight, std::uint64_t begin, std::uint64_t end, DType dtype,
+                   void* out);
+
+// The element type as a stored one, and back where there is one.
+safetensors::StoredDType stored(DType dtype);
+std::optional<DType> float_type(safetensors::StoredDType dtype);
+
+// The float type of this short name: "bf16", "fp16" or "fp32".
+std::optional<DType> find_dtype(std::string_view short_name);
+// "bf16", "fp16", "fp32": as in formats and on the command line; other types in lower case.
+std::string_view short_name(safetensors::StoredDType dtype);
+
+}  // namespace monograph
