@@ -5,7 +5,7 @@
 // the scales of all weights in order. bias, u, b and a are empty or have one entry a weight.
 #include <vector>
 
-#include "linear_arguments.h"
+#include "arguments/linear.h"
 #include "monograph/kernels/linear/linear.h"
 
 namespace monograph::ops {

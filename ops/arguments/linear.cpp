@@ -1,4 +1,4 @@
-#include "linear_arguments.h"
+#include "arguments/linear.h"
 
 namespace monograph::ops {
 

@@ -1,7 +1,7 @@
 // monograph::linear and linear_dx: a linear layer on a packed weight, with its low-rank part.
 #include "monograph/kernels/linear/linear.h"
 
-#include "linear_arguments.h"
+#include "arguments/linear.h"
 
 namespace monograph::ops {
 namespace {

@@ -1,7 +1,7 @@
 // Arguments of the operators of a language model's head, checked.
 #pragma once
 
-#include "linear_arguments.h"
+#include "arguments/linear.h"
 #include "monograph/kernels/linear_cross_entropy/linear_cross_entropy.h"
 
 namespace monograph::ops {

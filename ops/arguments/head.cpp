@@ -1,4 +1,4 @@
-#include "head_arguments.h"
+#include "arguments/head.h"
 
 namespace monograph::ops {
 namespace {

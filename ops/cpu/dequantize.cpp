@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "packed.h"
+#include "arguments/packed.h"
 
 namespace monograph::ops {
 namespace {

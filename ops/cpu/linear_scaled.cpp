@@ -1,5 +1,5 @@
 // monograph::linear_scaled: `linear` with a gain for each output, met before the only rounding.
-#include "linear_arguments.h"
+#include "arguments/linear.h"
 #include "monograph/kernels/linear/linear.h"
 
 namespace monograph::ops {

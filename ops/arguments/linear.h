@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "arguments/packed.h"
 #include "monograph/kernels/linear/linear.h"
-#include "packed.h"
 #include "stable.h"
 
 namespace monograph::ops {

@@ -1,7 +1,7 @@
 // monograph::linear_log_probs: what a trainer asks of a head beside the loss, without its logits.
 #include <tuple>
 
-#include "head_arguments.h"
+#include "arguments/head.h"
 
 namespace monograph::ops {
 namespace {

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "arguments/packed.h"
 #include "monograph/base/error.h"
 #include "monograph/formats/bind.h"
 #include "monograph/formats/dynamic_map.h"
-#include "packed.h"
 
 namespace monograph::ops {
 namespace {

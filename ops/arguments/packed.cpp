@@ -1,4 +1,4 @@
-#include "packed.h"
+#include "arguments/packed.h"
 
 #include "monograph/base/error.h"
 #include "monograph/formats/bind.h"

@@ -1,7 +1,7 @@
 // monograph::linear_cross_entropy and its weight gradient: the loss of a head without its logits.
 #include <tuple>
 
-#include "head_arguments.h"
+#include "arguments/head.h"
 
 namespace monograph::ops {
 namespace {
