@@ -31,7 +31,7 @@ from monograph.recipe.read_config import has_compiler
 from monograph.recipe.remembered import write_recipe
 from monograph.recipe.run_identity import compare, run_identity
 from monograph.recipe.schedule import event_steps, learning_rate
-from monograph.training import TrainStep, verify_head
+from monograph.training import TrainStep, verify_head, verify_packing
 
 
 @dataclass
@@ -97,6 +97,8 @@ class Run:
             self.told = compare(load_state(self.resumed).get("identity", {}), identity, self.resumed)
         self.model = load_model(recipe, folder)
         verify_head(self.model)
+        if self.batches.packing or (self.held is not None and self.held.packing):
+            verify_packing(self.model)
         compiled = recipe.torch_compile is not False and has_compiler()
         self.step = TrainStep(
             self.model,

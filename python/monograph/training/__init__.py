@@ -2,5 +2,14 @@
 
 from monograph.training.loss import causal_lm_loss, forward_loss, verify_head
 from monograph.training.step import MODES, StepResult, TrainStep
+from monograph.training.verify_packing import verify_packing
 
-__all__ = ["MODES", "StepResult", "TrainStep", "causal_lm_loss", "forward_loss", "verify_head"]
+__all__ = [
+    "MODES",
+    "StepResult",
+    "TrainStep",
+    "causal_lm_loss",
+    "forward_loss",
+    "verify_head",
+    "verify_packing",
+]
