@@ -41,11 +41,6 @@ void dequantize_out_cpu(const Tensor& values, const std::vector<Tensor>& scales,
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
-  m.def("dequantize(Tensor values, Tensor[] scales, SymInt[] layout, ScalarType dtype) -> Tensor");
-  m.def("dequantize_out(Tensor values, Tensor[] scales, SymInt[] layout, Tensor(a!) out) -> ()");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(monograph, CPU, m) {
   m.impl("dequantize", TORCH_BOX(&dequantize_cpu));
   m.impl("dequantize_out", TORCH_BOX(&dequantize_out_cpu));

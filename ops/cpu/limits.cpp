@@ -40,11 +40,6 @@ double limit_tiles(std::int64_t steps) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
-  m.def("limit_move(Tensor input, Tensor(a!) out) -> ()");
-  m.def("limit_tiles(int steps) -> float");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(monograph, CPU, m) { m.impl("limit_move", TORCH_BOX(&limit_move)); }
 STABLE_TORCH_LIBRARY_IMPL(monograph, CompositeExplicitAutograd, m) {
   m.impl("limit_tiles", TORCH_BOX(&limit_tiles));

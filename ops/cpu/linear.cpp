@@ -65,17 +65,6 @@ Tensor linear_dx_cpu(const Tensor& dy, const Tensor& values, const std::vector<T
 
 }  // namespace
 
-// No defaults: the dispatcher would drop arguments equal to them, and autograd formulas count
-// arguments.
-STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
-  m.def(
-      "linear(Tensor x, Tensor values, Tensor[] scales, SymInt[] layout, Tensor? bias, "
-      "Tensor? u, Tensor? b, Tensor? a) -> Tensor");
-  m.def(
-      "linear_dx(Tensor dy, Tensor values, Tensor[] scales, SymInt[] layout, Tensor? du, "
-      "Tensor? a) -> Tensor");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(monograph, CPU, m) {
   m.impl("linear", TORCH_BOX(&linear_cpu));
   m.impl("linear_dx", TORCH_BOX(&linear_dx_cpu));

@@ -54,16 +54,6 @@ std::tuple<Tensor, Tensor> linear_cross_entropy_dw_cpu(const Tensor& x, const Te
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
-  m.def(
-      "linear_cross_entropy(Tensor x, Tensor values, Tensor[] scales, SymInt[] layout, "
-      "Tensor? bias, Tensor labels, float softcap, float scale, bool need_dx) "
-      "-> (Tensor, Tensor, Tensor)");
-  m.def(
-      "linear_cross_entropy_dw(Tensor x, Tensor weight, Tensor? bias, Tensor labels, Tensor lse, "
-      "Tensor g, float softcap, float scale) -> (Tensor, Tensor)");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(monograph, CPU, m) {
   m.impl("linear_cross_entropy", TORCH_BOX(&linear_cross_entropy_cpu));
   m.impl("linear_cross_entropy_dw", TORCH_BOX(&linear_cross_entropy_dw_cpu));

@@ -58,20 +58,6 @@ Tensor linear_entropy_dx_cpu(const Tensor& x, const Tensor& values,
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
-  m.def(
-      "linear_log_probs(Tensor x, Tensor values, Tensor[] scales, SymInt[] layout, Tensor? bias, "
-      "Tensor labels, float softcap, float scale, bool need_dx) "
-      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "linear_entropy_dx(Tensor x, Tensor values, Tensor[] scales, SymInt[] layout, Tensor? bias, "
-      "Tensor labels, Tensor lse, Tensor entropy, Tensor g, float softcap, float scale) -> Tensor");
-  // In aten operations, in Python: rare, and nothing where the entropy is not used.
-  m.def(
-      "linear_entropy_dw(Tensor x, Tensor weight, Tensor? bias, Tensor labels, Tensor lse, "
-      "Tensor entropy, Tensor g, float softcap, float scale) -> (Tensor, Tensor)");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(monograph, CPU, m) {
   m.impl("linear_log_probs", TORCH_BOX(&linear_log_probs_cpu));
   m.impl("linear_entropy_dx", TORCH_BOX(&linear_entropy_dx_cpu));

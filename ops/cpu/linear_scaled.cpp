@@ -33,12 +33,6 @@ Tensor linear_scaled_cpu(const Tensor& x, const Tensor& values, const std::vecto
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
-  m.def(
-      "linear_scaled(Tensor x, Tensor values, Tensor[] scales, SymInt[] layout, Tensor gain, "
-      "Tensor u, Tensor b, Tensor a) -> Tensor");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(monograph, CPU, m) {
   m.impl("linear_scaled", TORCH_BOX(&linear_scaled_cpu));
 }

@@ -129,15 +129,6 @@ Tensor linear_shared_dx_cpu(const std::vector<Tensor>& dy, const std::vector<Ten
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
-  m.def(
-      "linear_shared(Tensor x, Tensor[] values, Tensor[] scales, SymInt[] layouts, Tensor[] bias, "
-      "Tensor[] u, Tensor[] b, Tensor[] a) -> Tensor[]");
-  m.def(
-      "linear_shared_dx(Tensor[] dy, Tensor[] values, Tensor[] scales, SymInt[] layouts, "
-      "Tensor[] du, Tensor[] a) -> Tensor");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(monograph, CPU, m) {
   m.impl("linear_shared", TORCH_BOX(&linear_shared_cpu));
   m.impl("linear_shared_dx", TORCH_BOX(&linear_shared_dx_cpu));

@@ -102,15 +102,6 @@ std::vector<Tensor> pack_stream_cpu(const Tensor& lengths, const Tensor& open,
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
-  m.def(
-      "pack(Tensor lengths, int capacity, int max_documents, int strategy, int overlong) "
-      "-> Tensor[]");
-  m.def(
-      "pack_stream(Tensor lengths, Tensor open, int next_row, int capacity, int max_documents, "
-      "int max_open) -> Tensor[]");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(monograph, CPU, m) {
   m.impl("pack", TORCH_BOX(&pack_cpu));
   m.impl("pack_stream", TORCH_BOX(&pack_stream_cpu));

@@ -123,12 +123,6 @@ std::vector<Tensor> quantize_cpu(const Tensor& input, std::int64_t format, std::
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
-  m.def(
-      "quantize(Tensor input, int format, int block, bool double_quant, bool saturate_nonfinite, "
-      "int rule=0, int scale_bytes=0) -> Tensor[]");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(monograph, CPU, m) { m.impl("quantize", TORCH_BOX(&quantize_cpu)); }
 
 }  // namespace monograph::ops

@@ -12,8 +12,6 @@ std::vector<std::int64_t> system_info() {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) { m.def("system_info() -> int[]"); }
-
 STABLE_TORCH_LIBRARY_IMPL(monograph, CompositeExplicitAutograd, m) {
   m.impl("system_info", TORCH_BOX(&system_info));
 }

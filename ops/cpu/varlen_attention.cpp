@@ -174,18 +174,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> varlen_attention_backward_cpu(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
-  m.def(
-      "varlen_attention(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, "
-      "Tensor? key_lengths, Tensor? sinks, bool causal, SymInt window, float scale, float softcap) "
-      "-> (Tensor, Tensor)");
-  m.def(
-      "varlen_attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor "
-      "lse, "
-      "Tensor cu_q, Tensor cu_k, Tensor? key_lengths, Tensor? sinks, bool causal, SymInt window, "
-      "float scale, float softcap) -> (Tensor, Tensor, Tensor, Tensor)");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(monograph, CPU, m) {
   m.impl("varlen_attention", TORCH_BOX(&varlen_attention_cpu));
   m.impl("varlen_attention_backward", TORCH_BOX(&varlen_attention_backward_cpu));

@@ -1,0 +1,69 @@
+// The schema of every operator, apart from what implements it: cpu/ registers kernels for CPU
+// tensors, another backend registers its own beside them, and python/monograph/ops/ the fakes, the
+// gradients and the portable implementations. docs/architecture.md says what the arguments mean.
+//
+// No defaults where there is a gradient: the dispatcher would drop arguments equal to them, and
+// autograd formulas count arguments.
+#include "stable.h"
+
+namespace monograph::ops {
+
+STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
+  m.def(
+      "quantize(Tensor input, int format, int block, bool double_quant, bool saturate_nonfinite, "
+      "int rule=0, int scale_bytes=0) -> Tensor[]");
+  m.def("dequantize(Tensor values, Tensor[] scales, SymInt[] layout, ScalarType dtype) -> Tensor");
+  m.def("dequantize_out(Tensor values, Tensor[] scales, SymInt[] layout, Tensor(a!) out) -> ()");
+  m.def(
+      "linear(Tensor x, Tensor values, Tensor[] scales, SymInt[] layout, Tensor? bias, "
+      "Tensor? u, Tensor? b, Tensor? a) -> Tensor");
+  m.def(
+      "linear_dx(Tensor dy, Tensor values, Tensor[] scales, SymInt[] layout, Tensor? du, "
+      "Tensor? a) -> Tensor");
+  m.def(
+      "linear_scaled(Tensor x, Tensor values, Tensor[] scales, SymInt[] layout, Tensor gain, "
+      "Tensor u, Tensor b, Tensor a) -> Tensor");
+  m.def(
+      "linear_shared(Tensor x, Tensor[] values, Tensor[] scales, SymInt[] layouts, Tensor[] bias, "
+      "Tensor[] u, Tensor[] b, Tensor[] a) -> Tensor[]");
+  m.def(
+      "linear_shared_dx(Tensor[] dy, Tensor[] values, Tensor[] scales, SymInt[] layouts, "
+      "Tensor[] du, Tensor[] a) -> Tensor");
+  m.def(
+      "linear_cross_entropy(Tensor x, Tensor values, Tensor[] scales, SymInt[] layout, "
+      "Tensor? bias, Tensor labels, float softcap, float scale, bool need_dx) "
+      "-> (Tensor, Tensor, Tensor)");
+  m.def(
+      "linear_cross_entropy_dw(Tensor x, Tensor weight, Tensor? bias, Tensor labels, Tensor lse, "
+      "Tensor g, float softcap, float scale) -> (Tensor, Tensor)");
+  m.def(
+      "linear_log_probs(Tensor x, Tensor values, Tensor[] scales, SymInt[] layout, Tensor? bias, "
+      "Tensor labels, float softcap, float scale, bool need_dx) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "linear_entropy_dx(Tensor x, Tensor values, Tensor[] scales, SymInt[] layout, Tensor? bias, "
+      "Tensor labels, Tensor lse, Tensor entropy, Tensor g, float softcap, float scale) -> Tensor");
+  // In aten operations, in Python: rare, and nothing where the entropy is not used.
+  m.def(
+      "linear_entropy_dw(Tensor x, Tensor weight, Tensor? bias, Tensor labels, Tensor lse, "
+      "Tensor entropy, Tensor g, float softcap, float scale) -> (Tensor, Tensor)");
+  m.def(
+      "varlen_attention(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, "
+      "Tensor? key_lengths, Tensor? sinks, bool causal, SymInt window, float scale, float softcap) "
+      "-> (Tensor, Tensor)");
+  m.def(
+      "varlen_attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, "
+      "Tensor lse, Tensor cu_q, Tensor cu_k, Tensor? key_lengths, Tensor? sinks, bool causal, "
+      "SymInt window, float scale, float softcap) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "pack(Tensor lengths, int capacity, int max_documents, int strategy, int overlong) "
+      "-> Tensor[]");
+  m.def(
+      "pack_stream(Tensor lengths, Tensor open, int next_row, int capacity, int max_documents, "
+      "int max_open) -> Tensor[]");
+  m.def("system_info() -> int[]");
+  m.def("limit_move(Tensor input, Tensor(a!) out) -> ()");
+  m.def("limit_tiles(int steps) -> float");
+}
+
+}  // namespace monograph::ops
