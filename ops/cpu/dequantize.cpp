@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "arguments/device.h"
 #include "arguments/packed.h"
 
 namespace monograph::ops {
@@ -15,6 +16,7 @@ constexpr std::size_t kStreamingBytes = 32 << 20;
 
 Tensor dequantize_cpu(const Tensor& values, const std::vector<Tensor>& scales,
                       const std::vector<std::int64_t>& layout, ScalarType dtype) {
+  check_device("dequantize", DeviceType::CPU, {{"values", values}, {"scales", scales}});
   const PackedArgument weight = check_packed("dequantize", values, scales, layout);
   const DType type = dtype_of(dtype, "dequantize", "the output");
   Tensor out = empty("dequantize", values, weight.shape, dtype);
@@ -24,6 +26,8 @@ Tensor dequantize_cpu(const Tensor& values, const std::vector<Tensor>& scales,
 
 void dequantize_out_cpu(const Tensor& values, const std::vector<Tensor>& scales,
                         const std::vector<std::int64_t>& layout, const Tensor& out) {
+  check_device("dequantize_out", DeviceType::CPU,
+               {{"values", values}, {"scales", scales}, {"out", out}});
   const PackedArgument weight = check_packed("dequantize_out", values, scales, layout);
   check_given("dequantize_out", "out", out);
   const DType type = dtype_of(out.scalar_type(), "dequantize_out", "out");

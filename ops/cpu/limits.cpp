@@ -2,13 +2,14 @@
 // kernels.
 #include "monograph/kernels/limits/limits.h"
 
-#include "stable.h"
+#include "arguments/device.h"
 
 namespace monograph::ops {
 namespace {
 
 // The same traffic as a dequantisation of `input` into `out`, on torch's threads.
 void limit_move(const Tensor& input, const Tensor& out) {
+  check_device("limit_move", DeviceType::CPU, {{"input", input}, {"out", out}});
   check_given("limit_move", "input", input);
   check_given("limit_move", "out", out);
   STD_TORCH_CHECK(input.is_contiguous() && out.is_contiguous(),
@@ -40,8 +41,10 @@ double limit_tiles(std::int64_t steps) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(monograph, CPU, m) { m.impl("limit_move", TORCH_BOX(&limit_move)); }
+// For every device, because there is no portable implementation: limit_move names the device that
+// it is refused on.
 STABLE_TORCH_LIBRARY_IMPL(monograph, CompositeExplicitAutograd, m) {
+  m.impl("limit_move", TORCH_BOX(&limit_move));
   m.impl("limit_tiles", TORCH_BOX(&limit_tiles));
 }
 

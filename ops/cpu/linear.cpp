@@ -1,6 +1,7 @@
 // monograph::linear and linear_dx: a linear layer on a packed weight, with its low-rank part.
 #include "monograph/kernels/linear/linear.h"
 
+#include "arguments/device.h"
 #include "arguments/linear.h"
 
 namespace monograph::ops {
@@ -12,6 +13,14 @@ Tensor linear_cpu(const Tensor& x, const Tensor& values, const std::vector<Tenso
                   const std::optional<Tensor>& u, const std::optional<Tensor>& b,
                   const std::optional<Tensor>& a) {
   const char* const op = "linear";
+  check_device(op, DeviceType::CPU,
+               {{"x", x},
+                {"values", values},
+                {"scales", scales},
+                {"bias", bias},
+                {"u", u},
+                {"b", b},
+                {"a", a}});
   const LinearWeight weight = check_weight(op, values, scales, layout);
   const RowsArgument input = rows_of(op, "x", x);
   STD_TORCH_CHECK(input.matrix.cols == weight.packed.cols, op, ": x has ", input.matrix.cols,
@@ -43,6 +52,8 @@ Tensor linear_dx_cpu(const Tensor& dy, const Tensor& values, const std::vector<T
                      const std::vector<std::int64_t>& layout, const std::optional<Tensor>& du,
                      const std::optional<Tensor>& a) {
   const char* const op = "linear_dx";
+  check_device(op, DeviceType::CPU,
+               {{"dy", dy}, {"values", values}, {"scales", scales}, {"du", du}, {"a", a}});
   const LinearWeight weight = check_weight(op, values, scales, layout);
   const RowsArgument gradient = rows_of(op, "dy", dy);
   STD_TORCH_CHECK(gradient.matrix.cols == weight.packed.rows, op, ": dy has ", gradient.matrix.cols,

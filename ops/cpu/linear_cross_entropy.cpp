@@ -1,6 +1,7 @@
 // monograph::linear_cross_entropy and its weight gradient: the loss of a head without its logits.
 #include <tuple>
 
+#include "arguments/device.h"
 #include "arguments/head.h"
 
 namespace monograph::ops {
@@ -12,12 +13,14 @@ std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_cpu(const Tensor& x, con
                                                             const std::optional<Tensor>& bias,
                                                             const Tensor& labels, double softcap,
                                                             double scale, bool need_dx) {
-  const HeadArguments a =
-      check_head("linear_cross_entropy", x, values, scales, layout, bias, labels, softcap, scale);
+  const char* const op = "linear_cross_entropy";
+  check_device(
+      op, DeviceType::CPU,
+      {{"x", x}, {"values", values}, {"scales", scales}, {"bias", bias}, {"labels", labels}});
+  const HeadArguments a = check_head(op, x, values, scales, layout, bias, labels, softcap, scale);
   const Matrix& rows = a.x.matrix;
   Tensor loss = float_vector(x, rows.rows), lse = float_vector(x, rows.rows);
-  Tensor dx =
-      need_dx ? empty_rows("linear_cross_entropy", x, rows.cols) : torch::stable::new_empty(x, {0});
+  Tensor dx = need_dx ? empty_rows(op, x, rows.cols) : torch::stable::new_empty(x, {0});
   const MutableMatrix out = need_dx ? mutable_rows(dx, rows.rows, rows.cols) : MutableMatrix{};
   linear_cross_entropy(a.problem,
                        {static_cast<float*>(loss.mutable_data_ptr()),
@@ -32,6 +35,9 @@ std::tuple<Tensor, Tensor> linear_cross_entropy_dw_cpu(const Tensor& x, const Te
                                                        const Tensor& g, double softcap,
                                                        double scale) {
   const char* const op = "linear_cross_entropy_dw";
+  check_device(
+      op, DeviceType::CPU,
+      {{"x", x}, {"weight", weight}, {"bias", bias}, {"labels", labels}, {"lse", lse}, {"g", g}});
   check_given(op, "weight", weight);
   STD_TORCH_CHECK(weight.dim() == 2, op, ": the weight has ", weight.dim(),
                   " dimensions, wanted [rows, cols]");

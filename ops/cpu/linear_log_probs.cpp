@@ -1,6 +1,7 @@
 // monograph::linear_log_probs: what a trainer asks of a head beside the loss, without its logits.
 #include <tuple>
 
+#include "arguments/device.h"
 #include "arguments/head.h"
 
 namespace monograph::ops {
@@ -12,8 +13,11 @@ Seven linear_log_probs_cpu(const Tensor& x, const Tensor& values, const std::vec
                            const std::vector<std::int64_t>& layout,
                            const std::optional<Tensor>& bias, const Tensor& labels, double softcap,
                            double scale, bool need_dx) {
-  const HeadArguments a =
-      check_head("linear_log_probs", x, values, scales, layout, bias, labels, softcap, scale);
+  const char* const op = "linear_log_probs";
+  check_device(
+      op, DeviceType::CPU,
+      {{"x", x}, {"values", values}, {"scales", scales}, {"bias", bias}, {"labels", labels}});
+  const HeadArguments a = check_head(op, x, values, scales, layout, bias, labels, softcap, scale);
   const Matrix& rows = a.x.matrix;
   const auto data = [](Tensor& t) { return static_cast<float*>(t.mutable_data_ptr()); };
   Tensor log_probs = float_vector(x, rows.rows), lse = float_vector(x, rows.rows);
@@ -21,8 +25,7 @@ Seven linear_log_probs_cpu(const Tensor& x, const Tensor& values, const std::vec
   Tensor mean = float_vector(x, rows.rows);
   Tensor top =
       torch::stable::new_empty(x, {static_cast<std::int64_t>(rows.rows)}, ScalarType::Bool);
-  Tensor dx =
-      need_dx ? empty_rows("linear_log_probs", x, rows.cols) : torch::stable::new_empty(x, {0});
+  Tensor dx = need_dx ? empty_rows(op, x, rows.cols) : torch::stable::new_empty(x, {0});
   const TokenStatistics statistics = {data(entropy), data(squares), data(mean),
                                       static_cast<bool*>(top.mutable_data_ptr())};
   float* const loss = data(log_probs);
@@ -42,6 +45,15 @@ Tensor linear_entropy_dx_cpu(const Tensor& x, const Tensor& values,
                              const Tensor& lse, const Tensor& entropy, const Tensor& g,
                              double softcap, double scale) {
   const char* const op = "linear_entropy_dx";
+  check_device(op, DeviceType::CPU,
+               {{"x", x},
+                {"values", values},
+                {"scales", scales},
+                {"bias", bias},
+                {"labels", labels},
+                {"lse", lse},
+                {"entropy", entropy},
+                {"g", g}});
   const HeadArguments a = check_head(op, x, values, scales, layout, bias, labels, softcap, scale);
   const std::size_t tokens = a.x.matrix.rows;
   const RowsArgument sums = vector_of(op, "lse", lse, tokens, DType::kFloat32);

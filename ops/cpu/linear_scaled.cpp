@@ -1,4 +1,5 @@
 // monograph::linear_scaled: `linear` with a gain for each output, met before the only rounding.
+#include "arguments/device.h"
 #include "arguments/linear.h"
 #include "monograph/kernels/linear/linear.h"
 
@@ -10,6 +11,14 @@ Tensor linear_scaled_cpu(const Tensor& x, const Tensor& values, const std::vecto
                          const std::vector<std::int64_t>& layout, const Tensor& gain,
                          const Tensor& u, const Tensor& b, const Tensor& a) {
   const char* const op = "linear_scaled";
+  check_device(op, DeviceType::CPU,
+               {{"x", x},
+                {"values", values},
+                {"scales", scales},
+                {"gain", gain},
+                {"u", u},
+                {"b", b},
+                {"a", a}});
   const LinearWeight weight = check_weight(op, values, scales, layout);
   const RowsArgument input = rows_of(op, "x", x);
   STD_TORCH_CHECK(input.matrix.cols == weight.packed.cols, op, ": x has ", input.matrix.cols,

@@ -5,6 +5,7 @@
 // the scales of all weights in order. bias, u, b and a are empty or have one entry a weight.
 #include <vector>
 
+#include "arguments/device.h"
 #include "arguments/linear.h"
 #include "monograph/kernels/linear/linear.h"
 
@@ -54,6 +55,14 @@ std::vector<Tensor> linear_shared_cpu(const Tensor& x, const std::vector<Tensor>
                                       const std::vector<Tensor>& bias, const std::vector<Tensor>& u,
                                       const std::vector<Tensor>& b, const std::vector<Tensor>& a) {
   const char* const op = "linear_shared";
+  check_device(op, DeviceType::CPU,
+               {{"x", x},
+                {"values", values},
+                {"scales", scales},
+                {"bias", bias},
+                {"u", u},
+                {"b", b},
+                {"a", a}});
   const std::vector<LinearWeight> weights = check_weights(op, values, scales, layouts);
   const std::size_t n = weights.size();
   check_count(op, "bias", bias, n);
@@ -95,6 +104,8 @@ Tensor linear_shared_dx_cpu(const std::vector<Tensor>& dy, const std::vector<Ten
                             const std::vector<std::int64_t>& layouts, const std::vector<Tensor>& du,
                             const std::vector<Tensor>& a) {
   const char* const op = "linear_shared_dx";
+  check_device(op, DeviceType::CPU,
+               {{"dy", dy}, {"values", values}, {"scales", scales}, {"du", du}, {"a", a}});
   const std::vector<LinearWeight> weights = check_weights(op, values, scales, layouts);
   const std::size_t n = weights.size();
   STD_TORCH_CHECK(dy.size() == n, op, ": dy has ", dy.size(), " entries, wanted ", n);

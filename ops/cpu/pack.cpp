@@ -3,8 +3,8 @@
 #include <cstring>
 #include <span>
 
+#include "arguments/device.h"
 #include "monograph/packing/packing.h"
-#include "stable.h"
 
 namespace monograph::ops {
 namespace {
@@ -42,6 +42,7 @@ std::int64_t limit_of(std::int64_t max_documents) {
 std::vector<Tensor> pack_cpu(const Tensor& lengths, std::int64_t capacity,
                              std::int64_t max_documents, std::int64_t strategy,
                              std::int64_t overlong) {
+  check_device("pack", DeviceType::CPU, {{"lengths", lengths}});
   check_limits("pack", capacity, max_documents);
   STD_TORCH_CHECK(strategy == 0 || strategy == 1, "pack: strategy is ", strategy,
                   ", wanted 0 (best fit decreasing) or 1 (first fit)");
@@ -84,6 +85,7 @@ PackStream stream_of(const Tensor& open, std::int64_t next_row, std::int64_t cap
 std::vector<Tensor> pack_stream_cpu(const Tensor& lengths, const Tensor& open,
                                     std::int64_t next_row, std::int64_t capacity,
                                     std::int64_t max_documents, std::int64_t max_open) {
+  check_device("pack_stream", DeviceType::CPU, {{"lengths", lengths}, {"open", open}});
   check_limits("pack_stream", capacity, max_documents);
   STD_TORCH_CHECK(max_open >= 1, "pack_stream: max_open is ", max_open, ", wanted 1 or more");
   PackStream stream = stream_of(open, next_row, capacity, max_documents, max_open);

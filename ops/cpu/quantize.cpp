@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "arguments/device.h"
 #include "arguments/packed.h"
 #include "monograph/base/error.h"
 #include "monograph/formats/bind.h"
@@ -78,6 +79,7 @@ Tensor tensor_scales(const FormatInfo& info, const MatrixShape& shape, const Ten
 std::vector<Tensor> quantize_cpu(const Tensor& input, std::int64_t format, std::int64_t block,
                                  bool double_quant, bool saturate_nonfinite, std::int64_t rule,
                                  std::int64_t scale_bytes) {
+  check_device("quantize", DeviceType::CPU, {{"input", input}});
   const FormatInfo& info = check_format("quantize", "format", format);
   check_given("quantize", "input", input);
   STD_TORCH_CHECK(input.is_contiguous(), "quantize: input is not contiguous");

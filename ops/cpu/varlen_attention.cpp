@@ -4,7 +4,7 @@
 #include <optional>
 #include <tuple>
 
-#include "stable.h"
+#include "arguments/device.h"
 
 namespace monograph::ops {
 namespace {
@@ -122,6 +122,14 @@ std::tuple<Tensor, Tensor> varlen_attention_cpu(const Tensor& q, const Tensor& k
                                                 const std::optional<Tensor>& sinks, bool causal,
                                                 std::int64_t window, double scale, double softcap) {
   const char* const op = "varlen_attention";
+  check_device(op, DeviceType::CPU,
+               {{"q", q},
+                {"k", k},
+                {"v", v},
+                {"cu_q", cu_q},
+                {"cu_k", cu_k},
+                {"key_lengths", key_lengths},
+                {"sinks", sinks}});
   AttentionForward job = {};
   job.problem =
       check_problem(op, q, k, v, cu_q, cu_k, key_lengths, sinks, causal, window, scale, softcap);
@@ -145,6 +153,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> varlen_attention_backward_cpu(
     const std::optional<Tensor>& key_lengths, const std::optional<Tensor>& sinks, bool causal,
     std::int64_t window, double scale, double softcap) {
   const char* const op = "varlen_attention_backward";
+  check_device(op, DeviceType::CPU,
+               {{"dout", dout},
+                {"q", q},
+                {"k", k},
+                {"v", v},
+                {"out", out},
+                {"lse", lse},
+                {"cu_q", cu_q},
+                {"cu_k", cu_k},
+                {"key_lengths", key_lengths},
+                {"sinks", sinks}});
   AttentionBackward job = {};
   job.problem =
       check_problem(op, q, k, v, cu_q, cu_k, key_lengths, sinks, causal, window, scale, softcap);
