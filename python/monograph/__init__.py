@@ -11,7 +11,7 @@ mg.show_config()
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from monograph import nn, ops, packing
+from monograph import nn, old_paths, ops, packing
 from monograph.integrations.when_imported import when_imported
 from monograph.packed_weight import PackedWeight, linear, quantize
 from monograph.show_config import show_config
@@ -59,4 +59,5 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
 
 
+old_paths.install()
 when_imported("peft", "monograph.integrations.peft.packed_layers")

@@ -11,7 +11,7 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from monograph import transformers_attention
+from monograph.integrations.transformers import attention
 from monograph.transformers_config import loading_dict
 from monograph.transformers_quantizer import MonographConfig
 
@@ -67,7 +67,7 @@ def from_pretrained(
     quantization: MonographConfig | None = None,
     *,
     dtype: torch.dtype | str | None = None,
-    attn_implementation: str = transformers_attention.NAME,
+    attn_implementation: str = attention.NAME,
     **options: Any,
 ) -> PreTrainedModel:
     """Loads `folder` with transformers; `options` go to its `from_pretrained`.

@@ -17,9 +17,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from monograph import transformers_attention, trl_head
+from monograph import trl_head
 from monograph.integrations.peft.private_names import LoraLayer, PeftLinear
 from monograph.integrations.torch.private_names import forward_hooks, hooks
+from monograph.integrations.transformers.attention import put_on
 from monograph.integrations.transformers.private_names import INPUT_HOOK, checkpoint_function
 from monograph.nn.dense_source import local_folder, remember_dense
 from monograph.nn.lora_linear import LoraLinear, fusible
@@ -58,7 +59,7 @@ def optimize(model: nn.Module, *, attention: bool | None = None, head: bool = Tr
         _log.info("monograph: %s", start)
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     if isinstance(base, PreTrainedModel):
-        transformers_attention.put_on(base, attention)
+        put_on(base, attention)
         guard_packed(base)
         if head:
             trl_head.take_over(base)

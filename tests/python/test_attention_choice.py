@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import monograph as mg
-from monograph import transformers_attention
+from monograph.integrations.transformers import attention
 
 
 def build(device="cpu", **options):
@@ -43,7 +43,7 @@ def test_no_score_matrix_on_a_device_without_a_kernel(monkeypatch):
     assert after_optimize(build("meta")) == "sdpa"
     with pytest.raises(ValueError, match="attention=True on meta, where monograph attention has no kernel"):
         after_optimize(build("meta"), attention=True)
-    monkeypatch.setattr(transformers_attention, "has_kernel", lambda device: False)
+    monkeypatch.setattr(attention, "has_kernel", lambda device: False)
     assert after_optimize(build()) == "sdpa"
-    monkeypatch.setattr(transformers_attention, "has_kernel", lambda device: True)
+    monkeypatch.setattr(attention, "has_kernel", lambda device: True)
     assert after_optimize(build("meta")) == "monograph"
