@@ -12,7 +12,7 @@ from huggingface_hub.errors import EntryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from monograph.integrations.transformers import attention
-from monograph.transformers_config import loading_dict
+from monograph.integrations.transformers.config import loading_dict
 from monograph.transformers_quantizer import MonographConfig
 
 MODELOPT_FILE = "hf_quant_config.json"

@@ -14,6 +14,7 @@ from typing import Any
 
 MOVED = {
     "monograph.transformers_attention": "monograph.integrations.transformers.attention",
+    "monograph.transformers_config": "monograph.integrations.transformers.config",
 }
 
 

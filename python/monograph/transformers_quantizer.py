@@ -20,6 +20,7 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
 from monograph.dense_weights import expert_weights, shown, what_stayed_dense
+from monograph.integrations.transformers.config import METHOD, MonographConfig
 from monograph.integrations.transformers.private_names import (
     ConversionOps,
     keep_in_fp32_modules,
@@ -31,7 +32,6 @@ from monograph.integrations.transformers.private_names import (
 from monograph.nn.dense_source import remember_dense
 from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.packed_weight import PackedWeight, quantize
-from monograph.transformers_config import METHOD, MonographConfig
 
 __all__ = ["MonographConfig", "MonographQuantizer"]
 

@@ -14,6 +14,7 @@ from monograph.old_paths import MOVED, OldPaths
 # One object of each moved module, as earlier versions knew it.
 OBJECTS = {
     "monograph.transformers_attention": "attention_forward",
+    "monograph.transformers_config": "MonographConfig",
 }
 
 
