@@ -19,8 +19,8 @@ from monograph.spellings.bitsandbytes import dequantize_4bit, from_bitsandbytes,
 
 if TYPE_CHECKING:
     from monograph.diagnosis import doctor
+    from monograph.integrations.transformers.quantizer import MonographConfig
     from monograph.loading import from_pretrained
-    from monograph.transformers_quantizer import MonographConfig
     from monograph.under_peft import adapter_start, add_lora, optimize
 
 __all__ = [
@@ -44,7 +44,7 @@ __all__ = [
 
 # What needs transformers or PEFT is imported when first used: the operators alone need torch only.
 _ON_FIRST_USE = {
-    "MonographConfig": "monograph.transformers_quantizer",
+    "MonographConfig": "monograph.integrations.transformers.quantizer",
     "adapter_start": "monograph.under_peft",
     "add_lora": "monograph.under_peft",
     "doctor": "monograph.diagnosis",

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from monograph.integrations.transformers import attention
 from monograph.integrations.transformers.config import loading_dict
-from monograph.transformers_quantizer import MonographConfig
+from monograph.integrations.transformers.quantizer import MonographConfig
 
 MODELOPT_FILE = "hf_quant_config.json"
 

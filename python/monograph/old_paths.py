@@ -15,6 +15,7 @@ from typing import Any
 MOVED = {
     "monograph.transformers_attention": "monograph.integrations.transformers.attention",
     "monograph.transformers_config": "monograph.integrations.transformers.config",
+    "monograph.transformers_quantizer": "monograph.integrations.transformers.quantizer",
 }
 
 

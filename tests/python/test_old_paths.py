@@ -15,6 +15,7 @@ from monograph.old_paths import MOVED, OldPaths
 OBJECTS = {
     "monograph.transformers_attention": "attention_forward",
     "monograph.transformers_config": "MonographConfig",
+    "monograph.transformers_quantizer": "MonographQuantizer",
 }
 
 

@@ -35,7 +35,7 @@ from monograph.packed_weight import PackedWeight, quantize
 
 __all__ = ["MonographConfig", "MonographQuantizer"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("monograph.transformers_quantizer")  # documented: users filter by it
 
 
 class _Replace(ConversionOps):
