@@ -16,6 +16,7 @@ MOVED = {
     "monograph.transformers_attention": "monograph.integrations.transformers.attention",
     "monograph.transformers_config": "monograph.integrations.transformers.config",
     "monograph.transformers_quantizer": "monograph.integrations.transformers.quantizer",
+    "monograph.dense_weights": "monograph.integrations.transformers.dense_weights",
 }
 
 

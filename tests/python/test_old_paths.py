@@ -16,6 +16,7 @@ OBJECTS = {
     "monograph.transformers_attention": "attention_forward",
     "monograph.transformers_config": "MonographConfig",
     "monograph.transformers_quantizer": "MonographQuantizer",
+    "monograph.dense_weights": "DenseWeight",
 }
 
 

@@ -19,8 +19,8 @@ from torch import nn
 from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
-from monograph.dense_weights import expert_weights, shown, what_stayed_dense
 from monograph.integrations.transformers.config import METHOD, MonographConfig
+from monograph.integrations.transformers.dense_weights import expert_weights, shown, what_stayed_dense
 from monograph.integrations.transformers.private_names import (
     ConversionOps,
     keep_in_fp32_modules,
