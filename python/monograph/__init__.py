@@ -19,8 +19,8 @@ from monograph.spellings.bitsandbytes import dequantize_4bit, from_bitsandbytes,
 
 if TYPE_CHECKING:
     from monograph.diagnosis import doctor
+    from monograph.integrations.transformers.loading import from_pretrained
     from monograph.integrations.transformers.quantizer import MonographConfig
-    from monograph.loading import from_pretrained
     from monograph.under_peft import adapter_start, add_lora, optimize
 
 __all__ = [
@@ -48,7 +48,7 @@ _ON_FIRST_USE = {
     "adapter_start": "monograph.under_peft",
     "add_lora": "monograph.under_peft",
     "doctor": "monograph.diagnosis",
-    "from_pretrained": "monograph.loading",
+    "from_pretrained": "monograph.integrations.transformers.loading",
     "optimize": "monograph.under_peft",
 }
 

@@ -17,6 +17,7 @@ MOVED = {
     "monograph.transformers_config": "monograph.integrations.transformers.config",
     "monograph.transformers_quantizer": "monograph.integrations.transformers.quantizer",
     "monograph.dense_weights": "monograph.integrations.transformers.dense_weights",
+    "monograph.loading": "monograph.integrations.transformers.loading",
 }
 
 

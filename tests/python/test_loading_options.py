@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import monograph as mg
 import tiny_models
-from monograph import loading
+from monograph.integrations.transformers import loading
 from monograph.nn import QuantLinear
 from monograph.recipe import model_folder
 

@@ -17,6 +17,7 @@ OBJECTS = {
     "monograph.transformers_config": "MonographConfig",
     "monograph.transformers_quantizer": "MonographQuantizer",
     "monograph.dense_weights": "DenseWeight",
+    "monograph.loading": "from_pretrained",
 }
 
 

@@ -14,8 +14,8 @@ from monograph.recipe.model_folder import naming
 
 def load_base(recipe: Recipe, folder: str) -> Any:
     """The frozen base: quantised while it loads, or as it is if the folder is quantised."""
+    from monograph.integrations.transformers.loading import from_pretrained, stored_quantization
     from monograph.integrations.transformers.quantizer import MonographConfig
-    from monograph.loading import from_pretrained, stored_quantization
 
     wanted = None
     with naming("base_model", recipe.base_model):
