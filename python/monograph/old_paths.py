@@ -18,6 +18,7 @@ MOVED = {
     "monograph.transformers_quantizer": "monograph.integrations.transformers.quantizer",
     "monograph.dense_weights": "monograph.integrations.transformers.dense_weights",
     "monograph.loading": "monograph.integrations.transformers.loading",
+    "monograph.trl_head": "monograph.integrations.trl.head",
 }
 
 

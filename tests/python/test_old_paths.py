@@ -18,6 +18,7 @@ OBJECTS = {
     "monograph.transformers_quantizer": "MonographQuantizer",
     "monograph.dense_weights": "DenseWeight",
     "monograph.loading": "from_pretrained",
+    "monograph.trl_head": "take_over",
 }
 
 

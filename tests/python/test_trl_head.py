@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 import monograph as mg
-from monograph import trl_head
+from monograph.integrations.trl import head as trl_head
 from monograph.training import loss
 
 FIELDS = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
