@@ -19,6 +19,7 @@ MOVED = {
     "monograph.dense_weights": "monograph.integrations.transformers.dense_weights",
     "monograph.loading": "monograph.integrations.transformers.loading",
     "monograph.trl_head": "monograph.integrations.trl.head",
+    "monograph.nn.lora_start": "monograph.integrations.peft.lora_start",
 }
 
 

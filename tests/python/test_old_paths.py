@@ -19,6 +19,7 @@ OBJECTS = {
     "monograph.dense_weights": "DenseWeight",
     "monograph.loading": "from_pretrained",
     "monograph.trl_head": "take_over",
+    "monograph.nn.lora_start": "StartedLora",
 }
 
 

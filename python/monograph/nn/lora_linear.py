@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from monograph.integrations.peft.lora_start import StartedLora
 from monograph.integrations.peft.private_names import DoraLinearVariant, caches, check_adapters_to_merge
 from monograph.integrations.torch.private_names import hooks
-from monograph.nn.lora_start import StartedLora
 from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.nn.row_squares import keep_row_squares
 from monograph.ops.linear import PLAIN, linear, plain_linear

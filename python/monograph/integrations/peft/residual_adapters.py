@@ -14,8 +14,13 @@ from typing import Any
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from monograph.integrations.peft.lora_start import (
+    RESIDUAL,
+    StartedLora,
+    holds_a_start,
+    start_without_residual,
+)
 from monograph.integrations.peft.private_names import hotswap_from_state_dict, replace_hotswap
-from monograph.nn.lora_start import RESIDUAL, StartedLora, holds_a_start, start_without_residual
 
 _CONVERSION = "path_initial_model_for_weight_conversion"
 
