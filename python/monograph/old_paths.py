@@ -20,6 +20,7 @@ MOVED = {
     "monograph.loading": "monograph.integrations.transformers.loading",
     "monograph.trl_head": "monograph.integrations.trl.head",
     "monograph.nn.lora_start": "monograph.integrations.peft.lora_start",
+    "monograph.nn.lora_linear": "monograph.integrations.peft.lora_linear",
 }
 
 

@@ -17,13 +17,13 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 
+from monograph.integrations.peft.lora_linear import LoraLinear, fusible
 from monograph.integrations.peft.private_names import LoraLayer, PeftLinear
 from monograph.integrations.torch.private_names import forward_hooks, hooks
 from monograph.integrations.transformers.attention import put_on
 from monograph.integrations.transformers.private_names import INPUT_HOOK, checkpoint_function
 from monograph.integrations.trl import head as trl_head
 from monograph.nn.dense_source import local_folder, remember_dense
-from monograph.nn.lora_linear import LoraLinear, fusible
 from monograph.nn.quant_linear import QuantLinear
 from monograph.packing.layers_with_state import guard_packed
 

@@ -8,8 +8,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 
 import monograph as mg
+from monograph.integrations.peft.lora_linear import LoraLinear
 from monograph.nn import QuantLinear, replace_linears
-from monograph.nn.lora_linear import LoraLinear
 
 CASES = {
     "lora": {"r": 8, "lora_alpha": 12},

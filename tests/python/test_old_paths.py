@@ -20,6 +20,7 @@ OBJECTS = {
     "monograph.loading": "from_pretrained",
     "monograph.trl_head": "take_over",
     "monograph.nn.lora_start": "StartedLora",
+    "monograph.nn.lora_linear": "LoraLinear",
 }
 
 

@@ -8,8 +8,8 @@ from peft import AdaLoraConfig, LoHaConfig, LoraConfig, get_peft_model
 from torch import nn
 
 import monograph as mg
+from monograph.integrations.peft.lora_linear import LoraLinear
 from monograph.nn import QuantLinear, replace_linears
-from monograph.nn.lora_linear import LoraLinear
 
 
 class Block(nn.Module):

@@ -5,7 +5,7 @@ import torch
 from peft import PeftModel
 
 import monograph as mg
-from monograph.nn.lora_linear import LoraLinear
+from monograph.integrations.peft.lora_linear import LoraLinear
 from trl_runs import make_folder, trainer_for
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from peft import PeftModel
 
 from monograph.integrations.peft import residual_adapters
+from monograph.integrations.peft.lora_linear import LoraLinear
 from monograph.integrations.peft.lora_start import ASKED, DENSE_TARGET, RESIDUAL
 from monograph.integrations.peft.private_names import BaseTunerLayer, dispatch_default, replace_dispatch
-from monograph.nn.lora_linear import LoraLinear
 from monograph.nn.quant_linear import QuantLinear
 
 _peft_model: Any = PeftModel
