@@ -19,9 +19,9 @@ from monograph.spellings.bitsandbytes import dequantize_4bit, from_bitsandbytes,
 
 if TYPE_CHECKING:
     from monograph.diagnosis import doctor
+    from monograph.integrations.peft.optimize import adapter_start, add_lora, optimize
     from monograph.integrations.transformers.loading import from_pretrained
     from monograph.integrations.transformers.quantizer import MonographConfig
-    from monograph.under_peft import adapter_start, add_lora, optimize
 
 __all__ = [
     "MonographConfig",
@@ -45,11 +45,11 @@ __all__ = [
 # What needs transformers or PEFT is imported when first used: the operators alone need torch only.
 _ON_FIRST_USE = {
     "MonographConfig": "monograph.integrations.transformers.quantizer",
-    "adapter_start": "monograph.under_peft",
-    "add_lora": "monograph.under_peft",
+    "adapter_start": "monograph.integrations.peft.optimize",
+    "add_lora": "monograph.integrations.peft.optimize",
     "doctor": "monograph.diagnosis",
     "from_pretrained": "monograph.integrations.transformers.loading",
-    "optimize": "monograph.under_peft",
+    "optimize": "monograph.integrations.peft.optimize",
 }
 
 

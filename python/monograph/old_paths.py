@@ -21,6 +21,7 @@ MOVED = {
     "monograph.trl_head": "monograph.integrations.trl.head",
     "monograph.nn.lora_start": "monograph.integrations.peft.lora_start",
     "monograph.nn.lora_linear": "monograph.integrations.peft.lora_linear",
+    "monograph.under_peft": "monograph.integrations.peft.optimize",
 }
 
 

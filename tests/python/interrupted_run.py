@@ -19,12 +19,12 @@ import sys
 import matplotlib.figure  # noqa: F401  (before the forks)
 import torch
 
+from monograph.integrations.peft.optimize import optimize  # noqa: F401  (before the forks)
 from monograph.recipe import check_keys
 from monograph.recipe import checkpoint as checkpoint_module
 from monograph.recipe import train as train_module
 from monograph.recipe.metrics import read_metrics
 from monograph.training import TrainStep
-from monograph.under_peft import optimize  # noqa: F401  (before the forks)
 from recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 
 # Checkpoints 2, 3 (the best, after the first evaluation), 4 and 6; killed in step 3, or in the second save.

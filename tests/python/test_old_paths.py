@@ -21,6 +21,7 @@ OBJECTS = {
     "monograph.trl_head": "take_over",
     "monograph.nn.lora_start": "StartedLora",
     "monograph.nn.lora_linear": "LoraLinear",
+    "monograph.under_peft": "optimize",
 }
 
 

@@ -81,7 +81,7 @@ class Generator:
         if adapter is not None:
             from peft import PeftModel
 
-            from monograph.under_peft import optimize
+            from monograph.integrations.peft.optimize import optimize
 
             self.model = PeftModel.from_pretrained(self.model, adapter)
             optimize(self.model, attention=recipe.attention == "monograph")

@@ -78,9 +78,9 @@ def load_model(recipe: Recipe, folder: str) -> Any:
     """The base with a new adapter, or with that of lora_model_dir, ready to train."""
     from peft import PeftModel, get_peft_model
 
+    from monograph.integrations.peft.optimize import optimize
     from monograph.packing.attention_without_borders import refuse_attention_without_borders
     from monograph.packing.layers_with_state import refuse_packed
-    from monograph.under_peft import optimize
 
     base = load_base(recipe, folder)
     if recipe.sample_packing or recipe.packs_evaluation:
