@@ -22,6 +22,7 @@ MOVED = {
     "monograph.nn.lora_start": "monograph.integrations.peft.lora_start",
     "monograph.nn.lora_linear": "monograph.integrations.peft.lora_linear",
     "monograph.under_peft": "monograph.integrations.peft.optimize",
+    "monograph.diagnosis.trainer": "monograph.integrations.transformers.trainer_doctor",
 }
 
 

@@ -22,6 +22,7 @@ OBJECTS = {
     "monograph.nn.lora_start": "StartedLora",
     "monograph.nn.lora_linear": "LoraLinear",
     "monograph.under_peft": "optimize",
+    "monograph.diagnosis.trainer": "doctor_trainer",
 }
 
 

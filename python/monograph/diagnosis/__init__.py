@@ -22,7 +22,6 @@ from torch import nn
 from monograph.diagnosis.progress import Progress
 from monograph.diagnosis.report import Cause, Report
 from monograph.diagnosis.tracing import breaks, counting, forget, recompiles
-from monograph.diagnosis.trainer import doctor_trainer
 from monograph.integrations.torch.private_names import counters, maybe_mark_dynamic
 from monograph.training.loss import forward_loss
 from monograph.training.step import mark_lengths
@@ -58,6 +57,8 @@ def doctor(
     if not isinstance(model, nn.Module):
         if batches is not None or loss is not None:
             raise ValueError("doctor: batches and loss are for a model; a trainer has its own")
+        from monograph.integrations.transformers.trainer_doctor import doctor_trainer
+
         return doctor_trainer(model, steps, inductor, progress)
     if batches is None:
         raise ValueError("doctor: batches is None, wanted one batch or several for a model")

@@ -1,4 +1,4 @@
-"""Adapters that changed their packed base (nn/lora_start.py) in the calls of PEFT and transformers.
+"""Adapters that changed their packed base (lora_start.py) in the calls of PEFT and transformers.
 
 PEFT can save such an adapter as an ordinary one of twice the rank, which a requantised base does not allow,
 and first rewrites the config of the folder that it reads. It ignores tensors of a file that it does not
