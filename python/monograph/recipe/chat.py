@@ -8,7 +8,7 @@ from typing import Any
 
 from monograph.recipe.chat_messages import BOOKKEEPING, Chat, MessageReader
 from monograph.recipe.chat_template import ChatRenderer, Message
-from monograph.recipe.documents import Document, Span
+from monograph.recipe.document import Document, Span
 from monograph.recipe.keys import DatasetKeys, Recipe
 
 # Stands for a part of a message when looking where the template puts it: characters of no language.

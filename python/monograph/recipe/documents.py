@@ -1,46 +1,16 @@
-"""Rows of a dataset to documents: text, which parts of it are targets, and who says where it ends.
-
-Every type of dataset becomes the same thing, a `Document`; what follows knows nothing of types.
-"""
+"""Rows of a dataset to documents: every type of dataset becomes a `Document`; what follows knows no types."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
+from monograph.recipe.chat import ChatReader
+from monograph.recipe.document import Document, Span, joined
 from monograph.recipe.keys import DatasetKeys, Recipe
 
-
-class Span(NamedTuple):
-    """Characters [begin, end) of a document that are targets."""
-
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True)
-class Document:
-    """Text whose `targets` are trained on.
-
-    begins: the tokenizer puts its first token (bos) in front. ends: eos is put behind, and is a target.
-    """
-
-    text: str
-    targets: tuple[Span, ...]
-    begins: bool = True
-    ends: bool = True
-
-
-def joined(parts: list[tuple[str, bool]], *, begins: bool = True, ends: bool = True) -> Document:
-    """A document from parts, each with whether it is a target."""
-    text, spans = "", []
-    for part, target in parts:
-        if target and part:
-            spans.append(Span(len(text), len(text) + len(part)))
-        text += part
-    return Document(text, tuple(spans), begins, ends)
-
+__all__ = ["PROMPTS", "Document", "Prompt", "Span", "document_reader", "joined", "prompt_of"]
 
 # The wording of the Stanford Alpaca data, which models and data sets in that format expect.
 _ALPACA = (
@@ -125,8 +95,6 @@ def document_reader(
 ) -> Callable[[Mapping[str, Any], str], Document]:
     """The function that makes a document from a row of this dataset; `where` names the row in errors."""
     if isinstance(dataset.type, str) and dataset.type.startswith("chat_template"):
-        from monograph.recipe.chat import ChatReader
-
         return ChatReader(recipe, dataset, tokenizer)
     if dataset.type == "input_output":
         return _input_output

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from monograph.packing.collator import IGNORED
-from monograph.recipe.documents import Document
+from monograph.recipe.document import Document
 from monograph.recipe.keys import Recipe
 from monograph.recipe.model_folder import naming
 
