@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from monograph.integrations.transformers.private_names import attn_implementation, supports_attention_backend
-from monograph.packing.layers_with_state import PackedRowsHook
+from monograph.packing.packed_rows_hook import PackedRowsHook
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

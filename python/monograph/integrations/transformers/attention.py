@@ -17,7 +17,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from monograph.integrations.transformers.private_names import attn_implementation, causal_mask_function
 from monograph.ops.varlen_attention import varlen_attention
-from monograph.packing.layers_with_state import refuse_in_config, require
+from monograph.packing.layers_with_state import refuse_in_config
+from monograph.packing.packed_rows_hook import require
 
 NAME = "monograph"
 

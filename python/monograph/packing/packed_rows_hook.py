@@ -1,0 +1,38 @@
+"""PackedRowsHook: a model that is given packed rows refuses them, in eager mode and inside a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from monograph.integrations.torch.private_names import assert_async
+
+
+def require(condition: torch.Tensor, message: str) -> None:
+    """ValueError where a bool tensor [] is False; inside a graph a RuntimeError when the graph runs."""
+    if torch.compiler.is_compiling():
+        assert_async(condition, message)
+    elif not bool(condition):
+        raise ValueError(message)
+
+
+class PackedRowsHook:
+    """A forward pre-hook that refuses packed rows with the message of refusal(); None: they are allowed."""
+
+    def refusal(self, module: nn.Module, what: str) -> str | None:
+        raise NotImplementedError
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        for name in ("cu_seqlens", "cu_seq_lens_q", "seq_idx"):
+            if kwargs.get(name) is not None and (message := self.refusal(module, name)) is not None:
+                raise ValueError(message)
+        positions = kwargs.get("position_ids")
+        if positions is not None and positions.dim() == 3:
+            positions = positions[0]  # of 3-D rotary positions the first ascends; height and width may fall
+        message = self.refusal(module, "restarting position_ids")
+        if message is not None and positions is not None and positions.shape[-1] > 1:
+            # generate() gives padding on the left the position 0 or 1: a fall from there starts no document.
+            falls = (positions[..., 1:] < positions[..., :-1]) & (positions[..., :-1] > 1)
+            require(~falls.any(), message)
