@@ -23,6 +23,7 @@ MOVED = {
     "monograph.nn.lora_linear": "monograph.integrations.peft.lora_linear",
     "monograph.under_peft": "monograph.integrations.peft.optimize",
     "monograph.diagnosis.trainer": "monograph.integrations.transformers.trainer_doctor",
+    "monograph.nn.packed_state": "monograph.spellings.packed_state",
 }
 
 

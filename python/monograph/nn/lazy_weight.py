@@ -14,8 +14,8 @@ from monograph.integrations.torch.private_names import (
     tree_map_only,
     written,
 )
-from monograph.nn.packed_state import PackedParts
 from monograph.packed_weight import PackedWeight
+from monograph.spellings.packed_state import PackedParts
 
 
 def _refuse(how: str) -> NoReturn:

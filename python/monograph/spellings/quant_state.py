@@ -12,8 +12,8 @@ import torch
 
 from monograph.formats import ABSMAX_FORMATS, SCALE_GROUP, Format, value_table
 from monograph.integrations.torch.private_names import assert_async
-from monograph.nn.packed_state import PackedParts
 from monograph.spellings.element_tensors import e4m3_weight
+from monograph.spellings.packed_state import PackedParts
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
