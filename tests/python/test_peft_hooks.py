@@ -62,7 +62,14 @@ assert (merged(torch.ones(1, 64)) - want).norm() <= 1e-4 * want.norm()
 """
 
 
-@pytest.mark.parametrize("first", ["importlib.util.find_spec('peft')", "from transformers import Trainer"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        "importlib.util.find_spec('peft')",
+        "from transformers import Trainer",
+        "import monograph.integrations.peft.lora_linear",
+    ],
+)
 def test_any_order_of_imports(first):
     """Others look whether PEFT is installed before they import it."""
     done = subprocess.run([sys.executable, "-c", ORDER.format(first=first)], capture_output=True, text=True)
