@@ -2,16 +2,19 @@
 
     python tools/check_tree.py [--build build/release]
 
-File length, no torch in core, no conditional macros outside the listed places, no standard containers or
-algorithms in ISA units and, with --build, no weak symbol in an ISA object that lacks the tag of its
-instruction set: the linker could otherwise hand AVX-512 code to a baseline caller.
+File length, no torch in core, no conditional macros outside the listed places, no circle of imports in
+Python, no standard containers or algorithms in ISA units and, with --build, no weak symbol in an ISA object
+that lacks the tag of its instruction set: the linker could otherwise hand AVX-512 code to a baseline caller.
 """
 
 import argparse
+import ast
+import graphlib
 import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LONGEST = 600
@@ -80,6 +83,48 @@ def check_isa_units() -> list[str]:
     return findings
 
 
+def imports_at_module_level(body: Iterable[ast.AST]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports that run when a module is imported: not those in functions or for the type checker."""
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from imports_at_module_level(node.orelse)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = (
+                part
+                for name in ("body", "handlers", "orelse", "finalbody")
+                for part in getattr(node, name, ())
+            )
+            yield from imports_at_module_level(inner)
+
+
+def imported_modules(name: str, tree: ast.Module, known: Iterable[str]) -> set[str]:
+    """The modules of `known` that run when `name` is imported: packages too, but for those it lies in."""
+    found: set[str] = set()
+    for node in imports_at_module_level(tree.body):
+        names = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            names = [str(node.module), *(f"{node.module}.{alias}" for alias in names)]
+        for imported in names:
+            parts = imported.split(".")
+            found |= {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+    return {module for module in found & set(known) if not f"{name}.".startswith(f"{module}.")}
+
+
+def check_import_circles(package: pathlib.Path = ROOT / "python" / "monograph") -> list[str]:
+    files: dict[str, pathlib.Path] = {}
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    graph = {name: imported_modules(name, ast.parse(path.read_text()), files) for name, path in files.items()}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return [f"a circle of imports: {' <- '.join(error.args[1])}"]
+    return []
+
+
 def check_weak_symbols(build: pathlib.Path) -> list[str]:
     findings, seen = [], 0
     for path in build.rglob("*.o"):
@@ -105,6 +150,7 @@ def main() -> int:
     parser.add_argument("--build", type=pathlib.Path, help="a release build folder, for the weak symbols")
     arguments = parser.parse_args()
     findings = check_length() + check_core_is_torch_free() + check_conditionals() + check_isa_units()
+    findings += check_import_circles()
     if arguments.build:
         findings += check_weak_symbols(arguments.build)
     print("\n".join(findings) or "tree: ok")
