@@ -1,5 +1,6 @@
-"""What is used of other libraries without being promised by them, one folder a library.
+"""What belongs to another library, one folder per library: transformers, PEFT, TRL, accelerate, torch.
 
-`<library>/private_names.py` is the only place that spells a private name. Its table says where each was read;
-tests/python/test_private_names.py looks each up and fails by name when a new version has dropped it.
+`<library>/private_names.py` is the only file that spells a name which the library does not promise. Its table
+says where each was read; tests/python/test_private_names.py looks each up and fails by name when a new
+version has dropped it.
 """
