@@ -116,7 +116,7 @@ class Format:
         raise ValueError(f"scales[0] has {size} bytes, format {self.name} wants {wanted}")
 
     def grid(self, shape: Sequence[int], block: int) -> list[int]:
-        """The shape of the block scales: one number a block."""
+        """The shape of the block scales: one number per block."""
         *lead, cols = shape
         if self.shape is BlockShape.SQUARE:
             *experts, rows = lead or [1]

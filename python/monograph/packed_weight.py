@@ -20,7 +20,7 @@ class PackedWeight:
     `values` holds the packed elements, [rows, cols * bits / 8] where rows fill whole bytes, else flat.
     `scales` holds numbers as their bytes: (absmax,) or, double-quantised, (absmax codes, groups, map,
     offset); in the other formats (block scales,) or (block scales, tensor scale).
-    Nothing here is hidden state: any road that carries uint8 tensors (state_dict, safetensors, sharding,
+    Nothing here is hidden state: any path that carries uint8 tensors (state_dict, safetensors, sharding,
     offload) carries a weight.
     """
 
@@ -38,7 +38,7 @@ class PackedWeight:
 
     @property
     def layout(self) -> list[int]:
-        """What the operators take beside the tensors: [format number, block size, *shape]."""
+        """What the operators take besides the tensors: [format number, block size, *shape]."""
         return [self.format.number, self.block_size, *self.shape]
 
     @property
@@ -83,7 +83,7 @@ def canonical(
     scales: list[torch.Tensor],
     fmt: Format = NF4,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """Views of flat tensors: values with one row a weight row, scales with one row a row of blocks."""
+    """Views of flat tensors: values with one row per weight row, scales with one row per row of blocks."""
     if prod(shape) == 0:
         return values, tuple(scales)
     *rows, cols = shape

@@ -34,7 +34,7 @@ REFUSED = {
     "gptq": ({"quant_method": "gptq"}, "quant_method is 'gptq', wanted one of bitsandbytes, fp8"),
     "gpt-oss": ({"quant_method": "mxfp4"}, "mixture of experts is not built yet"),
     "bnb-int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "load_in_4bit is not set"),
-    "fp8-tensor": ({"quant_method": "fp8", "weight_block_size": None}, "one scale a tensor or row, wanted"),
+    "fp8-tensor": ({"quant_method": "fp8", "weight_block_size": None}, "one scale per tensor or row, wanted"),
     "fp8-64": ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"\[64, 64\], wanted \[128, 128\]"),
     "fp8-e5m2": (
         {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e5m2"},

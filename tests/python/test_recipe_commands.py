@@ -117,12 +117,12 @@ def test_a_wrong_place_is_one_line(recipe, tmp_path, capsys, arguments, part):
 
 DATA = {
     "empty.jsonl": (b"", "has no rows: it is empty"),
-    "blank.jsonl": (b"\n \n\n", "has no rows: all lines are blank; wanted one JSON object a line"),
+    "blank.jsonl": (b"\n \n\n", "has no rows: all lines are blank; wanted one JSON object per line"),
     "cut.jsonl": (
         b'{"text": "a"}\n\n{"text": "b',
         " line 3: Unterminated string starting at (column 10); wanted",
     ),
-    "numbers.jsonl": (b"1\n2\n", " line 1 is 1; wanted one JSON object a line"),
+    "numbers.jsonl": (b"1\n2\n", " line 1 is 1; wanted one JSON object per line"),
     "bytes.jsonl": (b'{"text": "\xff"}', " is not UTF-8 text (invalid start byte at byte 10)"),
     "list.json": (b"[]", "has no rows: the list is empty; wanted a list of JSON objects"),
     "cut.json": (b'[\n{"text": "a"},\n', " line 3: Expecting value; wanted a list of JSON objects"),

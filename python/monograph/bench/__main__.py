@@ -40,7 +40,7 @@ def main() -> None:
         prog="python -m monograph.bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("bench", choices=BENCHES, help="what to measure")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--quick", action="store_true", help="a smaller set in under 45 seconds")
     parser.add_argument(
         "--threads",

@@ -91,11 +91,11 @@ def compare(ours: Contender, own: Measured, other: Contender, rounds: int) -> Me
     """Lets a peer step in turn with ours, and ends it."""
     found = Measured(other.start)
     for _ in range(rounds):
-        mine, theirs = ours.ask("step"), other.ask("step")
-        own.ms.append(mine["ms"])
-        found.ms.append(theirs["ms"])
-        found.ratio.append(theirs["ms"] / mine["ms"])
-        found.processor_ratio.append(theirs["cpu_ms"] / mine["cpu_ms"])
+        step, peer = ours.ask("step"), other.ask("step")
+        own.ms.append(step["ms"])
+        found.ms.append(peer["ms"])
+        found.ratio.append(peer["ms"] / step["ms"])
+        found.processor_ratio.append(peer["cpu_ms"] / step["cpu_ms"])
     other.end()
     found.peak = other.peak
     return found

@@ -1,7 +1,7 @@
 """What the low-rank part costs: forward and backward of one layer, r = 16, base frozen, bf16.
 
 `base` is the layer without an adapter, `fused` hands u, b and a to one op (no second pass over y or dx),
-`separate` computes the adapter in plain torch beside the base and adds it, `dropout` masks the adapter's
+`separate` computes the adapter in plain torch next to the base and adds it, `dropout` masks the adapter's
 input (its gradient is then a tensor of its own, masked and added). Ratios are to `fused`.
 """
 

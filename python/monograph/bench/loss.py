@@ -73,7 +73,7 @@ def _works(vocabulary: int, width: int, tokens: int) -> dict[str, Work]:
 
 
 def peak(name: str, vocabulary: int, width: int, tokens: int) -> int:
-    """Bytes one contender needs beside x, weight and labels."""
+    """Bytes one contender needs besides x, weight and labels."""
     setup = f"""
 from monograph.bench.loss import CONTENDERS, inputs
 x, weight, labels = inputs({vocabulary}, {width}, {tokens})

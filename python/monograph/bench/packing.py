@@ -1,6 +1,6 @@
 """Packing of documents by length: ours against TRL's `pack_dataset` and axolotl's sampler, time and waste.
 
-10 million documents go through ours alone; the peers, which take minutes, run beside on fewer. TRL's time
+10 million documents go through ours alone; the peers, which take minutes, run on fewer. TRL's time
 includes what it does beyond choosing rows: it copies the tokens (of one byte here) into a new dataset.
 Waste is the share of the rows that holds no token; the summary has that of each peer minus ours on the same
 lengths.

@@ -203,7 +203,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     ratios: dict[str, float] = {}
     try:
         write_model(source, shapes, 4)
-        theirs = bitsandbytes_ms(shapes, threads)
+        bnb_ms = bitsandbytes_ms(shapes, threads)
         for cache in ("cold", "warm"):
             times: dict[str, list[float]] = {"ours": [], "cp": [], "bitsandbytes": []}
             for _ in range(3 if arguments.quick else 1):
@@ -219,7 +219,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
                         shutil.rmtree(target)
                         times[name].append(elapsed)
                         peak = max(peak, anonymous)
-                times["bitsandbytes"].append(theirs)
+                times["bitsandbytes"].append(bnb_ms)
             ratio = {
                 name: statistics.median(p / o for p, o in zip(times[name], times["ours"], strict=True))
                 for name in ("cp", "bitsandbytes")

@@ -2,7 +2,7 @@
 
     python -m monograph.bench.step_contender '{"case": "b", "contender": "ours", "folder": "...", ...}'
 
-Prints one JSON object a line: first {"loss", "load_s", "first_step_s"}, then for each line "step" read from
+Prints one JSON object per line: first {"loss", "load_s", "first_step_s"}, then for each line "step" read from
 stdin {"ms", "cpu_ms", "loss"}, for "profile" {"profile": [[operator, ms, calls], ...]}, for "memory" the
 {"resident", "anonymous"} MiB of this process: the most it ever held, and what it holds beyond mapped files.
 """

@@ -2,7 +2,7 @@
 
     python -m monograph.bench.trl_contender '{"contender": "ours", "kind": "sft", "folder": "...", ...}'
 
-Prints one JSON object a line: after two steps {"loss", "load_s", "first_step_s"}, then for each line read
+Prints one JSON object per line: after two steps {"loss", "load_s", "first_step_s"}, then for each line read
 from stdin {"ms", "cpu_ms", "loss"} of the next step. It ends with its input.
 """
 

@@ -28,8 +28,8 @@ def find_program() -> str | None:
         return chosen
     schemes = ("scripts", sysconfig.get_default_scheme()), ("scripts", sysconfig.get_preferred_scheme("user"))
     folders = [pathlib.Path(sys.executable).parent, *(sysconfig.get_path(*scheme) for scheme in schemes)]
-    beside = (shutil.which(PROGRAM, path=str(folder)) for folder in folders)
-    return next((path for path in beside if path), None) or shutil.which(PROGRAM)
+    installed = (shutil.which(PROGRAM, path=str(folder)) for folder in folders)
+    return next((path for path in installed if path), None) or shutil.which(PROGRAM)
 
 
 def hand_over(arguments: list[str]) -> int:

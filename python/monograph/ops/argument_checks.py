@@ -210,6 +210,6 @@ def check_head(
 
 
 def check_token_numbers(op: str, tokens: int, **vectors: torch.Tensor) -> None:
-    """One float32 number a token each."""
+    """One float32 number per token each."""
     for what, t in vectors.items():
         check_vector(op, what, t, tokens, torch.float32)

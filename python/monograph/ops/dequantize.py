@@ -53,7 +53,7 @@ def _double_quantised(scales: Sequence[torch.Tensor]) -> torch.Tensor:
 def portable_scales(
     fmt: Format, scales: Sequence[torch.Tensor], shape: Sequence[int], block: int
 ) -> torch.Tensor:
-    """One float32 scale a block, flat."""
+    """One float32 scale per block, flat."""
     if len(scales) == 4:
         return _double_quantised(scales)
     stored = scales[0].reshape(-1)

@@ -1,7 +1,7 @@
 """monograph::linear_cross_entropy: the loss of a language model's head, without the matrix of logits.
 
     z    = scale * (x W^T + bias), then softcap * tanh(z / softcap) if softcap > 0
-    loss = logsumexp(z) - z[label]      one number a token; 0 where the label is -100
+    loss = logsumexp(z) - z[label]      one number per token; 0 where the label is -100
 
 The loss of a token depends on its own x alone, so the forward computes dx too, while the logits of a chunk of
 tokens exist, and backward is one product with the incoming gradient. Tokens without a label are not computed.

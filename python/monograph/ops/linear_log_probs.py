@@ -7,8 +7,9 @@
     mean_logits  = mean z
     is_top1      whether the label is the most likely token, the first of several
 
-One number a token, all 0 where the label is -100: such a token is not computed. As in `linear_cross_entropy`
-the gradient of log_probs is taken while the logits exist, and a plain weight that is trained gets its own.
+One number per token, all 0 where the label is -100: such a token is not computed. As in
+`linear_cross_entropy` the gradient of log_probs is taken while the logits exist, and a plain weight that is
+trained gets its own.
 
 Not differentiable twice: a second derivative raises.
 """

@@ -80,7 +80,7 @@ def _check_finite(flat: torch.Tensor, finite: torch.Tensor) -> None:
 def _absmax_quantize(
     fmt: Format, flat: torch.Tensor, finite: torch.Tensor, block: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(values, one float32 scale a block) as bitsandbytes computes them."""
+    """(values, one float32 scale per block) as bitsandbytes computes them."""
     elements = flat.numel()
     blocks = -(-elements // block)
     padding = blocks * block - elements

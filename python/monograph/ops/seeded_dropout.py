@@ -46,7 +46,7 @@ def _seeded_dropout(x: torch.Tensor, seed: torch.Tensor, stream: int, probabilit
     require(0 <= probability < 1, "seeded_dropout", f"probability is {probability}, wanted 0 to below 1")
     mixed = (int(seed) * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03) % 2**64
     generator = torch.Generator(x.device).manual_seed(mixed)
-    # Filled in the order of memory, so that must be the order of elements: a mask follows from places alone.
+    # Filled in the order of memory, which must be that of elements: a mask follows from positions alone.
     mask = torch.empty_like(x, memory_format=torch.contiguous_format)
     mask.bernoulli_(1 - probability, generator=generator)
     return mask.mul_(x).div_(1 - probability)

@@ -43,8 +43,8 @@ def varlen_attention(
     """Attention of q [tokens, heads, size] over k and v [key tokens, key heads, size], document by document.
 
     Causal is aligned at the bottom right: the last query of a document sees its last key. `window` counts the
-    keys seen to the left, the query's own place included (0: all); `sinks` holds one learned logit a head, in
-    float32; `softcap` c turns a score s into c tanh(s / c).
+    keys seen to the left, the query's own position included (0: all); `sinks` holds one learned logit per
+    head, in float32; `softcap` c turns a score s into c tanh(s / c).
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     cu_k = cu_q if cu_k is None else cu_k
@@ -56,8 +56,8 @@ def varlen_attention(
 
 def _document_of(offsets: torch.Tensor, tokens: int) -> torch.Tensor:
     """The number of the document each token belongs to; -1 before the first, and count after the last."""
-    places = torch.arange(tokens, device=offsets.device, dtype=offsets.dtype)
-    return torch.searchsorted(offsets, places, right=True) - 1
+    positions = torch.arange(tokens, device=offsets.device, dtype=offsets.dtype)
+    return torch.searchsorted(offsets, positions, right=True) - 1
 
 
 def _visible(

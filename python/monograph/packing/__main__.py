@@ -3,7 +3,7 @@
     python -m monograph.packing train.jsonl --capacity 4096
     python -m monograph.packing lengths.txt --capacity 2048 --strategy first_fit --out grid.png
 
-FILE holds one document a line: JSON with "input_ids" or "length" (.jsonl, .json), else a plain number, its
+FILE holds one document per line: JSON with "input_ids" or "length" (.jsonl, .json), else a plain number, its
 length in tokens.
 """
 
@@ -33,7 +33,7 @@ def _length(line: str, where: str) -> int:
 
 
 def read_lengths(path: str) -> list[int]:
-    """The length of each document in a file with one document a line."""
+    """The length of each document in a file with one document per line."""
     with open(path, encoding="utf-8") as lines:
         return [_length(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
 
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m monograph.packing", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("file", metavar="FILE", help="documents or lengths, one a line")
+    parser.add_argument("file", metavar="FILE", help="documents or lengths, one per line")
     parser.add_argument("--capacity", type=int, default=4096, help="tokens of a row (4096)")
     parser.add_argument("--strategy", choices=STRATEGIES, default="best_fit_decreasing")
     parser.add_argument(

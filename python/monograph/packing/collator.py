@@ -9,7 +9,7 @@ import torch
 
 from monograph.ops.linear_cross_entropy import IGNORED as IGNORED
 
-# What a feature may hold beside input_ids. Other per-token columns are refused: dropping them would train on
+# What a feature may hold besides input_ids. Other per-token columns are refused: dropping them would train on
 # something else than the dataset says.
 _KNOWN = {"input_ids", "labels", "attention_mask", "position_ids", "seq_lengths", "completion_mask"}
 _KNOWN |= {"assistant_masks", "length", "special_tokens_mask"}

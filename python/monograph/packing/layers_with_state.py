@@ -16,7 +16,7 @@ from torch import nn
 from monograph.packing.packed_rows_hook import PackedRowsHook, require
 
 # Kinds in `config.layer_types` (`linear_attention`, `conv`, `mamba` ...), and classes. `hybrid`: attention
-# and a state space beside each other in one layer (Falcon-H1).
+# and a state space side by side in one layer (Falcon-H1).
 _KINDS = re.compile(
     r"hybrid|linear|conv|mamba|recurrent|ssm|rwkv|lightning|delta|lstm|retention", re.IGNORECASE
 )
@@ -53,7 +53,7 @@ def _refusal(layers: Iterable[str], what: str) -> str:
     more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
     return (
         f"packed rows ({what}) with layers that carry state along the row: {', '.join(shown[:3])}{more}. The "
-        "state of one document would run into the next; wanted one document a row (sample_packing: false, "
+        "state of one document would run into the next; wanted one document per row (sample_packing: false, "
         "PaddedCollator)"
     )
 

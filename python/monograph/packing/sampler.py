@@ -205,7 +205,7 @@ class PackedSampler(Sampler[list[Piece]]):
             step += 1
 
     def __len__(self) -> int:
-        """Batches that this rank gets from the place of `resume` to the end of the epoch."""
+        """Batches that this rank gets from the position of `resume` to the end of the epoch."""
         return max(0, self.steps(self.epoch) - self.step) * self.batches_per_step
 
     def _identity(self) -> dict[str, Any]:
@@ -222,7 +222,7 @@ class PackedSampler(Sampler[list[Piece]]):
         }
 
     def state_dict(self, epoch: int, step: int) -> dict[str, Any]:
-        """What a checkpoint keeps: the place the trainer has reached, and what the order depends on.
+        """What a checkpoint keeps: the position the trainer has reached, and what the order depends on.
 
         The trainer says where it is: a loader that reads ahead has asked this sampler for more.
         """

@@ -44,32 +44,32 @@ class ChatReader:
         chat = self._read(row, where)
         text = self._render(chat.messages, chat.tools)
         self._check_tools(chat, where)
-        places = [self._place(chat, number, text, where) for number in range(len(chat.messages))]
+        spans = [self._span(chat, number, text, where) for number in range(len(chat.messages))]
         if self._on_inputs:
             return Document(text, (Span(0, len(text)),), begins=False, ends=False)
-        borders = [place.begin for place in places[1:]] + [len(text)]
+        borders = [span.begin for span in spans[1:]] + [len(text)]
         last = max((number for number, is_target in enumerate(chat.trained) if is_target), default=-1)
         targets = []
-        for number, (place, border) in enumerate(zip(places, borders, strict=True)):
+        for number, (span, border) in enumerate(zip(spans, borders, strict=True)):
             trained, parts = chat.trained[number], self._parts(chat.messages[number])
-            end = self._end_of_turn(text, place.end, border)
+            end = self._end_of_turn(text, span.end, border)
             wanted = {"all": True, "turn": trained, "last": number == last, "none": False}[self._eos]
             if trained:
                 if end is None and (wanted or parts):
-                    raise ValueError(self._no_end(text[place.end : border], where))
+                    raise ValueError(self._no_end(text[span.end : border], where))
                 # What closes a message of several parts, the brackets of a tool call, stands behind the last.
-                content_end = end.begin if end and parts else place.end
-                targets.append(Span(place.begin, end.end if end and wanted else content_end))
+                content_end = end.begin if end and parts else span.end
+                targets.append(Span(span.begin, end.end if end and wanted else content_end))
             elif end and wanted:
                 targets.append(end)
         return Document(text, tuple(targets), begins=False, ends=False)
 
     @staticmethod
     def _parts(message: Message) -> list[str]:
-        """The keys of a message that say something, beside its content."""
+        """The keys of a message that say something, besides its content."""
         return [name for name in message if name not in ("content", *BOOKKEEPING)]
 
-    def _place(self, chat: Chat, number: int, text: str, where: str) -> Span:
+    def _span(self, chat: Chat, number: int, text: str, where: str) -> Span:
         """Where a message lies in the text; a key that the template leaves out of this turn is removed."""
         message = chat.messages[number]
         for name in self._parts(message):
@@ -119,12 +119,12 @@ class ChatReader:
             messages = list(chat.messages)
             messages[number] = {other: value for other, value in message.items() if other != name}
             return self._render(messages, chat.tools) != text
-        for place, call in enumerate(message[name]):
-            if _MARK not in self._changed(chat, number, tool_calls=_marked_call(message[name], place)):
+        for index, call in enumerate(message[name]):
+            if _MARK not in self._changed(chat, number, tool_calls=_marked_call(message[name], index)):
                 return False
             function = call.get("function", call)
             if function.get("arguments"):
-                calls = _changed_call(message[name], place, arguments={})
+                calls = _changed_call(message[name], index, arguments={})
                 if self._changed(chat, number, tool_calls=calls) == text:
                     return False
         return True
@@ -192,7 +192,7 @@ class ChatReader:
         else:
             other = self._changed(chat, number, **changes)
         pairs = enumerate(zip(text, other, strict=False))
-        return next((place for place, (one, two) in pairs if one != two), min(len(text), len(other)))
+        return next((index for index, (one, two) in pairs if one != two), min(len(text), len(other)))
 
     def _check_tools(self, chat: Chat, where: str) -> None:
         """Every tool must be in the text."""
@@ -208,8 +208,8 @@ class ChatReader:
     def _end_of_turn(self, text: str, begin: int, border: int) -> Span | None:
         """The first token behind the content, before the next message, that ends a turn."""
         found = [(text.find(end, begin, border), len(end)) for end in self._ends]
-        places = [Span(place, place + length) for place, length in found if place >= 0]
-        return min(places, default=None)
+        spans = [Span(first, first + length) for first, length in found if first >= 0]
+        return min(spans, default=None)
 
     def _changes(self, number: int, where: str) -> str:
         return (
@@ -237,9 +237,9 @@ def _changed_function(record: Mapping[str, Any], **change: Any) -> dict[str, Any
     return {**record, **change}
 
 
-def _changed_call(calls: list[dict[str, Any]], place: int, **change: Any) -> list[dict[str, Any]]:
-    return [*calls[:place], _changed_function(calls[place], **change), *calls[place + 1 :]]
+def _changed_call(calls: list[dict[str, Any]], index: int, **change: Any) -> list[dict[str, Any]]:
+    return [*calls[:index], _changed_function(calls[index], **change), *calls[index + 1 :]]
 
 
-def _marked_call(calls: list[dict[str, Any]], place: int, *, whole: bool = False) -> list[dict[str, Any]]:
-    return _changed_call(calls, place, name=_MARK if whole else _name(calls[place]) + _MARK)
+def _marked_call(calls: list[dict[str, Any]], index: int, *, whole: bool = False) -> list[dict[str, Any]]:
+    return _changed_call(calls, index, name=_MARK if whole else _name(calls[index]) + _MARK)

@@ -1,4 +1,4 @@
-"""Checkpoints: the adapter as PEFT saves it, moments, and the place reached. There wholly, or not at all.
+"""Checkpoints: the adapter as PEFT saves it, moments, and the step reached. There wholly, or not at all.
 
 A folder `checkpoint-N` is written under another name, every file of it flushed to the disk, and renamed at
 last. So whatever kills a run, a folder of that name is complete.
@@ -58,10 +58,10 @@ def move_into(source: str, target: str) -> None:
     renamed over one that has files, so the older one goes first.
     """
     for name in sorted(os.listdir(source)):
-        place = os.path.join(target, name)
-        if os.path.isdir(place) and not os.path.islink(place):
-            shutil.rmtree(place)
-        os.replace(os.path.join(source, name), place)
+        path = os.path.join(target, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        os.replace(os.path.join(source, name), path)
     os.rmdir(source)
 
 

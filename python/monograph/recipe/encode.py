@@ -48,7 +48,7 @@ def load_tokenizer(recipe: Recipe, folder: str) -> Any:
 
 
 def _tokens(document: Document, tokenizer: Any, cuts: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
-    """Tokens and where each lies in the text, the text cut at these places first."""
+    """Tokens and where each lies in the text, the text cut at these positions first."""
     ids: list[int] = []
     offsets: list[tuple[int, int]] = []
     for begin, end in zip([0, *cuts], [*cuts, len(document.text)], strict=True):

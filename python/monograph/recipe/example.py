@@ -140,18 +140,18 @@ def write_example(folder: str, say: Callable[[str], None] = print) -> str:
     _refuse_to_overwrite(folder, model, texts)
     os.makedirs(model, exist_ok=True)
     # Before the model: what an interrupted example leaves is known as one.
-    for place, text in texts.items():
-        with open(place, "w", encoding="utf-8") as file:
+    for target, text in texts.items():
+        with open(target, "w", encoding="utf-8") as file:
             file.write(text)
     pretrain(model, make_tokenizer(model), say=say)
     return path
 
 
 def _refuse_to_overwrite(folder: str, model: str, texts: dict[str, str]) -> None:
-    present = {place: text for place, text in texts.items() if os.path.exists(place)}
-    for place, text in present.items():
-        with open(place, encoding="utf-8", errors="replace") as file:
+    present = {path: text for path, text in texts.items() if os.path.exists(path)}
+    for path, text in present.items():
+        with open(path, encoding="utf-8", errors="replace") as file:
             if file.read() != text:
-                raise ValueError(f"{place} is there and was changed; name another folder, or remove it")
+                raise ValueError(f"{path} is there and was changed; name another folder, or remove it")
     if not present and os.path.exists(os.path.join(model, "config.json")):
         raise ValueError(f"{folder} has a model that is not the example's; name another folder")

@@ -106,7 +106,7 @@ class Recipe:
     chat_template_jinja: str | None = key(None, "the template itself, or a file")
     chat_template_kwargs: dict[str, Any] = key({}, "handed to the template")
     default_system_message: str | None = key(None, "put in front of chats that have none")
-    eot_tokens: list[str] | None = key(None, "tokens that end a turn, beside eos")
+    eot_tokens: list[str] | None = key(None, "tokens that end a turn, besides eos")
     special_tokens: dict[str, Any] = key({}, "pad_token, eos_token, bos_token, unk_token: tokens that exist")
     # Training
     output_dir: str = key("outputs/out", "adapter, checkpoints, metrics and plot")

@@ -43,26 +43,24 @@ def apply_overrides(keys: dict[str, Any], overrides: dict[str, Any]) -> None:
     """Changes `keys` in place. A dotted name goes into lists (by number) and mappings, made where missing."""
     for name, value in overrides.items():
         *path, last = name.split(".")
-        place: Any = keys
+        node: Any = keys
         for done, part in enumerate(path):
-            if isinstance(place, list):
-                place = _entry(place, part, ".".join(path[:done]))
+            if isinstance(node, list):
+                node = _entry(node, part, ".".join(path[:done]))
             else:
-                if place.get(part) is None:
-                    place[part] = {}
-                place = place[part]
-            if not isinstance(place, dict | list):
-                raise ValueError(
-                    f"--{name}: {'.'.join(path[: done + 1])} is {place!r}, not a mapping or list"
-                )
-        if isinstance(place, list):
-            _entry(place, last, ".".join(path))
-            place[int(last)] = value
+                if node.get(part) is None:
+                    node[part] = {}
+                node = node[part]
+            if not isinstance(node, dict | list):
+                raise ValueError(f"--{name}: {'.'.join(path[: done + 1])} is {node!r}, not a mapping or list")
+        if isinstance(node, list):
+            _entry(node, last, ".".join(path))
+            node[int(last)] = value
         else:
-            place[last] = value
+            node[last] = value
 
 
-def _entry(place: list[Any], part: str, where: str) -> Any:
-    if not part.isdigit() or int(part) >= len(place):
-        raise ValueError(f"--{where}.{part}: {where} has {len(place)} entries, wanted a number below that")
-    return place[int(part)]
+def _entry(node: list[Any], part: str, where: str) -> Any:
+    if not part.isdigit() or int(part) >= len(node):
+        raise ValueError(f"--{where}.{part}: {where} has {len(node)} entries, wanted a number below that")
+    return node[int(part)]

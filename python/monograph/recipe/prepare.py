@@ -149,12 +149,12 @@ class _Encoder:
         length, strategy = self._recipe.sequence_len, self._strategy
         for index, number in enumerate(numbers):
             row = {name: values[index] for name, values in batch.items()}
-            place = f"{self._where} row {number}"
+            row_name = f"{self._where} row {number}"
             try:
-                whole = encode(self._read(row, place), self._tokenizer)
+                whole = encode(self._read(row, row_name), self._tokenizer)
                 pieces = fit(whole, length, strategy)
             except ValueError as error:
-                raise ValueError(f"{place}: {str(error).removeprefix(place + ': ')}") from error
+                raise ValueError(f"{row_name}: {str(error).removeprefix(row_name + ': ')}") from error
             found = [(piece, self._status(piece)) for piece in pieces] or [(Encoded([], []), _TOO_LONG)]
             cut = bool(pieces) and len(whole.input_ids) > length
             for part, (piece, status) in enumerate(found):
@@ -194,7 +194,7 @@ def _dataset(recipe: Recipe, where: str, tokenizer: Any, counts: Counter[str], s
         status = encoded["status"][:]
         found.update(_STATUS[value] for value in status)
         counts.update(_CUT[value] for value in encoded["cut"][:] if value)
-        kept = [place for place, value in enumerate(status) if value == _KEPT]
+        kept = [number for number, value in enumerate(status) if value == _KEPT]
         parts.append(encoded.select(kept).remove_columns(["status", "cut"]))
     counts.update(found)
     if not found["kept"]:

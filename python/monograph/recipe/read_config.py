@@ -139,19 +139,19 @@ def _datasets(value: Any, where: str, errors: list[str]) -> list[DatasetKeys]:
     hints = get_type_hints(DatasetKeys)
     entries = []
     for number, entry in enumerate(value):
-        place = f"{where}.{number}"
+        entry_name = f"{where}.{number}"
         if not isinstance(entry, dict):
-            errors.append(f"{place} is {entry!r}, wanted `path` and `type`")
+            errors.append(f"{entry_name} is {entry!r}, wanted `path` and `type`")
             continue
         values: dict[str, Any] = {}
         for name, given in entry.items():
             if name in DATASET_REFUSED:
                 if given:
-                    errors.append(f"{place}.{name}: not supported; {DATASET_REFUSED[name]}")
+                    errors.append(f"{entry_name}.{name}: not supported; {DATASET_REFUSED[name]}")
             elif name not in DATASET_KEYS:
-                errors.append(_unknown(str(name), tuple(DATASET_KEYS), {}, f"{place}."))
+                errors.append(_unknown(str(name), tuple(DATASET_KEYS), {}, f"{entry_name}."))
             elif given is not None:
-                _take(values, name, given, hints[name], f"{place}.{name}", errors)
+                _take(values, name, given, hints[name], f"{entry_name}.{name}", errors)
         entries.append(DatasetKeys(**values))
     return entries
 
@@ -174,7 +174,7 @@ def _other_plugins(value: Any) -> list[str]:
 
 
 def _surroundings(recipe: Recipe) -> list[str]:
-    """What is wrong with the place the recipe is to run in."""
+    """What is wrong with the environment the recipe is to run in."""
     errors = []
     world = os.environ.get("WORLD_SIZE", "1")
     if world not in ("", "1"):

@@ -36,7 +36,7 @@ from monograph.training import TrainStep, verify_head, verify_packing
 
 @dataclass
 class Progress:
-    """What a checkpoint keeps beside adapter and moments."""
+    """What a checkpoint keeps besides adapter and moments."""
 
     step: int = 0
     best_loss: float | None = None
@@ -79,7 +79,7 @@ def train(recipe: Recipe) -> Outcome:
 
 
 class Run:
-    """One run: model, step, data and place."""
+    """One run: model, step, data and position."""
 
     def __init__(self, recipe: Recipe, tokenizer: Any, prepared: Any, folder: str) -> None:
         self.recipe, self.tokenizer, self.prepared = recipe, tokenizer, prepared

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-_WANTED = "wanted one JSON object a line"
+_WANTED = "wanted one JSON object per line"
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def stored_values(weight: PackedWeight) -> torch.Tensor:
 
 
 def stored_scales(weight: PackedWeight, exponents: torch.dtype = torch.uint8) -> torch.Tensor:
-    """The block scales with one number a block; E8M0 as `exponents`. 2- and 4-byte numbers are copied: a
+    """The block scales with one number per block; E8M0 as `exponents`. 2- and 4-byte numbers are copied: a
     view of mapped bytes as such needs alignment."""
     grid = weight.format.grid(weight.shape, weight.block_size)
     stored = weight.scales[0].reshape(-1)

@@ -31,7 +31,7 @@ class Fp8Block(Spelling):
         block = config.get("weight_block_size")
         format = _BLOCKS.get(tuple(block)) if isinstance(block, (list, tuple)) else None
         if format is None:
-            found = "one scale a tensor or row" if block is None else list(block)
+            found = "one scale per tensor or row" if block is None else list(block)
             raise ValueError(f"weight_block_size is {found}, wanted [128, 128] or [1, 32]")
         if config.get("fmt", "e4m3") != "e4m3":
             raise ValueError(f"fmt is {config['fmt']!r}, wanted 'e4m3'")

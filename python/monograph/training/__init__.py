@@ -1,4 +1,4 @@
-"""The training step and what it needs beside the model."""
+"""The training step and what it needs besides the model."""
 
 from monograph.training.loss import causal_lm_loss, forward_loss, verify_head
 from monograph.training.step import MODES, StepResult, TrainStep

@@ -31,7 +31,7 @@ def decayed_names(model: nn.Module) -> set[str]:
     return {name for name in named if name not in norms and not _UNDECAYED.search(name.lower())}
 
 
-def _places(model: nn.Module, parameters: Sequence[torch.Tensor]) -> list[list[str]]:
+def _full_names(model: nn.Module, parameters: Sequence[torch.Tensor]) -> list[list[str]]:
     """For each parameter its names, one for each module object that holds it."""
     found: dict[int, list[str]] = {id(p): [] for p in parameters}
     for path, module in model.named_modules():
@@ -59,7 +59,7 @@ class FlatParameters:
         for parameter, part in zip(self.parameters, self.flat.split(self.sizes), strict=True):
             if parameter.dtype == torch.float32:
                 parameter.data = part.view(parameter.shape)
-        self._places = _places(model, self.parameters)
+        self._full_names = _full_names(model, self.parameters)
         self.exp_avg = torch.zeros_like(self.flat)
         self.exp_avg_sq = torch.zeros_like(self.flat)
         self.steps = torch.zeros((), dtype=torch.float32)
@@ -77,9 +77,9 @@ class FlatParameters:
         """
         views = self.views(flat)
         return {
-            prefix + place: views[name]
-            for name, places in zip(self.names, self._places, strict=True)
-            for place in places
+            prefix + full_name: views[name]
+            for name, full_names in zip(self.names, self._full_names, strict=True)
+            for full_name in full_names
         }
 
     def gathered(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -45,5 +45,5 @@ def verify_packing(model: nn.Module, first: int = 5, second: int = 3) -> None:
         raise ValueError(
             f"packed rows on {type(causal).__name__}: a document sees the one before it. Its logits are off "
             f"by {off:.3g} of {alone[1].abs().max():.3g} from those it has alone, the first document's by "
-            f"{noise:.3g}. Wanted one document a row (sample_packing: false, PaddedCollator)"
+            f"{noise:.3g}. Wanted one document per row (sample_packing: false, PaddedCollator)"
         )

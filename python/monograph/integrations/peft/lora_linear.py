@@ -26,7 +26,7 @@ from monograph.nn.row_squares import keep_row_squares
 from monograph.ops.linear import PLAIN, linear, plain_linear
 from monograph.ops.linear_scaled import linear_scaled
 
-_MERGED_ROWS = 256  # merged at a time, in 64 bits: 30 MB a copy for 14,336 columns
+_MERGED_ROWS = 256  # merged at a time, in 64 bits: 30 MB per copy for 14,336 columns
 
 
 def rounded_once(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

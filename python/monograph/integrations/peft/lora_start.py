@@ -145,8 +145,8 @@ class StartedLora(PeftLinear):
         if not self.awaits_start:
             present = (getattr(self, part)[name].weight for part in _PARTS)
             if all(
-                torch.equal(mine, theirs.to(mine.device))
-                for mine, theirs in zip(present, (a, b, record), strict=True)
+                torch.equal(held, loaded.to(held.device))
+                for held, loaded in zip(present, (a, b, record), strict=True)
             ):
                 return
             raise ValueError(

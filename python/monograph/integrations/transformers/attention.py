@@ -50,9 +50,9 @@ def packed_documents(seen_before: torch.Tensor) -> torch.Tensor:
     As many slots as tokens, so that the shape does not depend on the data.
     """
     batch, tokens = seen_before.shape[0], seen_before.shape[1] + 1
-    places = torch.arange(batch * tokens, device=seen_before.device)
+    positions = torch.arange(batch * tokens, device=seen_before.device)
     starts = torch.nn.functional.pad(~seen_before, (1, 0), value=True).reshape(-1)
-    begins = torch.where(starts, places, batch * tokens).sort().values
+    begins = torch.where(starts, positions, batch * tokens).sort().values
     offsets = _closed(begins, batch * tokens)
     return _table(offsets, offsets, offsets[1:] - offsets[:-1])
 
@@ -60,10 +60,10 @@ def packed_documents(seen_before: torch.Tensor) -> torch.Tensor:
 def padded_documents(
     mask: torch.Tensor | None, batch: int, q_length: int, kv_length: int, first_query: Number
 ) -> torch.Tensor:
-    """The table of a batch of rows, each padded on one side or both: gap, document, gap a row.
+    """The table of a batch of rows, each padded on one side or both: gap, document, gap per row.
 
-    Query i of a row stands at key place first_query + i. Keys after the last query (an unfilled static cache)
-    do not count.
+    Query i of a row stands at key position first_query + i. Keys after the last query (an unfilled static
+    cache) do not count.
     """
     device = mask.device if mask is not None else None
     rows = torch.arange(batch, device=device)[:, None]
@@ -124,9 +124,9 @@ def attention_mask(
         return None
     # Rows that restart their position_ids: transformers put the borders into mask_function. Indices are
     # vectors, because a 0-d one would be read on the host and break the graph.
-    places = torch.arange(q_length, device=device)
+    positions = torch.arange(q_length, device=device)
     rows = torch.arange(batch_size, device=device)[:, None]
-    seen = mask_function(rows, torch.zeros_like(rows), places[None, 1:], places[None, :-1])
+    seen = mask_function(rows, torch.zeros_like(rows), positions[None, 1:], positions[None, :-1])
     refuse_in_config(config, "restarting position_ids", seen.all())
     return packed_documents(seen.expand(batch_size, q_length - 1))
 

@@ -1,4 +1,4 @@
-"""transformers' road to packed weights: the quantizer behind `from_pretrained`.
+"""transformers' path to packed weights: the quantizer behind `from_pretrained`.
 
     AutoModelForCausalLM.from_pretrained(folder, quantization_config=mg.MonographConfig("nf4"))
 
@@ -198,12 +198,12 @@ class MonographQuantizer(HfQuantizer):
             for layer in layers:
                 layer.rule = self.quantization_config.rule
         # Saving reverts the conversions of loading; ours is undone by get_state_dict_and_metadata instead.
-        theirs = [
+        others = [
             conversion
             for conversion in weight_conversions(model)
             if not any(isinstance(op, _Replace) for op in getattr(conversion, "operations", ()))
         ]
-        set_weight_conversions(model, theirs)
+        set_weight_conversions(model, others)
         return model
 
     def get_quantize_ops(self) -> ConversionOps:

@@ -1,8 +1,8 @@
 """TRL's fused head on our operator.
 
-A trainer of TRL (1.16) gives the model a forward that, called with `fused_lm_head=True`, returns the log-
-probabilities and what TRL logs of each token instead of logits. On a CPU it scores every token, those without
-a label too, in tiles that break the graph, with a gradient in float32. `take_over` replaces that road
+A trainer of TRL (1.16) gives the model a forward that, called with `fused_lm_head=True`, returns
+log-probabilities and what TRL logs of each token instead of logits. On a CPU it scores every token, those
+without a label too, in tiles that break the graph, with a gradient in float32. `take_over` replaces that path
 alone, on this one model; settings are read from TRL's own forward, and whatever does not look as expected is
 left as it was.
 """
@@ -51,8 +51,8 @@ def _computable(settings: _Settings, model: Any) -> bool:
 
 def take_over(model: nn.Module) -> bool:
     """Whether the model had TRL's head and now computes it with `linear_log_probs`."""
-    theirs: Any = model.__dict__.get("forward")
-    settings = _settings(theirs)
+    trl_forward: Any = model.__dict__.get("forward")
+    settings = _settings(trl_forward)
     if settings is None or not _computable(settings, model):
         return False
 
@@ -69,11 +69,11 @@ def take_over(model: nn.Module) -> bool:
         head = readable_head(self.get_output_embeddings())
         wanted = labels if shift_labels is None else shift_labels
         routed = options.get("output_router_logits", False)  # asks for the router's loss, too
-        theirs_alone = not fused_lm_head or routed
-        if theirs_alone or wanted is None or head is None or head.weight.device.type != "cpu":
+        for_trl = not fused_lm_head or routed
+        if for_trl or wanted is None or head is None or head.weight.device.type != "cpu":
             given = {"labels": labels, "shift_labels": shift_labels, "num_items_in_batch": num_items_in_batch}
             given = {name: value for name, value in given.items() if value is not None}
-            return theirs(*arguments, fused_lm_head=fused_lm_head, **given, **options)
+            return trl_forward(*arguments, fused_lm_head=fused_lm_head, **given, **options)
         options["use_cache"] = False
         hidden = getattr(self, settings.backbone_attr)(*arguments, **options).last_hidden_state
         # The last token has no next one: it is ignored here, and cut off below.
