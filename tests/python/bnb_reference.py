@@ -1,4 +1,4 @@
-"""bitsandbytes' two roads on a CPU, called by name: its native kernel and its PyTorch reference."""
+"""bitsandbytes' two paths on a CPU, called by name: its native kernel and its PyTorch reference."""
 
 import bitsandbytes  # noqa: F401  (registers the ops)
 import torch

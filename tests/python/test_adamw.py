@@ -16,16 +16,19 @@ def state(seed=0):
 @pytest.mark.parametrize("max_norm", [0.0, 0.3, 1e6])
 def test_updates_are_torchs(max_norm):
     parameters, exp_avg, exp_avg_sq, steps = state()
-    theirs = [torch.nn.Parameter(p.clone()) for p in parameters]
-    groups = [{"params": theirs[:1], "weight_decay": 0.1}, {"params": theirs[1:], "weight_decay": 0.0}]
+    torch_parameters = [torch.nn.Parameter(p.clone()) for p in parameters]
+    groups = [
+        {"params": torch_parameters[:1], "weight_decay": 0.1},
+        {"params": torch_parameters[1:], "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.8, 0.95), eps=1e-6)
     for number in range(5):
         gradients = [torch.randn_like(p) for p in parameters]
         kept = [g.clone() for g in gradients]
-        for parameter, gradient in zip(theirs, gradients, strict=True):
+        for parameter, gradient in zip(torch_parameters, gradients, strict=True):
             parameter.grad = gradient.clone()
         limit = max_norm if max_norm > 0 else float("inf")
-        want = torch.nn.utils.clip_grad_norm_(theirs, limit)
+        want = torch.nn.utils.clip_grad_norm_(torch_parameters, limit)
         optimizer.step()
         rate = torch.tensor(3e-3)
         decay = [0.1, 0.0, 0.0, 0.0]
@@ -35,7 +38,7 @@ def test_updates_are_torchs(max_norm):
         assert abs(norm - want) <= 2**-20 * want
         assert steps.item() == number + 1
         assert all(torch.equal(g, k) for g, k in zip(gradients, kept, strict=True))
-    for ours, other in zip(parameters, theirs, strict=True):
+    for ours, other in zip(parameters, torch_parameters, strict=True):
         # Five steps of a few float32 roundings each, on values of order one.
         torch.testing.assert_close(ours, other.detach(), rtol=0, atol=40 * 2**-24)
 

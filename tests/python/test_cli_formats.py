@@ -212,7 +212,7 @@ def test_transformers_loads_it_to_the_same_logits(tmp_path, name):
     run("dequantize", tmp_path / "packed", tmp_path / "bf16")
     fp8 = name == "fp8-block"
     how = FineGrainedFP8Config(dequantize=True) if fp8 else CompressedTensorsConfig(run_compressed=False)
-    theirs = load(tmp_path / "packed", dtype=torch.bfloat16, quantization_config=how)
+    reference = load(tmp_path / "packed", dtype=torch.bfloat16, quantization_config=how)
     ours = load(tmp_path / "bf16", dtype=torch.bfloat16)
-    assert not torch.equal(logits(theirs), logits(load(base)))
-    assert torch.equal(logits(theirs), logits(ours))
+    assert not torch.equal(logits(reference), logits(load(base)))
+    assert torch.equal(logits(reference), logits(ours))

@@ -72,7 +72,7 @@ def test_every_hostile_file_gives_its_error_and_exit_code_3(cases):
 
 @pytest.mark.parametrize("command", ["quantize", "dequantize", "verify", "diff"])
 def test_other_commands_refuse_them_too_and_write_nothing(cases, command, tmp_path):
-    # One of ten: they all open files by the same road.
+    # One of ten: they all open files by the same path.
     for name, file, rule in cases[:: 10 if TOOL is None else 40]:
         arguments = [] if command == "verify" else [file] if command == "diff" else [tmp_path / "out"]
         code, error, _, _ = measured([TOOL or program(), command, file, *arguments])

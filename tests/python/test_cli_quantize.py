@@ -44,15 +44,15 @@ def test_logits_are_bitwise_those_of_quantising_in_transformers(quant_type, sour
     folder = request.getfixturevalue(source)
     ours = tmp_path / "ours"
     run("quantize", folder, ours, "--to", quant_type)
-    theirs = load(folder, quantization_config=bnb_config(quant_type, False), dtype=torch.bfloat16)
+    bnb_model = load(folder, quantization_config=bnb_config(quant_type, False), dtype=torch.bfloat16)
     model = load(ours)
     kinds = {type(module).__name__ for module in model.modules()}
     assert "Linear4bit" in kinds
     assert type(model.lm_head).__name__ == "Linear"
     # Saved before it runs: on a CPU bitsandbytes repacks its weights at the first forward.
-    theirs.save_pretrained(tmp_path / "theirs")
-    assert torch.equal(logits(model), logits(theirs))
-    mine, reference = state_of(ours), state_of(tmp_path / "theirs")
+    bnb_model.save_pretrained(tmp_path / "bnb_model")
+    assert torch.equal(logits(model), logits(bnb_model))
+    mine, reference = state_of(ours), state_of(tmp_path / "bnb_model")
     assert mine.keys() == reference.keys()
     for key, tensor in reference.items():
         assert torch.equal(mine[key].view(torch.uint8), tensor.view(torch.uint8)), key
@@ -60,10 +60,10 @@ def test_logits_are_bitwise_those_of_quantising_in_transformers(quant_type, sour
 
 
 def test_nested_scales_differ_by_the_documented_search_only(llama, tmp_path):
-    ours, folder = tmp_path / "ours", tmp_path / "theirs"
+    ours, folder = tmp_path / "ours", tmp_path / "bnb_model"
     run("quantize", llama, ours, "--double-quant")
-    theirs = load(llama, quantization_config=bnb_config(), dtype=torch.bfloat16)
-    theirs.save_pretrained(folder)
+    bnb_model = load(llama, quantization_config=bnb_config(), dtype=torch.bfloat16)
+    bnb_model.save_pretrained(folder)
     mine, reference = state_of(ours), state_of(folder)
     assert mine.keys() == reference.keys()
     codes = differing = 0
@@ -106,10 +106,10 @@ def test_monograph_reads_the_folder(llama, tmp_path):
 
 def test_config_is_what_transformers_writes_and_the_rest_is_carried_over(llama, tmp_path):
     run("quantize", llama, tmp_path / "ours", "--double-quant")
-    theirs = load(llama, quantization_config=bnb_config(), dtype=torch.bfloat16)
-    theirs.save_pretrained(tmp_path / "theirs")
+    bnb_model = load(llama, quantization_config=bnb_config(), dtype=torch.bfloat16)
+    bnb_model.save_pretrained(tmp_path / "bnb_model")
     ours = json.loads((tmp_path / "ours/config.json").read_text())
-    reference = json.loads((tmp_path / "theirs/config.json").read_text())
+    reference = json.loads((tmp_path / "bnb_model/config.json").read_text())
     mine, wanted = ours.pop("quantization_config"), reference.pop("quantization_config")
     assert mine.pop("llm_int8_skip_modules") == ["lm_head"]
     assert wanted.pop("llm_int8_skip_modules") is None
@@ -124,12 +124,12 @@ def test_config_is_what_transformers_writes_and_the_rest_is_carried_over(llama, 
 def test_tied_embeddings_and_a_skipped_layer_load(tmp_path):
     folder = save_llama(tmp_path / "tied", tie_word_embeddings=True)
     run("quantize", folder, tmp_path / "out", "--exclude", r"layers\.1\.mlp\.")
-    theirs = load(
+    bnb_model = load(
         folder,
         quantization_config=bnb_config("nf4", False, llm_int8_skip_modules=["lm_head", "model.layers.1.mlp"]),
         dtype=torch.bfloat16,
     )
-    assert torch.equal(logits(load(tmp_path / "out")), logits(theirs))
+    assert torch.equal(logits(load(tmp_path / "out")), logits(bnb_model))
 
 
 def test_tensor_types_include_and_exclude_choose(llama, tmp_path):
@@ -152,8 +152,8 @@ def test_tensor_types_include_and_exclude_choose(llama, tmp_path):
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "bf16"), (torch.float32, "fp32")])
 def test_dequantize_gives_the_values_of_bitsandbytes(llama, tmp_path, dtype, name):
-    theirs = load(llama, quantization_config=bnb_config(), dtype=torch.bfloat16)
-    theirs.save_pretrained(tmp_path / "packed")
+    bnb_model = load(llama, quantization_config=bnb_config(), dtype=torch.bfloat16)
+    bnb_model.save_pretrained(tmp_path / "packed")
     run("dequantize", tmp_path / "packed", tmp_path / "out", "--to", name)
     state = state_of(tmp_path / "out")
     config = json.loads((tmp_path / "out/config.json").read_text())
@@ -163,7 +163,7 @@ def test_dequantize_gives_the_values_of_bitsandbytes(llama, tmp_path, dtype, nam
     for key, value in state.items():
         if key + ".absmax" in packed:
             assert torch.equal(value, mg.from_bitsandbytes(packed, key).dequantize(dtype))
-    dense = theirs.dequantize(dtype=torch.bfloat16)
+    dense = bnb_model.dequantize(dtype=torch.bfloat16)
     if dtype == torch.bfloat16:
         assert torch.equal(logits(load(tmp_path / "out")), logits(dense))
 

@@ -284,7 +284,7 @@ def varlen_by_mask(q, k, v, cu_seqlens_q, cu_seqlens_k, **kwargs):
 
 @pytest.fixture
 def flash_stand_in(monkeypatch):
-    """transformers' flash road with its kernels replaced: they do not exist for a CPU."""
+    """transformers' flash path with its kernels replaced: they do not exist for a CPU."""
     flash = pytest.importorskip("transformers.modeling_flash_attention_utils")
 
     def unused(*arguments, **keywords):
@@ -320,7 +320,7 @@ def test_transformers_skips_its_own_derivation_p2(flash_stand_in, monkeypatch):
     torch.testing.assert_close(forward(*arguments), want)
 
 
-def test_the_keywords_make_the_flash_road_one_graph_p2(flash_stand_in):
+def test_the_keywords_make_the_flash_path_one_graph_p2(flash_stand_in):
     """Requirement P2: with them fullgraph over eight packings without a recompile; without them it breaks."""
     collate = PackedCollator(pad_to_multiple_of=64, max_documents=12)
     torch._dynamo.reset()

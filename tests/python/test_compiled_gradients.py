@@ -1,4 +1,4 @@
-"""Gradients under Inductor: every parameter, beside eager mode and a float64 model without our code.
+"""Gradients under Inductor: every parameter, against eager mode and a float64 model without our code.
 
 One model holds every format and every kind of adapter, one a projection, because compiling is what costs:
 packed rows with checkpointing in one graph of the whole step, in float32; padded rows in bf16.
@@ -31,7 +31,7 @@ CONFIG = {
     "vocab_size": 128,
     "tie_word_embeddings": False,
 }
-# Every format, and every kind of adapter beside it: (format, its options, DoRA, dropout).
+# Every format, and every kind of adapter on it: (format, its options, DoRA, dropout).
 PROJECTIONS = {
     "q_proj": ("nf4", {"double_quant": True}, False, 0.0),
     "k_proj": ("fp4", {}, True, 0.0),

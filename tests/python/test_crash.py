@@ -112,9 +112,9 @@ def test_each_call_fails_in_turn(command, tmp_path, call):
     calls = int((tmp_path / "count").read_text())
     assert calls > 0
     # Every call if they are few; else the first ones and a spread over the rest.
-    places = sorted({*range(min(calls, 12)), *(calls * i // 12 for i in range(12)), calls - 1})
+    stops = sorted({*range(min(calls, 12)), *(calls * i // 12 for i in range(12)), calls - 1})
     failures = 0
-    for at in places:
+    for at in stops:
         with_old = at % 2 == 0
         command.reset(with_old)
         if call == "renameat2" and not with_old:

@@ -153,4 +153,4 @@ def test_reading_the_state_costs_under_two_percent_of_a_large_weight(nested, rec
         large = seconds(both(4096, 4096)[0], 5)
     record_property("overhead_us", overhead * 1e6)
     record_property("share", overhead / large)
-    assert overhead < 0.02 * large, f"{overhead * 1e6:.1f} us beside {large * 1e3:.2f} ms"
+    assert overhead < 0.02 * large, f"{overhead * 1e6:.1f} us against {large * 1e3:.2f} ms"

@@ -44,7 +44,7 @@ def fresh():
 
 @pytest.mark.parametrize("initial", [2.0**16, 2.0**125, 2.0**-148])
 def test_the_scale_follows_gradscaler(initial):
-    """Growth, backoff, both ends of float32: torch's own kernel beside it."""
+    """Growth, backoff, both ends of float32: against torch's own kernel."""
     torch.manual_seed(0)
     ours = LossScale(initial, growth_interval=3)
     scale, tracker = torch.tensor(initial), torch.zeros((), dtype=torch.int32)

@@ -51,14 +51,14 @@ def test_one_graph_and_no_recompile_over_five_shapes_q1(double_quant):
 
 
 def test_quantize_and_dequantize_out_compile():
-    def road(weight, out):
+    def compute(weight, out):
         values, *scales = torch.ops.monograph.quantize(weight, 1, 64, True, False)
         torch.ops.monograph.dequantize_out(values, scales, [1, 64, *weight.shape], out)
         return out * 1
 
     torch._dynamo.reset()
     weight = torch.randn(64, 128)
-    got = torch.compile(road, fullgraph=True)(weight, torch.empty(64, 128))
+    got = torch.compile(compute, fullgraph=True)(weight, torch.empty(64, 128))
     assert torch.equal(got, mg.quantize(weight, double_quant=True).dequantize())
 
 

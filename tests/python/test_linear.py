@@ -58,9 +58,9 @@ def test_error_is_that_of_f_linear_over_2000_random_shapes(dtype):
         )
         dx = squared_errors(linear_dx(dy, *arguments), dy @ dense, dy.double() @ dense.double())
         totals += torch.stack([*forward, *dx])
-    ours, theirs, ours_dx, theirs_dx = totals.sqrt().tolist()
-    assert ours <= 1.05 * theirs, (ours, theirs)
-    assert ours_dx <= 1.05 * theirs_dx, (ours_dx, theirs_dx)
+    ours, plain, ours_dx, plain_dx = totals.sqrt().tolist()
+    assert ours <= 1.05 * plain, (ours, plain)
+    assert ours_dx <= 1.05 * plain_dx, (ours_dx, plain_dx)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -137,8 +137,8 @@ def test_plain_weights_run_on_the_same_kernels(dtype):
     got = linear(x, weight, [], [0, 0, 40, 100])
     exact = x.double() @ weight.double().t()
     baseline = torch.nn.functional.linear(x, weight)
-    ours, theirs = squared_errors(got, baseline, exact)
-    assert ours <= 1.1 * theirs + 1e-12
+    ours, plain = squared_errors(got, baseline, exact)
+    assert ours <= 1.1 * plain + 1e-12
 
 
 def float64_layer(x, dense, bias, u, b):
@@ -149,7 +149,7 @@ def float64_layer(x, dense, bias, u, b):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fused", [False, True])
 def test_gradients_against_float64(dtype, fused):
-    """x, bias, u (or a, when u = x a^T), b: every gradient beside autograd's own in float64."""
+    """x, bias, u (or a, when u = x a^T), b: every gradient against autograd's own in float64."""
     w = packed(24, 96, double_quant=True)
     torch.manual_seed(4)
     leaves = {

@@ -1,4 +1,4 @@
-"""linear_cross_entropy: accuracy beside float64, gradients, the same bits in every batch, memory, misuse."""
+"""linear_cross_entropy: accuracy against float64, gradients, the same bits in every batch, memory, misuse."""
 
 import pytest
 import torch
@@ -234,7 +234,7 @@ def test_flops_and_autocast():
 def test_peak_memory_of_a_large_vocabulary():
     """4096 tokens by 128,256: the logits would be 1 GiB in bf16, 2 GiB in fp32. 63 MiB of them exist.
 
-    Beside them: dx and its product with g (fp32 and bf16), 4 bytes a label and a loss each, the scratch of
+    Besides them: dx and its product with g (fp32 and bf16), 4 bytes per label and per loss, the scratch of
     the products (6 MiB), 4 MiB for the process.
     """
     setup = """

@@ -1,4 +1,4 @@
-"""linear_log_probs: beside float64, gradients of log-probabilities and entropy, batches, graphs, misuse."""
+"""linear_log_probs: against float64, gradients of log-probabilities and entropy, batches, graphs, misuse."""
 
 import pytest
 import torch
@@ -61,11 +61,11 @@ def test_values_and_gradients_against_float64(dtype, format, softcap, scale):
             ours = torch.autograd.grad(
                 [o for o, _, _ in outputs], x, [e for _, _, e in outputs], retain_graph=True
             )[0]
-            theirs = torch.autograd.grad(
+            reference = torch.autograd.grad(
                 [w for _, w, _ in outputs], exact, [e.double() for _, _, e in outputs], retain_graph=True
             )[0]
             eps = 4 * HALF_ULP[dtype] + 4 * float(z_error * spread)
-            assert (ours.double() - theirs).norm() <= eps * theirs.norm() + 1e-6, (tokens, gradients)
+            assert (ours.double() - reference).norm() <= eps * reference.norm() + 1e-6, (tokens, gradients)
             assert not ours[labels == -100].any()
 
 
@@ -136,8 +136,8 @@ def test_a_trained_head_gets_its_gradient():
     want = in_float64(exact[0], exact[1], exact[2], labels, 0.0, 1.0)
     for index in (0, 1):
         ours = torch.autograd.grad(found[index], (x, weight[0], bias), g, retain_graph=True)
-        theirs = torch.autograd.grad(want[index], exact, g.double(), retain_graph=True)
-        for got, expected in zip(ours, theirs, strict=True):
+        reference = torch.autograd.grad(want[index], exact, g.double(), retain_graph=True)
+        for got, expected in zip(ours, reference, strict=True):
             torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-5)
 
 

@@ -81,8 +81,8 @@ def test_gradients_against_float64(dtype):
     wide = [t.detach().double().requires_grad_() for t in (x, gain, a, b)]
     reference = wide[1] * (wide[0] @ weight.t() + wide[0] @ wide[2].t() @ wide[3].t())
     want = torch.autograd.grad(reference, wide, dy.double())
-    for name, ours, theirs in zip(("x", "gain", "a", "b"), got, want, strict=True):
-        error = (ours.double() - theirs).norm() / theirs.norm()
+    for name, ours, expected in zip(("x", "gain", "a", "b"), got, want, strict=True):
+        error = (ours.double() - expected).norm() / expected.norm()
         # Each factor of a sum carries at most two roundings to the dtype; norms see their root mean square.
         assert error <= (2**-17 if dtype == torch.float32 else 2 * 2**-9), (name, error)
 

@@ -100,10 +100,10 @@ def test_saved_again_it_loads_in_bitsandbytes(bitsandbytes_folder, tmp_path):
     for name in before:
         if not name.endswith("quant_state.bitsandbytes__nf4"):
             assert torch.equal(before[name], after[name]), name
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).train()
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).train()
     ids = torch.arange(24)[None]
     with torch.no_grad():
-        want, got = theirs(ids).logits, model(ids).logits
+        want, got = reference(ids).logits, model(ids).logits
     assert (got - want).float().norm() <= 2**-6 * want.float().norm()
 
 

@@ -75,8 +75,8 @@ def test_transformers_loads_the_saved_folder_with_the_same_values(saved):
         from transformers import CompressedTensorsConfig
 
         options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **options)
-    dense = producer_folders.linear_weights(theirs)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **options)
+    dense = producer_folders.linear_weights(reference)
     for path, layer in quantised(model).items():
         assert torch.equal(layer.dequantize(), dense[path]), path
     for path in ("lm_head", "model.layers.0.mlp.down_proj"):
@@ -107,8 +107,8 @@ def test_other_scales_of_fp8_are_saved_as_they_are(source, tmp_path, scale_type)
     model = mg.from_pretrained(source, mg.MonographConfig("fp8-block", scale_type=scale_type))
     model.save_pretrained(tmp_path)
     again = mg.from_pretrained(tmp_path)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    dense = producer_folders.linear_weights(theirs)
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    dense = producer_folders.linear_weights(reference)
     kind = {"bfloat16": torch.bfloat16, "e8m0": torch.float8_e8m0fnu}[scale_type]
     scales = [tensor for name, tensor in tensors(tmp_path).items() if name.endswith("_scale_inv")]
     assert len(scales) == 14

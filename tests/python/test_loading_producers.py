@@ -101,12 +101,12 @@ def test_every_byte_is_the_files_and_mapped(folder):
 
 def test_every_value_is_the_producers(folder, source):
     """Bit for bit in bf16, so that a base that loaded as zeros or without its scales cannot pass."""
-    path, _, theirs = folder
+    path, _, reference = folder
     dense = tensors(source)
     for name, layer in quantised(mg.from_pretrained(path)).items():
         got, want = layer.dequantize(), dense[f"{name}.weight"]
         assert got.dtype == torch.bfloat16
-        assert torch.equal(got, theirs[name]), name
+        assert torch.equal(got, reference[name]), name
         assert 0 < (got - want).float().norm() < 0.2 * want.float().norm()
 
 
@@ -190,11 +190,11 @@ def test_transformers_mxfp8(tmp_path, source):
         state |= {name: packed.values.view(torch.float8_e4m3fn), f"{name}_scale_inv": packed.scales[0]}
     config = {"quant_method": "mxfp8", "weight_block_size": [1, 32], "activation_scheme": "dynamic"}
     producer_folders.write_folder(source, tmp_path, state, config)
-    theirs = producer_folders.linear_weights(
+    reference = producer_folders.linear_weights(
         AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     )
     layers = quantised(mg.from_pretrained(tmp_path))
     assert len(layers) == 14
     for name, layer in layers.items():
         assert layer.format.name == "mxfp8"
-        assert torch.equal(layer.dequantize(), theirs[name])
+        assert torch.equal(layer.dequantize(), reference[name])

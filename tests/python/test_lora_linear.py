@@ -39,15 +39,15 @@ def pair(dtype=torch.float32, **options):
         getattr(dense, name).weight = nn.Parameter(getattr(packed, name).dequantize())
         getattr(dense, name).bias = nn.Parameter(getattr(packed, name).bias.detach().clone())
     config = LoraConfig(target_modules=["up", "down"], init_lora_weights=False, **options)
-    theirs = get_peft_model(dense, config)
+    peft_model = get_peft_model(dense, config)
     ours = mg.add_lora(packed, copy.deepcopy(config))
-    state = {k: v for k, v in theirs.state_dict().items() if "lora_" in k}
+    state = {k: v for k, v in peft_model.state_dict().items() if "lora_" in k}
     with torch.no_grad():
         for key in state:
             state[key] = state[key] * 0.3 if "magnitude" not in key else state[key] * 1.1
-    for model in (theirs, ours):
+    for model in (peft_model, ours):
         model.load_state_dict(state, strict=False)
-    return theirs, ours
+    return peft_model, ours
 
 
 def gradients(model, x):
@@ -62,10 +62,10 @@ def gradients(model, x):
 
 @pytest.mark.parametrize("case", CASES)
 def test_forward_and_every_gradient_are_pefts(case):
-    theirs, ours = pair(**CASES[case])
+    peft_model, ours = pair(**CASES[case])
     assert isinstance(ours.base_model.model.up, LoraLinear)
     x = torch.randn(7, 96)
-    want, got = gradients(theirs, x), gradients(ours, x)
+    want, got = gradients(peft_model, x), gradients(ours, x)
     assert want.keys() == got.keys()
     for name in want:
         # float32 sums of at most 160 terms in another order: far below 160 * 2^-24 of the norm.
@@ -74,12 +74,12 @@ def test_forward_and_every_gradient_are_pefts(case):
 
 @pytest.mark.parametrize("case", ["lora", "dora"])
 def test_bfloat16_stays_within_its_rounding(case):
-    theirs, ours = pair(torch.bfloat16, **CASES[case])
+    peft_model, ours = pair(torch.bfloat16, **CASES[case])
     assert next(p for n, p in ours.named_parameters() if "lora_A" in n).dtype == torch.float32
     x = torch.randn(7, 96, dtype=torch.bfloat16)
     reference, _ = pair(torch.float32, **CASES[case])
     want = gradients(reference, x.float())
-    got, peft = gradients(ours, x), gradients(theirs, x)
+    got, peft = gradients(ours, x), gradients(peft_model, x)
     for name in want:
         error = (got[name].float() - want[name]).norm() / want[name].norm()
         bound = (peft[name].float() - want[name]).norm() / want[name].norm() + 4 * 2**-8
@@ -165,7 +165,7 @@ def test_adapters_switch_stack_and_disable():
 
 
 def test_adapter_files_are_pefts(tmp_path):
-    theirs, ours = pair(r=8, use_dora=True)
+    peft_model, ours = pair(r=8, use_dora=True)
     x = torch.randn(5, 96)
     ours.save_pretrained(tmp_path)
     torch.manual_seed(0)
@@ -174,7 +174,7 @@ def test_adapter_files_are_pefts(tmp_path):
     mg.optimize(again)
     assert torch.equal(again(x), ours(x))
     assert (plain - ours(x)).norm() <= 1e-5 * plain.norm()
-    assert (theirs(x) - ours(x)).norm() <= 1e-5 * plain.norm()
+    assert (peft_model(x) - ours(x)).norm() <= 1e-5 * plain.norm()
 
 
 def test_optimize_touches_only_quantised_layers():

@@ -40,12 +40,12 @@ def gradients(model, x):
 def test_forward_and_gradients_are_pefts_within_bf16(options):
     torch.manual_seed(0)
     config = LoraConfig(r=8, target_modules=["up", "down"], init_lora_weights=False, **options)
-    theirs = get_peft_model(Block(), config)
-    exact = copy.deepcopy(theirs).double()
-    ours = mg.optimize(copy.deepcopy(theirs))
+    peft_model = get_peft_model(Block(), config)
+    exact = copy.deepcopy(peft_model).double()
+    ours = mg.optimize(copy.deepcopy(peft_model))
     assert isinstance(ours.base_model.model.up, LoraLinear)
     x = torch.randn(7, 96, dtype=torch.bfloat16)
-    want, got, peft = gradients(exact, x.double()), gradients(ours, x), gradients(theirs, x)
+    want, got, peft = gradients(exact, x.double()), gradients(ours, x), gradients(peft_model, x)
     for name, reference in want.items():
         error = (got[name].double() - reference).norm() / reference.norm()
         # PEFT computes the adapter in fp32, we in bf16: rounded factors, 2^-8, four times over.
@@ -59,9 +59,9 @@ def test_forward_and_gradients_are_pefts_within_bf16(options):
 
 def test_merging_is_pefts():
     torch.manual_seed(0)
-    theirs = get_peft_model(Block(), LoraConfig(r=8, target_modules=["up"], init_lora_weights=False))
-    ours = mg.optimize(copy.deepcopy(theirs))
-    merged, wanted = ours.merge_and_unload(), theirs.merge_and_unload()
+    peft_model = get_peft_model(Block(), LoraConfig(r=8, target_modules=["up"], init_lora_weights=False))
+    ours = mg.optimize(copy.deepcopy(peft_model))
+    merged, wanted = ours.merge_and_unload(), peft_model.merge_and_unload()
     assert torch.equal(merged.up.weight, wanted.up.weight)
 
 

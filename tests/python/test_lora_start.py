@@ -217,8 +217,8 @@ def test_a_saved_start_comes_back_on_its_base_only(tmp_path, start, dense):
         remember_dense(base, dense_block())
     again = PeftModel.from_pretrained(base, tmp_path).eval()
     for name in ("up", "down"):
-        mine, theirs = (getattr(m.base_model.model, name).base_layer for m in (again, model))
-        assert torch.equal(mine.values, theirs.values)
+        got, made = (getattr(m.base_model.model, name).base_layer for m in (again, model))
+        assert torch.equal(got.values, made.values)
     mg.optimize(again)
     assert torch.equal(again(x), model(x))
     # saved once more, it is the same adapter

@@ -125,8 +125,8 @@ def test_merges_are_the_rounded_float64_result_and_no_worse_than_peft(tmp_path, 
     peft = as_float64(peft_model.merge_and_unload().to(torch.bfloat16).state_dict())
     wanted = as_float64(exact.state_dict())
     for name, tensor in as_float64(load_file(tmp_path / "out" / "model.safetensors")).items():
-        ours, theirs = np.abs(tensor - wanted[name]), np.abs(peft[name] - wanted[name])
-        assert (ours <= theirs * (1 + 1e-9) + 1e-300).all(), name
+        ours, peft_error = np.abs(tensor - wanted[name]), np.abs(peft[name] - wanted[name])
+        assert (ours <= peft_error * (1 + 1e-9) + 1e-300).all(), name
 
 
 @pytest.mark.parametrize("to", ["same", "bf16", "fp16", "fp32"])

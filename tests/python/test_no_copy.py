@@ -29,16 +29,16 @@ def scratch_mib(name, n, k, m, threads):
 @pytest.mark.parametrize(("n", "k", "m"), [(14336, 4096, 512), (4096, 14336, 2048)])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_scratch_of_forward_and_backward(n, k, m, threads):
-    """At most 4 MiB and 2 MiB a thread beside the outputs y and dx; 1 MiB allowed for the process.
+    """At most 4 MiB and 2 MiB per thread besides the outputs y and dx; 1 MiB allowed for the process.
 
     The weight in bf16 would be 112 MiB.
     """
-    beside = scratch_mib("nf4", n, k, m, threads)
-    assert beside <= 4 + 2 * threads + 1, f"{beside:.1f} MiB beside the outputs"
+    scratch = scratch_mib("nf4", n, k, m, threads)
+    assert scratch <= 4 + 2 * threads + 1, f"{scratch:.1f} MiB besides the outputs"
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "mxfp8", "nvfp4", "fp8-block"])
 def test_scratch_of_the_other_formats_q10(name):
     """Requirement Q10: no copy of the weight either; in bf16 it would be 32 MiB."""
-    beside = scratch_mib(name, 4096, 4096, 512, 1)
-    assert beside <= 4 + 2 + 1, f"{beside:.1f} MiB beside the outputs"
+    scratch = scratch_mib(name, 4096, 4096, 512, 1)
+    assert scratch <= 4 + 2 + 1, f"{scratch:.1f} MiB besides the outputs"

@@ -40,10 +40,10 @@ def adapters(**options):
     """The same random adapter by PEFT on the dense model, and on the packed one without `optimize`."""
     config = {"target_modules": ["up", "down"], "init_lora_weights": False, "r": 8, **options}
     packed = packed_block()
-    theirs = get_peft_model(dense_copy(packed), LoraConfig(**config))
+    peft_model = get_peft_model(dense_copy(packed), LoraConfig(**config))
     ours = get_peft_model(packed, LoraConfig(**config))
-    ours.load_state_dict({k: v for k, v in theirs.state_dict().items() if "lora_" in k}, strict=False)
-    return theirs.eval(), ours.eval()
+    ours.load_state_dict({k: v for k, v in peft_model.state_dict().items() if "lora_" in k}, strict=False)
+    return peft_model.eval(), ours.eval()
 
 
 WRITES = {
@@ -73,9 +73,9 @@ def test_a_write_to_a_packed_weight_is_an_error(write):
 @pytest.mark.parametrize("safe", [False, True])
 @pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"lora_bias": True}], ids=str)
 def test_merging_before_optimize_keeps_the_adapter(safe, options):
-    theirs, ours = adapters(**options)
+    peft_model, ours = adapters(**options)
     x = torch.randn(5, 96)
-    want, before = theirs(x), ours(x)
+    want, before = peft_model(x), ours(x)
     assert (before - want).norm() <= 160 * 2**-24 * want.norm()
     ours.merge_adapter(safe_merge=safe)
     assert (ours(x) - want).norm() <= 1e-5 * want.norm()
@@ -88,14 +88,14 @@ def test_merging_before_optimize_keeps_the_adapter(safe, options):
 
 
 def test_stacked_and_weighted_adapters_merge_before_optimize():
-    theirs, ours = adapters()
+    peft_model, ours = adapters()
     x = torch.randn(5, 96)
-    for model in (theirs, ours):
+    for model in (peft_model, ours):
         torch.manual_seed(3)
         model.add_adapter("second", LoraConfig(target_modules=["up"], init_lora_weights=False, r=4))
         model.add_weighted_adapter(["default", "second"], [0.7, 0.3], "both", combination_type="cat")
         model.set_adapter("both")
-    want = theirs.merge_and_unload()(x)
+    want = peft_model.merge_and_unload()(x)
     assert (ours.merge_and_unload(safe_merge=True)(x) - want).norm() <= 1e-5 * want.norm()
 
 
@@ -115,31 +115,31 @@ def test_other_tuners_refuse_to_merge_into_packed_weights(config, safe):
 
 @pytest.mark.parametrize("kind", ["svd", "linear", "ties_svd"])
 def test_weighted_adapters_compute_after_optimize(kind):
-    theirs, ours = adapters()
+    peft_model, ours = adapters()
     mg.optimize(ours)
     x = torch.randn(5, 96)
-    for model in (theirs, ours):
+    for model in (peft_model, ours):
         torch.manual_seed(3)
         model.add_adapter("second", LoraConfig(target_modules=["up", "down"], init_lora_weights=False, r=8))
         model.add_weighted_adapter(
             ["default", "second"], [0.7, 0.3], "both", combination_type=kind, density=0.5
         )
         model.set_adapter("both")
-    want = theirs(x)
+    want = peft_model(x)
     assert (ours(x) - want).norm() <= 1e-5 * want.norm()
 
 
 def test_packed_weights_count_by_their_elements(capsys):
-    theirs, ours = adapters()
-    assert ours.get_nb_trainable_parameters() == theirs.get_nb_trainable_parameters()
-    theirs.print_trainable_parameters()
+    peft_model, ours = adapters()
+    assert ours.get_nb_trainable_parameters() == peft_model.get_nb_trainable_parameters()
+    peft_model.print_trainable_parameters()
     ours.print_trainable_parameters()
     first, second = capsys.readouterr().out.splitlines()
     assert first == second
 
 
 def test_row_norms_follow_another_base():
-    theirs, ours = adapters(use_dora=True)
+    peft_model, ours = adapters(use_dora=True)
     mg.optimize(ours)
     x = torch.randn(5, 96)
     before = ours(x)
@@ -152,10 +152,10 @@ def test_row_norms_follow_another_base():
     ours.load_state_dict(state, strict=False)
     changed = dense_copy(other)
     for name in ("up", "down"):
-        layer = getattr(theirs.base_model.model, name).base_layer
+        layer = getattr(peft_model.base_model.model, name).base_layer
         layer.weight.data = getattr(changed, name).weight.data
         layer.bias.data = getattr(changed, name).bias.data
-    want = theirs(x)
+    want = peft_model(x)
     assert (want - before).norm() > 0.1 * want.norm()
     assert (ours(x) - want).norm() <= 1e-5 * want.norm()
     ours.to(torch.float64).to(torch.float32)
@@ -167,12 +167,12 @@ def test_a_magnitude_times_1001_changes_the_output_as_pefts(dropout):
     """One output in bf16 cannot show a change below half its last bit; the slope over 81,920 of them can."""
     config = {"target_modules": ["up"], "r": 8, "use_dora": True, "init_lora_weights": False}
     config["lora_dropout"] = dropout
-    theirs = get_peft_model(dense_copy(packed_block(torch.bfloat16)), LoraConfig(**config)).train()
+    peft_model = get_peft_model(dense_copy(packed_block(torch.bfloat16)), LoraConfig(**config)).train()
     ours = mg.add_lora(packed_block(torch.bfloat16), LoraConfig(**config)).train()
-    ours.load_state_dict({k: v for k, v in theirs.state_dict().items() if "lora_" in k}, strict=False)
+    ours.load_state_dict({k: v for k, v in peft_model.state_dict().items() if "lora_" in k}, strict=False)
     x = torch.randn(512, 96, dtype=torch.bfloat16)
     slopes = []
-    for model in (theirs, ours):
+    for model in (peft_model, ours):
         layer = model.base_model.model.up
         low = layer.lora_B["default"].weight.double() @ layer.lora_A["default"].weight.double()
         weight = layer.base_layer.weight.to(torch.float64) + low * layer.scaling["default"]

@@ -22,14 +22,14 @@ def module_of(model, where):
 @pytest.mark.parametrize("when", ["before optimize", "after optimize"])
 @pytest.mark.parametrize("where", ["base_layer", "lora_A", "lora_B", "lora_dropout"])
 def test_a_hook_inside_a_fused_layer_runs(where, when):
-    theirs, ours = adapters()
+    peft_model, ours = adapters()
     if when == "after optimize":
         mg.optimize(ours)
-    for model in (theirs, ours):
+    for model in (peft_model, ours):
         module_of(model, where).register_forward_hook(lambda module, args, output: 2 * output)
     if when == "before optimize":
         mg.optimize(ours)
-    want = theirs(X)
+    want = peft_model(X)
     assert (ours(X) - want).norm() <= 2**-18 * want.norm()
     # A graph that is traced afterwards keeps it, and is still one.
     torch._dynamo.reset()
@@ -40,11 +40,11 @@ def test_a_hook_inside_a_fused_layer_runs(where, when):
 
 
 def test_a_bias_on_lora_a_counts():
-    theirs, ours = adapters()
+    peft_model, ours = adapters()
     mg.optimize(ours)
-    for model in (theirs, ours):
+    for model in (peft_model, ours):
         module_of(model, "lora_A").bias = nn.Parameter(torch.ones(8))
-    want = theirs(X)
+    want = peft_model(X)
     assert (ours(X) - want).norm() <= 2**-18 * want.norm()
 
 

@@ -71,11 +71,13 @@ class TestTorchao:
         layout = [{"mxfp4": 3, "mxfp8": 4}[name], 32, *shape]
         got = torch.ops.monograph.dequantize(codes, [scales], layout, torch.float32)
         data = codes if name == "mxfp4" else codes.view(torch.float8_e4m3fn)
-        theirs = mx.to_dtype(data, scales.view(torch.float8_e8m0fnu), self.element(name), 32, torch.float32)
-        theirs = theirs.reshape(shape)
-        same = (got == theirs) | (got.isnan() & theirs.isnan())
+        reference = mx.to_dtype(
+            data, scales.view(torch.float8_e8m0fnu), self.element(name), 32, torch.float32
+        )
+        reference = reference.reshape(shape)
+        same = (got == reference) | (got.isnan() & reference.isnan())
         assert bool(same[1:].all())
-        assert bool((theirs[0].abs() >= got[0].abs())[~got[0].isnan()].all())
+        assert bool((reference[0].abs() >= got[0].abs())[~got[0].isnan()].all())
 
     def test_where_torchao_is_wrong(self, mx):
         """Recorded so that a fixed release is noticed: byte 0, and powers of two found by log2."""
@@ -97,10 +99,10 @@ class TestTorchao:
 
         weight = hard_values(640, 2048, spread=3).to(dtype)
         tensor = per_tensor_amax_to_scale(weight.abs().max())
-        theirs = NVFP4Tensor.to_nvfp4(weight, per_tensor_scale=tensor, is_swizzled_scales=False)
+        reference = NVFP4Tensor.to_nvfp4(weight, per_tensor_scale=tensor, is_swizzled_scales=False)
         w = mg.quantize(weight, "nvfp4", rule="torchao")
-        assert_same(w, theirs.qdata, theirs.scale, tensor.reshape(1))
-        assert torch.equal(w.dequantize(torch.float32), theirs.dequantize(torch.float32))
+        assert_same(w, reference.qdata, reference.scale, tensor.reshape(1))
+        assert torch.equal(w.dequantize(torch.float32), reference.dequantize(torch.float32))
 
 
 class TestCompressedTensors:
@@ -188,9 +190,9 @@ class TestTransformers:
         scale_fmt = "ue8m0" if kind == "e8m0" else None
         config = SimpleNamespace(weight_block_size=(128, 128), scale_fmt=scale_fmt)
         op = Fp8Quantize(SimpleNamespace(quantization_config=config))
-        theirs = op.convert({"x.weight": weight})
+        reference = op.convert({"x.weight": weight})
         w = mg.quantize(weight, "fp8-block", rule="transformers", scale_type=kind)
-        assert_same(w, theirs["x.weight"], theirs["x.weight_scale_inv"])
+        assert_same(w, reference["x.weight"], reference["x.weight_scale_inv"])
 
     def test_where_transformers_is_wrong(self):
         """It takes the block from the shapes: 192 rows with two scales become two blocks of 96."""
@@ -201,10 +203,10 @@ class TestTransformers:
         weight[128:] *= 100
         w = mg.quantize(weight, "fp8-block")
         codes, scales = w.values.view(torch.float8_e4m3fn), w.scales[0].view(torch.float32)
-        theirs = op._dequantize_one(codes, scales, torch.float32)
+        reference = op._dequantize_one(codes, scales, torch.float32)
         ours = w.dequantize()
-        assert torch.equal(ours[:96], theirs[:96])
-        assert (ours[96:128] - theirs[96:128]).abs().max() > 50 * ours[96:128].abs().max()
+        assert torch.equal(ours[:96], reference[:96])
+        assert (ours[96:128] - reference[96:128]).abs().max() > 50 * ours[96:128].abs().max()
         assert (ours - weight).norm() < 0.05 * weight.norm()
         with pytest.raises(ValueError, match="not divisible by scale grid"):
             op._dequantize_one(torch.zeros(576, 128), torch.ones(5, 1), torch.float32)

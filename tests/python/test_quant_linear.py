@@ -68,17 +68,17 @@ def test_state_dict_round_trip():
 def test_bitsandbytes_layers_load_without_repacking():
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(128, 64, dtype=torch.bfloat16), nn.Linear(64, 128, dtype=torch.bfloat16))
-    theirs = nn.Sequential(*(Linear4bit(m.in_features, m.out_features, quant_type="nf4") for m in model))
-    theirs.load_state_dict(model.state_dict())
-    theirs = theirs.to("cpu")
-    state = theirs.state_dict()
+    bnb_model = nn.Sequential(*(Linear4bit(m.in_features, m.out_features, quant_type="nf4") for m in model))
+    bnb_model.load_state_dict(model.state_dict())
+    bnb_model = bnb_model.to("cpu")
+    state = bnb_model.state_dict()
     replace_linears(model, state=state, skip=())
     for i in (0, 1):
         assert isinstance(model[i], QuantLinear)
         assert model[i].values.data_ptr() == state[f"{i}.weight"].data_ptr()
     x = torch.randn(3, 128, dtype=torch.bfloat16)
     with torch.enable_grad():
-        want = theirs(x.clone().requires_grad_())
+        want = bnb_model(x.clone().requires_grad_())
     assert (model(x) - want).norm() <= 2**-6 * want.norm()
 
 

@@ -77,8 +77,8 @@ def test_double_quantised_scales_are_the_exact_nearest():
     scaled = (absmax - offset) * (1 / groups).repeat_interleave(256)
     distance = (scaled.double()[:, None] - table.double()[None, :]).abs()
     assert torch.equal(codes.long(), distance.argmin(dim=1))
-    (theirs, _, _, _), _ = bnb.nested_scales(absmax)
-    differing = (theirs.reshape(-1) != codes).float().mean().item()
+    (bnb_codes, _, _, _), _ = bnb.nested_scales(absmax)
+    differing = (bnb_codes.reshape(-1) != codes).float().mean().item()
     assert differing < 0.01, f"{differing:.2%} of the codes differ from bitsandbytes' binned search"
 
 

@@ -73,12 +73,12 @@ def errors_of(keys):
 
 def test_every_key_of_the_qlora_examples_has_a_place():
     assert len(AXOLOTL_QLORA_KEYS) == 126
-    places = [set(KEYS), set(IGNORED), set(REFUSED)]
+    tables = [set(KEYS), set(IGNORED), set(REFUSED)]
     for name in AXOLOTL_QLORA_KEYS:
-        assert sum(name in place for place in places) == 1, name
+        assert sum(name in table for table in tables) == 1, name
     assert set(MUST_BE_HONOURED) <= set(KEYS)
     assert set(OTHER_NAMES.values()) | set(SYNONYMS.values()) <= set(KEYS)
-    assert not (set(OTHER_NAMES) | set(SYNONYMS)) & set().union(*places)
+    assert not (set(OTHER_NAMES) | set(SYNONYMS)) & set().union(*tables)
 
 
 @pytest.mark.parametrize("name", KEYS_OF_EXAMPLES)
@@ -89,8 +89,8 @@ def test_every_key_of_all_examples_is_honoured_ignored_or_refused(name, good):
     if name in OTHER_NAMES:
         assert errors_of(good | {name: 1}) == [f"{name}: unknown key; here it is called {OTHER_NAMES[name]}"]
         return
-    places = [name in place for place in (KEYS, IGNORED, REFUSED, SYNONYMS)]
-    assert sum(places) == 1
+    tables = [name in table for table in (KEYS, IGNORED, REFUSED, SYNONYMS)]
+    assert sum(tables) == 1
 
 
 @pytest.mark.parametrize("name", DATASET_KEYS_OF_EXAMPLES)

@@ -91,9 +91,9 @@ def test_a_gradient_penalty_after_optimize_is_pefts(case):
         first = torch.autograd.grad(model(x).pow(2).sum(), leaves, create_graph=True)
         penalty = sum(g.pow(2).sum() for g in first)
         found.append(torch.autograd.grad(penalty, leaves))
-    for theirs, ours in zip(*found, strict=True):
-        assert theirs.norm() > 0
-        assert (theirs - ours).norm() <= 2e-4 * theirs.norm()
+    for peft_gradient, ours in zip(*found, strict=True):
+        assert peft_gradient.norm() > 0
+        assert (peft_gradient - ours).norm() <= 2e-4 * peft_gradient.norm()
 
 
 def attention(q):

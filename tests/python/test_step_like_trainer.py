@@ -1,4 +1,4 @@
-"""TrainStep beside transformers' Trainer on the same model and batches: loss, gradients, weight decay."""
+"""TrainStep against transformers' Trainer on the same model and batches: loss, gradients, weight decay."""
 
 import pytest
 import torch

@@ -221,17 +221,17 @@ def test_adamw_is_torchs():
     model = build()
     step = TrainStep(model, mode="eager", weight_decay=0.1, max_grad_norm=0.5)
     names = step.state.names
-    theirs = [torch.nn.Parameter(p.detach().clone()) for p in step.state.parameters]
-    optimizer = torch.optim.AdamW(theirs, lr=1e-2, weight_decay=0.1)
+    torch_parameters = [torch.nn.Parameter(p.detach().clone()) for p in step.state.parameters]
+    optimizer = torch.optim.AdamW(torch_parameters, lr=1e-2, weight_decay=0.1)
     for _ in range(3):
-        gradients = [torch.randn_like(p) for p in theirs]
-        for parameter, gradient in zip(theirs, gradients, strict=True):
+        gradients = [torch.randn_like(p) for p in torch_parameters]
+        for parameter, gradient in zip(torch_parameters, gradients, strict=True):
             parameter.grad = gradient.clone()
-        want = torch.nn.utils.clip_grad_norm_(theirs, 0.5)
+        want = torch.nn.utils.clip_grad_norm_(torch_parameters, 0.5)
         optimizer.step()
         got = step.state.update(step.state.gathered(gradients), torch.tensor(1e-2), *step._hyper)
         assert abs(got - want) <= 1e-6 * want
-    for name, ours, other in zip(names, step.state.parameters, theirs, strict=True):
+    for name, ours, other in zip(names, step.state.parameters, torch_parameters, strict=True):
         assert (ours - other).abs().max() <= 2**-20, name
     before = step.state.flat.clone()
     step.state.update(torch.full_like(before, float("nan")), torch.tensor(1e-2), *step._hyper)

@@ -1,4 +1,4 @@
-"""forward_loss beside model(**batch).loss: models, PEFT, heads of every kind, packed rows, one graph."""
+"""forward_loss against model(**batch).loss: models, PEFT, heads of every kind, packed rows, one graph."""
 
 import copy
 

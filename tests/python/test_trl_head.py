@@ -49,21 +49,21 @@ def both(outputs=FIELDS, temperature=1.0, **change):
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("num_items", [None, 11])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_every_field_is_theirs(shifted, num_items, temperature):
+def test_every_field_is_that_of_trl(shifted, num_items, temperature):
     inputs = batch()
     if shifted:
         inputs["shift_labels"] = nn.functional.pad(inputs.pop("labels"), (0, 1), value=-100)[:, 1:]
     if num_items:
         inputs["num_items_in_batch"] = num_items
-    theirs, ours = (model(**inputs, fused_lm_head=True) for model in both(temperature=temperature))
-    assert type(ours) is type(theirs)
+    trl_model, ours = (model(**inputs, fused_lm_head=True) for model in both(temperature=temperature))
+    assert type(ours) is type(trl_model)
     for name in ("loss", *FIELDS, "label_mask"):
-        torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(getattr(ours, name), getattr(trl_model, name), rtol=1e-5, atol=1e-5)
     assert ours.aux_loss is None
 
 
 @pytest.mark.parametrize("what", ["loss", "log_probs", "entropy"])
-def test_gradients_are_theirs(what):
+def test_gradients_are_those_of_trl(what):
     weights = torch.rand(3, 16, generator=torch.Generator().manual_seed(2))
     found = []
     for model in both():
@@ -78,10 +78,10 @@ def test_gradients_are_theirs(what):
 
 
 def test_only_what_was_asked_for_and_no_labels_at_all():
-    theirs, ours = both(outputs=("log_probs",))
+    trl_model, ours = both(outputs=("log_probs",))
     inputs = batch()
     inputs["labels"].fill_(-100)
-    for model in (theirs, ours):
+    for model in (trl_model, ours):
         output = model(**inputs, fused_lm_head=True)
         assert output.entropy is None
         assert output.loss == 0
@@ -89,14 +89,14 @@ def test_only_what_was_asked_for_and_no_labels_at_all():
 
 
 def test_generation_and_plain_calls_are_the_models_own():
-    theirs, ours = both()
+    trl_model, ours = both()
     ids = batch()["input_ids"]
-    assert torch.equal(ours(input_ids=ids).logits, theirs(input_ids=ids).logits)
-    assert torch.equal(ours(**batch()).loss, theirs(**batch()).loss)
+    assert torch.equal(ours(input_ids=ids).logits, trl_model(input_ids=ids).logits)
+    assert torch.equal(ours(**batch()).loss, trl_model(**batch()).loss)
     prompt = ids[:1, :4]
     assert torch.equal(
         ours.generate(prompt, max_new_tokens=4, do_sample=False),
-        theirs.generate(prompt, max_new_tokens=4, do_sample=False),
+        trl_model.generate(prompt, max_new_tokens=4, do_sample=False),
     )
 
 
@@ -116,12 +116,12 @@ def test_left_to_trl():
     assert model.forward == before
 
 
-def test_a_head_that_must_be_called_takes_their_road():
-    theirs, ours = both()
-    for model in (theirs, ours):
+def test_a_head_that_must_be_called_takes_the_path_of_trl():
+    trl_model, ours = both()
+    for model in (trl_model, ours):
         model.lm_head.register_forward_hook(lambda *_: None)
     assert loss.readable_head(ours.lm_head) is None
-    got, want = (model(**batch(), fused_lm_head=True) for model in (ours, theirs))
+    got, want = (model(**batch(), fused_lm_head=True) for model in (ours, trl_model))
     assert torch.equal(got.log_probs, want.log_probs)
 
 

@@ -104,7 +104,7 @@ def error(got, want):
 def test_error_against_float64_over_random_packings(dtype):
     """Pooled over 350 packings a dtype: at most 2x (gradients 3x) the error of plain torch in that dtype."""
     generator = torch.Generator().manual_seed(11)
-    ours, theirs = [0.0] * 5, [0.0] * 5
+    ours, plain_errors = [0.0] * 5, [0.0] * 5
     for _ in range(350):
         case = random_case(generator)
         q, k, v, cu, sinks = make(case, dtype, generator)
@@ -118,13 +118,13 @@ def test_error_against_float64_over_random_packings(dtype):
             if want[i] is None:
                 continue
             ours[i] += error(got[i], want[i]) ** 2
-            theirs[i] += error(plain[i], want[i]) ** 2
+            plain_errors[i] += error(plain[i], want[i]) ** 2
         if case["tail"]:
             assert not got[0][-case["tail"] :].any()
             assert not any(g[-case["tail"] :].any() for g in got[1:4])
-    assert ours[0] ** 0.5 <= 2 * theirs[0] ** 0.5
+    assert ours[0] ** 0.5 <= 2 * plain_errors[0] ** 0.5
     for i in range(1, 5):
-        assert ours[i] ** 0.5 <= 3 * theirs[i] ** 0.5, i
+        assert ours[i] ** 0.5 <= 3 * plain_errors[i] ** 0.5, i
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

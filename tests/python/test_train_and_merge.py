@@ -13,9 +13,9 @@ from recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 
 
 @pytest.fixture(scope="module")
-def road(tmp_path_factory):
+def folder(tmp_path_factory):
     """A model folder, its NF4 copy by the native tool, and an adapter trained on the copy by recipe."""
-    root = tmp_path_factory.mktemp("road")
+    root = tmp_path_factory.mktemp("train_and_merge")
     make_tokenizer(root / "model")
     make_model(root / "model")
     run("quantize", root / "model", root / "nf4", "--double-quant")
@@ -35,19 +35,19 @@ def road(tmp_path_factory):
     return root
 
 
-def test_train_merge_generate_q11(road):
+def test_train_merge_generate_q11(folder):
     report = run_json(
-        "merge", road / "nf4", "--adapter", road / "adapter", "--base", "dequantized",
-        "--to", "bf16", "--out", road / "merged",
+        "merge", folder / "nf4", "--adapter", folder / "adapter", "--base", "dequantized",
+        "--to", "bf16", "--out", folder / "merged",
     )  # fmt: skip
     assert report["whole"]["cosine"] > 0.99
-    trained = PeftModel.from_pretrained(mg.from_pretrained(road / "nf4"), str(road / "adapter"))
+    trained = PeftModel.from_pretrained(mg.from_pretrained(folder / "nf4"), str(folder / "adapter"))
     mg.optimize(trained)
-    merged = AutoModelForCausalLM.from_pretrained(road / "merged", dtype=torch.bfloat16)
+    merged = AutoModelForCausalLM.from_pretrained(folder / "merged", dtype=torch.bfloat16)
     assert not hasattr(merged.config, "quantization_config")
     ids = torch.arange(20, 60)[None]
     with torch.no_grad():
-        base = mg.from_pretrained(road / "nf4")(ids).logits.float()
+        base = mg.from_pretrained(folder / "nf4")(ids).logits.float()
         want, got = trained(ids).logits.float(), merged(ids).logits.float()
     # Two layers of bf16 weights rounded once more, against what training changed.
     assert (got - want).norm() <= 2**-5 * want.norm()
@@ -59,12 +59,12 @@ def test_train_merge_generate_q11(road):
     assert torch.equal(*answers)
 
 
-def test_another_base_is_refused(road, tmp_path):
+def test_another_base_is_refused(folder, tmp_path):
     make_model(tmp_path / "other", seed=1)
     make_tokenizer(tmp_path / "other")
     run("quantize", tmp_path / "other", tmp_path / "other-nf4", "--double-quant")
     refused = run(
-        "merge", tmp_path / "other-nf4", "--adapter", road / "adapter", "--base", "dequantized",
+        "merge", tmp_path / "other-nf4", "--adapter", folder / "adapter", "--base", "dequantized",
         "--out", tmp_path / "merged", code=3,
     )  # fmt: skip
     assert "hash" in refused.stderr or "base" in refused.stderr
