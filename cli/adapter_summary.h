@@ -4,7 +4,7 @@
 #include <string>
 
 #include "model.h"
-#include "monograph/json/document.h"
+#include "monograph/text/json_document.h"
 
 namespace monograph::cli {
 

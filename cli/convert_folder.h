@@ -11,7 +11,7 @@
 #include "command.h"
 #include "model.h"
 #include "monograph/convert/convert.h"
-#include "monograph/json/document.h"
+#include "monograph/text/json_document.h"
 
 namespace monograph::cli {
 

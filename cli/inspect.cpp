@@ -9,7 +9,7 @@
 #include "command.h"
 #include "model.h"
 #include "monograph/hash/checkpoint_hash.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 #include "monograph/weights/spellings.h"
 #include "pattern.h"
 #include "table.h"
@@ -221,7 +221,7 @@ std::string known_format(const std::string& format) {
   if (std::find(known.begin(), known.end(), format) != known.end()) return {};
   std::string text;
   for (const std::string_view name : known) text += (text.empty() ? "" : ", ") + std::string(name);
-  return safetensors::in_quotes(format) + " is no format, wanted " + text;
+  return text::in_quotes(format) + " is no format, wanted " + text;
 }
 
 Run declare(CLI::App& app) {

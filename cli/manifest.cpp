@@ -10,7 +10,7 @@
 #include "model.h"
 #include "monograph/base/error.h"
 #include "monograph/cpu/parallel.h"
-#include "monograph/json/document.h"
+#include "monograph/text/json_document.h"
 
 namespace monograph::cli {
 namespace {

@@ -17,13 +17,13 @@
 #include "monograph/hash/checkpoint_hash.h"
 #include "monograph/hash/sha256.h"
 #include "monograph/merge/model_card.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using safetensors::in_quotes;
+using text::in_quotes;
 
 struct Options {
   std::string base, out, base_weights, as, to = "same";

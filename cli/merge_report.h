@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "monograph/json/document.h"
 #include "monograph/merge/merge.h"
+#include "monograph/text/json_document.h"
 
 namespace monograph::cli {
 

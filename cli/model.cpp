@@ -5,7 +5,7 @@
 #include <cstdio>
 
 #include "monograph/base/error.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 #include "session.h"
 
 namespace monograph::cli {
@@ -41,7 +41,7 @@ std::string printable(std::string_view name) {
   const bool plain =
       std::all_of(name.begin(), name.end(), [](char c) { return c > 0x20 && c < 0x7f; });
   if (plain && name.size() <= kLongest) return std::string(name);
-  return safetensors::in_quotes(name);
+  return text::in_quotes(name);
 }
 
 std::string shape_text(const std::vector<std::uint64_t>& shape) {

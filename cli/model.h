@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "monograph/json/document.h"
 #include "monograph/safetensors/checkpoint.h"
+#include "monograph/text/json_document.h"
 #include "monograph/weights/weight.h"
 
 namespace monograph::cli {

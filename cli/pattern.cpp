@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "monograph/base/error.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph::cli {
 namespace {
@@ -25,7 +25,7 @@ Pattern::Pattern(const std::string& text) : regex_(compile(text)) {}
 
 bool Pattern::matches(std::string_view name) const {
   if (name.size() > kLongestName) {
-    throw Error("name " + safetensors::in_quotes(name) + ": has " + std::to_string(name.size()) +
+    throw Error("name " + text::in_quotes(name) + ": has " + std::to_string(name.size()) +
                 " characters; patterns match names of at most " + std::to_string(kLongestName));
   }
   return std::regex_search(name.begin(), name.end(), regex_);

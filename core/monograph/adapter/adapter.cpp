@@ -5,18 +5,18 @@
 #include <utility>
 
 #include "monograph/base/error.h"
-#include "monograph/safetensors/json_scanner.h"
 #include "monograph/safetensors/reader.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/json_scanner.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph {
 namespace {
 
 namespace fs = std::filesystem;
-using safetensors::in_quotes;
 using safetensors::LocatedTensor;
 using safetensors::StoredDType;
 using safetensors::TensorEntry;
+using text::in_quotes;
 
 constexpr std::string_view kPrefix = "base_model.model.";
 constexpr const char* kRecordFile = "monograph.json";
@@ -206,7 +206,7 @@ void Adapter::read_recorded_base() {
 }
 
 RecordedBase parse_recorded_base(std::string_view json, std::string_view source) {
-  safetensors::JsonScanner scanner(json, source);
+  text::JsonScanner scanner(json, source);
   RecordedBase base;
   const auto text_to = [&](std::string& value) {
     if (scanner.peek() != '"') scanner.fail("sha256, weights, format and rule must be strings");

@@ -6,13 +6,13 @@
 #include <cmath>
 
 #include "monograph/base/error.h"
-#include "monograph/safetensors/json_scanner.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/json_scanner.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph {
 namespace {
 
-using safetensors::in_quotes;
+using text::in_quotes;
 
 constexpr int kMaxDepth = 32;
 constexpr std::size_t kMaxKeys = 1000;
@@ -103,7 +103,7 @@ class ConfigParser {
   }
   void check_duplicates(const std::vector<std::string_view>& keys, std::string_view where) const {
     const auto at = [&](std::size_t i) { return keys[i]; };
-    if (const auto key = safetensors::find_duplicate(keys.size(), at)) {
+    if (const auto key = text::find_duplicate(keys.size(), at)) {
       fail(std::string(where) + "duplicate key " + in_quotes(*key));
     }
   }
@@ -313,7 +313,7 @@ class ConfigParser {
   }
 
   std::string_view source_;
-  safetensors::JsonScanner scanner_;
+  text::JsonScanner scanner_;
   std::vector<std::string_view> keys_;
   AdapterConfig config_;
 };

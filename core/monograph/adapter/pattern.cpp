@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "monograph/base/error.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph {
 namespace {
@@ -78,7 +78,7 @@ class PatternParser {
   using NodePtr = std::unique_ptr<Node>;
 
   [[noreturn]] void fail(const std::string& what) const {
-    throw Error(std::string(source_) + ": pattern " + safetensors::in_quotes(text_) + " " + what);
+    throw Error(std::string(source_) + ": pattern " + text::in_quotes(text_) + " " + what);
   }
   bool at_end() const { return position_ == text_.size(); }
   char peek() const { return at_end() ? '\0' : text_[position_]; }
@@ -298,7 +298,7 @@ class PatternParser {
 
 Pattern::Pattern(std::string_view text, std::string_view source) {
   const auto refuse = [&](const char* what) {
-    throw Error(std::string(source) + ": pattern " + safetensors::in_quotes(text) + what);
+    throw Error(std::string(source) + ": pattern " + text::in_quotes(text) + what);
   };
   if (text.size() > kMaxPatternChars) refuse(" is longer than 1000 characters");
   for (const char c : text) {

@@ -14,7 +14,7 @@
 #include "monograph/base/error.h"
 #include "monograph/base/float_types.h"
 #include "monograph/convert/packed_parts.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph {
 namespace {
@@ -252,9 +252,8 @@ class Converter {
       read_elements(weight, piece.begin + i, piece.begin + i + 1, DType::kFloat32, &value);
       if (!std::isfinite(value)) continue;
       throw Error(weight.parts.front().tensor.file->path().string() + ": weight " +
-                  safetensors::in_quotes(weight.name) + ": element " +
-                  std::to_string(piece.begin + i) + " is " + std::to_string(value) +
-                  ", fp16 ends at 65504");
+                  text::in_quotes(weight.name) + ": element " + std::to_string(piece.begin + i) +
+                  " is " + std::to_string(value) + ", fp16 ends at 65504");
     }
   }
 
@@ -262,8 +261,8 @@ class Converter {
     float value = 0;
     read_elements(weight, index, index + 1, DType::kFloat32, &value);
     throw Error(weight.parts.front().tensor.file->path().string() + ": weight " +
-                safetensors::in_quotes(weight.name) + ": element " + std::to_string(index) +
-                " is " + std::to_string(value) + ", wanted finite numbers");
+                text::in_quotes(weight.name) + ": element " + std::to_string(index) + " is " +
+                std::to_string(value) + ", wanted finite numbers");
   }
 
   ShardedWriter& writer_;

@@ -5,7 +5,7 @@
 
 #include "monograph/base/error.h"
 #include "monograph/formats/bind.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph {
 namespace {
@@ -31,7 +31,7 @@ PackedLayout::PackedLayout(const Conversion& conversion, std::uint64_t rows, std
   try {
     matrix_shape(info_, block_, std::array<std::size_t, 2>{rows, cols});
   } catch (const Error& error) {
-    throw Error("weight " + safetensors::in_quotes(conversion.weight->name) + ": " + error.what());
+    throw Error("weight " + text::in_quotes(conversion.weight->name) + ": " + error.what());
   }
 }
 

@@ -7,7 +7,7 @@
 #include "monograph/convert/why_kept.h"
 #include "monograph/formats/all.h"
 #include "monograph/formats/dynamic_map.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 #include "monograph/weights/quant_state.h"
 
 namespace monograph {
@@ -141,7 +141,7 @@ std::vector<TensorSpec> packed_specs(const Conversion& conversion) {
   if (row.values.empty()) return bitsandbytes_specs(conversion);
   const Weight& weight = *conversion.weight;
   if (weight.shape.size() != 2 || !weight.name.ends_with(".weight")) {
-    throw Error("weight " + safetensors::in_quotes(weight.name) + " of " +
+    throw Error("weight " + text::in_quotes(weight.name) + " of " +
                 std::to_string(weight.shape.size()) + " dimensions: " + std::string(row.producer) +
                 " stores " + std::string(row.name) + " for matrices with a name X.weight only");
   }

@@ -6,7 +6,7 @@
 #include "monograph/base/error.h"
 #include "monograph/convert/packed_parts.h"
 #include "monograph/convert/why_kept.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph {
 namespace {
@@ -124,10 +124,10 @@ void check_one_format(const Conversion& first, const Conversion& other) {
   const bool fits = producer == "bitsandbytes" ? producer_of(other.format) == producer
                                                : other.format == first.format;
   if (fits) return;
-  throw Error("weight " + safetensors::in_quotes(other.weight->name) + " would be " +
+  throw Error("weight " + text::in_quotes(other.weight->name) + " would be " +
               std::string(written_name(other.format)) + " beside " +
               std::string(written_name(first.format)) + " of " +
-              safetensors::in_quotes(first.weight->name) + "; no loader knows such a mixture");
+              text::in_quotes(first.weight->name) + "; no loader knows such a mixture");
 }
 
 }  // namespace

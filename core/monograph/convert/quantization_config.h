@@ -6,7 +6,7 @@
 
 #include "monograph/base/dtype.h"
 #include "monograph/convert/convert.h"
-#include "monograph/json/document.h"
+#include "monograph/text/json_document.h"
 
 namespace monograph {
 

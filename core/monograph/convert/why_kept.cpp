@@ -4,7 +4,7 @@
 #include <array>
 
 #include "monograph/base/error.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph {
 namespace {
@@ -50,7 +50,7 @@ std::string_view why_kept(const Weight& weight) {
 void check_orientation(const json::Value& config) {
   const json::Value* type = config.find("model_type");
   if (type == nullptr || !contains(kTransposed, type->as_string().value_or(""))) return;
-  throw Error("config.json: model_type " + safetensors::in_quotes(*type->as_string()) +
+  throw Error("config.json: model_type " + text::in_quotes(*type->as_string()) +
               " stores its linear layers transposed (Conv1D); quantising such files is not "
               "supported");
 }

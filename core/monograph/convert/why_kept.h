@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "monograph/json/document.h"
+#include "monograph/text/json_document.h"
 #include "monograph/weights/weight.h"
 
 namespace monograph {

@@ -10,7 +10,7 @@
 #include "monograph/safetensors/atomic_file.h"
 #include "monograph/safetensors/inside_folder.h"
 #include "monograph/safetensors/reader.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph {
 namespace {
@@ -30,8 +30,8 @@ constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 30;
 // `name` may be a path of two parts.
 bool copy_file(const fs::path& from, const std::string& name, const fs::path& to,
                safetensors::FileOps& ops) {
-  const fs::path source = safetensors::resolve_inside(
-      from, name, from.string() + ": file " + safetensors::in_quotes(name));
+  const fs::path source =
+      safetensors::resolve_inside(from, name, from.string() + ": file " + text::in_quotes(name));
   if (!fs::is_regular_file(source) || fs::exists(to / name)) return false;
   const safetensors::MappedFile file(source, from / name, kMaxBytes);
   safetensors::write_file(to / name, file.text(), ops);

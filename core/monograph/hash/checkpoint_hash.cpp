@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "monograph/hash/sha256.h"
-#include "monograph/json/document.h"
+#include "monograph/text/json_document.h"
 
 namespace monograph {
 

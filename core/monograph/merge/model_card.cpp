@@ -3,7 +3,7 @@
 #include <array>
 #include <cstdio>
 
-#include "monograph/json/document.h"
+#include "monograph/text/json_document.h"
 
 namespace monograph {
 namespace {

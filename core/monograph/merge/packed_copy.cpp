@@ -7,7 +7,7 @@
 #include "monograph/formats/bind.h"
 #include "monograph/formats/dynamic_map.h"
 #include "monograph/kernels/dequantize/dequantize.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph {
 
@@ -30,7 +30,7 @@ void PackedCopy::quantize(std::size_t at, DType dtype, const void* input, std::s
                                       scales_.at(layout_, layout_.block_at(at)), &scales_.tensor);
   const auto bad = monograph::quantize(job, serial_for);
   if (!bad) return;
-  throw Error("weight " + safetensors::in_quotes(conversion_.weight->name) + ": element " +
+  throw Error("weight " + text::in_quotes(conversion_.weight->name) + ": element " +
               std::to_string(at + *bad) + " is no finite number and cannot be quantised");
 }
 

@@ -11,7 +11,7 @@
 #include "monograph/base/float_types.h"
 #include "monograph/convert/packed_parts.h"
 #include "monograph/kernels/low_rank/low_rank.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph {
 namespace {
@@ -237,7 +237,7 @@ void MergedPanels::merge(std::size_t first, std::size_t last, const std::vector<
   // What is only copied or cast keeps the NaN of its base; a packed one ends beyond its type.
   if (bad != merged.end() && (weight_.is_changed() || weight_.base->is_packed())) {
     const auto at = static_cast<std::size_t>(bad - merged.begin());
-    throw Error("weight " + safetensors::in_quotes(weight_.name) + ": row " +
+    throw Error("weight " + text::in_quotes(weight_.name) + ": row " +
                 std::to_string(first + at / cols_) + ", column " + std::to_string(at % cols_) +
                 " would be " + std::to_string(*bad) + ": base or adapter is broken there");
   }
@@ -250,7 +250,7 @@ void MergedPanels::check_stored(std::size_t first, std::string_view type,
     if (std::isfinite(stored[i]) || !std::isfinite(merged[i])) continue;
     std::array<char, 32> value{};
     std::snprintf(value.data(), value.size(), "%.9g", merged[i]);
-    throw Error("weight " + safetensors::in_quotes(weight_.name) + ": row " +
+    throw Error("weight " + text::in_quotes(weight_.name) + ": row " +
                 std::to_string(first + i / cols_) + ", column " + std::to_string(i % cols_) +
                 " is " + value.data() + ", " + std::string(type) +
                 (type == "fp16" ? " ends at 65504" : " cannot hold it"));

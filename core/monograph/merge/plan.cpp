@@ -8,13 +8,13 @@
 #include "monograph/base/error.h"
 #include "monograph/convert/quantization_config.h"
 #include "monograph/convert/why_kept.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph {
 namespace {
 
-using safetensors::in_quotes;
 using safetensors::LocatedTensor;
+using text::in_quotes;
 
 constexpr std::array<std::string_view, 5> kEmbeddings = {
     "embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight",

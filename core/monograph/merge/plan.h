@@ -11,8 +11,8 @@
 #include "monograph/adapter/adapter.h"
 #include "monograph/base/dtype.h"
 #include "monograph/convert/convert.h"
-#include "monograph/json/document.h"
 #include "monograph/safetensors/plan.h"
+#include "monograph/text/json_document.h"
 #include "monograph/weights/weight.h"
 
 namespace monograph {

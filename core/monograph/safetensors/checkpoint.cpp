@@ -7,10 +7,12 @@
 #include "monograph/base/error.h"
 #include "monograph/safetensors/index.h"
 #include "monograph/safetensors/inside_folder.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph::safetensors {
 namespace {
+
+using text::in_quotes;
 
 namespace fs = std::filesystem;
 

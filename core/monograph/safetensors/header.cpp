@@ -7,11 +7,15 @@
 
 #include "monograph/base/error.h"
 #include "monograph/safetensors/checked_size.h"
-#include "monograph/safetensors/json_scanner.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/json_scanner.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph::safetensors {
 namespace {
+
+using text::find_duplicate;
+using text::in_quotes;
+using text::JsonScanner;
 
 // `"":{"dtype":"U8","shape":[],"data_offsets":[0,0]},`
 constexpr std::size_t kShortestEntryBytes = 50;
@@ -96,7 +100,7 @@ void Parser::scan_entry(std::string_view name) {
   }
   if (scanner_.peek() != '{') fail(name, "the entry must be an object");
   Record record{.name = name};
-  scanner_.set_tensor(name);
+  scanner_.set_subject("tensor", name);
   std::uint64_t elements = 0;
   bool has_dtype = false, has_shape = false, has_offsets = false;
   const auto once = [&](bool& seen, std::string_view key) {
@@ -121,7 +125,7 @@ void Parser::scan_entry(std::string_view name) {
       fail(name, "unknown key " + in_quotes(key) + ", wanted dtype, shape and data_offsets only");
     }
   });
-  scanner_.set_tensor({});
+  scanner_.set_subject({}, {});
   if (!has_dtype) fail(name, "dtype is missing");
   if (!has_shape) fail(name, "shape is missing");
   if (!has_offsets) fail(name, "data_offsets is missing");

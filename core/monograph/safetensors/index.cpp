@@ -6,11 +6,15 @@
 
 #include "monograph/base/error.h"
 #include "monograph/safetensors/header.h"
-#include "monograph/safetensors/json_scanner.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/json_scanner.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph::safetensors {
 namespace {
+
+using text::find_duplicate;
+using text::in_quotes;
+using text::JsonScanner;
 
 constexpr std::string_view kExtension = ".safetensors";
 constexpr int kMaxDepth = 32;

@@ -4,10 +4,12 @@
 #include <system_error>
 
 #include "monograph/base/error.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph::safetensors {
 namespace {
+
+using text::in_quotes;
 
 namespace fs = std::filesystem;
 

@@ -7,10 +7,13 @@
 
 #include "monograph/base/error.h"
 #include "monograph/safetensors/checked_size.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph::safetensors {
 namespace {
+
+using text::append_json_string;
+using text::in_quotes;
 
 constexpr std::string_view kSource = "new header";
 

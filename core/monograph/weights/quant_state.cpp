@@ -7,16 +7,16 @@
 
 #include "monograph/base/error.h"
 #include "monograph/formats/packed_view.h"
-#include "monograph/json/document.h"
 #include "monograph/safetensors/checked_size.h"
 #include "monograph/safetensors/header.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/json_document.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph {
 namespace {
 
 using safetensors::checked_mul;
-using safetensors::in_quotes;
+using text::in_quotes;
 
 constexpr std::array kDTypes = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 constexpr std::array<std::string_view, 7> kKeys = {

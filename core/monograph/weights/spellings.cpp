@@ -4,7 +4,7 @@
 
 #include "monograph/base/error.h"
 #include "monograph/formats/bind.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph {
 namespace {
@@ -304,9 +304,8 @@ void Candidate::bind(Format format, std::initializer_list<std::string_view> scal
 
 void Candidate::fail(const std::string& what) const {
   const LocatedTensor& values = weight_.parts.front().tensor;
-  throw Error(values.file->path().string() + ": weight " + safetensors::in_quotes(weight_.name) +
-              " (" + std::string(weight_.spelling) + " " + std::string(weight_.format) +
-              "): " + what);
+  throw Error(values.file->path().string() + ": weight " + text::in_quotes(weight_.name) + " (" +
+              std::string(weight_.spelling) + " " + std::string(weight_.format) + "): " + what);
 }
 
 void Candidate::want_shape(std::string_view role, std::span<const std::uint64_t> shape) const {

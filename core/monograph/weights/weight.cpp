@@ -7,7 +7,7 @@
 #include "monograph/base/error.h"
 #include "monograph/base/float_types.h"
 #include "monograph/kernels/dequantize/dequantize.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 #include "monograph/weights/spellings.h"
 
 namespace monograph {
@@ -84,9 +84,8 @@ class Lister {
       if (at == std::string::npos || at == 0) continue;
       // .quant_state.bitsandbytes__nf4: the suffix goes on.
       if (at + suffix.size() != name.size() && suffix.back() != '_') continue;
-      throw Error(tensor.file->path().string() + ": tensor " + safetensors::in_quotes(name) +
-                  ": belongs to a bitsandbytes weight " +
-                  safetensors::in_quotes(name.substr(0, at)) +
+      throw Error(tensor.file->path().string() + ": tensor " + text::in_quotes(name) +
+                  ": belongs to a bitsandbytes weight " + text::in_quotes(name.substr(0, at)) +
                   " that lacks values, absmax or "
                   "quant_state");
     }
@@ -109,7 +108,7 @@ class Lister {
                            [](const Weight& a, const Weight& b) { return a.name == b.name; });
     if (twice == weights_.end()) return;
     throw Error(twice->parts.front().tensor.file->path().string() + ": weight " +
-                safetensors::in_quotes(twice->name) + ": is stored twice, as " +
+                text::in_quotes(twice->name) + ": is stored twice, as " +
                 std::string(twice->format) + " and as " + std::string(std::next(twice)->format));
   }
 
@@ -171,8 +170,8 @@ void read_elements(const Weight& weight, std::uint64_t begin, std::uint64_t end,
                    void* out) {
   if (!weight.is_readable()) {
     throw Error(weight.parts.front().tensor.file->path().string() + ": weight " +
-                safetensors::in_quotes(weight.name) + ": cannot decode " +
-                std::string(weight.format) + " (" + std::string(weight.spelling) + ")");
+                text::in_quotes(weight.name) + ": cannot decode " + std::string(weight.format) +
+                " (" + std::string(weight.spelling) + ")");
   }
   MONOGRAPH_ASSERT(begin <= end && end <= weight.elements);
   if (begin == end) return;

@@ -13,8 +13,8 @@
 
 #include "monograph/base/dtype.h"
 #include "monograph/formats/packed_view.h"
-#include "monograph/json/document.h"
 #include "monograph/safetensors/checkpoint.h"
+#include "monograph/text/json_document.h"
 
 namespace monograph {
 

@@ -6,10 +6,8 @@
 
 #include "monograph/safetensors/checkpoint.h"
 #include "monograph/safetensors/header.h"
-#include "monograph/safetensors/json_scanner.h"
 #include "monograph/safetensors/tests/hostile_files.h"
 #include "monograph/safetensors/tests/temporary_folder.h"
-#include "monograph/safetensors/utf8.h"
 
 namespace monograph::safetensors {
 namespace {
@@ -168,26 +166,6 @@ TEST(SafetensorsHeader, WhatItAcceptsALibraryAcceptsToo) {
     }
   }
   EXPECT_GT(accepted, 300);
-}
-
-TEST(SafetensorsText, QuotesAreSafeToPrint) {
-  EXPECT_EQ(in_quotes("a\x1b[31m\n"), R"('a\x1b[31m\x0a')");
-  EXPECT_EQ(in_quotes("\xc2\x9b"
-                      "31m\xff"),
-            R"('\xc2\x9b31m\xff')");
-  EXPECT_EQ(in_quotes("\xc3\xa9\x7f"), "'\xc3\xa9\\x7f'");
-  EXPECT_EQ(in_quotes(std::string(119, 'a') + "\xc3\xa9z"),
-            "'" + std::string(119, 'a') + "\xc3\xa9...'");
-}
-
-TEST(SafetensorsText, FindsDuplicatesAmongManyKeys) {
-  std::vector<std::string> keys;
-  for (int i = 0; i < 10000; ++i) keys.push_back("key" + std::to_string(i));
-  const auto key_at = [&](std::size_t i) { return std::string_view(keys[i]); };
-  EXPECT_FALSE(find_duplicate(keys.size(), key_at));
-  keys.push_back("key4711");
-  EXPECT_EQ(find_duplicate(keys.size(), key_at), "key4711");
-  EXPECT_FALSE(find_duplicate(0, key_at));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "monograph/safetensors/json_scanner.h"
+#include "monograph/text/json_scanner.h"
 
 #include <algorithm>
 #include <array>
@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "monograph/base/error.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 
-namespace monograph::safetensors {
+namespace monograph::text {
 namespace {
 
 constexpr std::size_t kBlockBytes = 1 << 16;
@@ -60,7 +60,9 @@ char escaped_char(char letter) {
 
 void JsonScanner::fail(const std::string& what) const {
   std::string message(source_);
-  if (!tensor_.empty()) message += ": tensor " + in_quotes(tensor_);
+  if (!subject_.empty()) {
+    message.append(": ").append(subject_kind_).append(" ").append(in_quotes(subject_));
+  }
   throw Error(message + ": JSON byte " + std::to_string(position_) + ": " + what);
 }
 
@@ -299,4 +301,4 @@ std::optional<std::string_view> find_duplicate(std::size_t count,
   return key_at(found->index);
 }
 
-}  // namespace monograph::safetensors
+}  // namespace monograph::text

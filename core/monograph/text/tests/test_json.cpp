@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "monograph/base/error.h"
-#include "monograph/json/document.h"
+#include "monograph/text/json_document.h"
 
 namespace monograph::json {
 namespace {

@@ -1,6 +1,6 @@
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/utf8.h"
 
-namespace monograph::safetensors {
+namespace monograph::text {
 
 std::size_t utf8_sequence_length(std::string_view text) {
   const unsigned char lead = byte_at(text, 0);
@@ -95,4 +95,4 @@ void append_json_string(std::string& out, std::string_view text) {
   out += '"';
 }
 
-}  // namespace monograph::safetensors
+}  // namespace monograph::text

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace monograph::safetensors {
+namespace monograph::text {
 
 // 0 past the end.
 inline unsigned char byte_at(std::string_view text, std::size_t i) {
@@ -28,4 +28,4 @@ void append_json_string(std::string& out, std::string_view text);
 // name may hold terminal escape sequences), cut after 120 bytes.
 std::string in_quotes(std::string_view text);
 
-}  // namespace monograph::safetensors
+}  // namespace monograph::text

@@ -17,7 +17,7 @@
 
 #include "monograph/base/function_ref.h"
 
-namespace monograph::safetensors {
+namespace monograph::text {
 
 class JsonScanner {
  public:
@@ -50,9 +50,12 @@ class JsonScanner {
   void skip_value(int depth);
 
   std::size_t position() const { return position_; }
-  // The tensor that messages name from now on; empty for none.
-  void set_tensor(std::string_view tensor) { tensor_ = tensor; }
-  // Throws Error: source, tensor, position and `what`.
+  // What messages name from now on, such as ("tensor", its name); an empty name for nothing.
+  void set_subject(std::string_view kind, std::string_view name) {
+    subject_kind_ = kind;
+    subject_ = name;
+  }
+  // Throws Error: source, subject, position and `what`.
   [[noreturn]] void fail(const std::string& what) const;
 
  private:
@@ -66,7 +69,7 @@ class JsonScanner {
   std::string_view raw_string(bool& escaped);
   std::string_view decode(std::string_view raw);
 
-  std::string_view text_, source_, tensor_;
+  std::string_view text_, source_, subject_kind_, subject_;
   std::size_t position_ = 0;
   // Strings that had escapes, packed into blocks that never grow past their reserved capacity.
   std::deque<std::string> decoded_;
@@ -77,4 +80,4 @@ class JsonScanner {
 std::optional<std::string_view> find_duplicate(std::size_t count,
                                                FunctionRef<std::string_view(std::size_t)> key_at);
 
-}  // namespace monograph::safetensors
+}  // namespace monograph::text

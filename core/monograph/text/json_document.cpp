@@ -1,4 +1,4 @@
-#include "monograph/json/document.h"
+#include "monograph/text/json_document.h"
 
 #include <algorithm>
 #include <array>
@@ -6,13 +6,13 @@
 #include <cmath>
 
 #include "monograph/base/error.h"
-#include "monograph/safetensors/json_scanner.h"
-#include "monograph/safetensors/utf8.h"
+#include "monograph/text/json_scanner.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph::json {
 
-using safetensors::in_quotes;
-using safetensors::JsonScanner;
+using text::in_quotes;
+using text::JsonScanner;
 
 namespace {
 
@@ -204,7 +204,7 @@ class Parser {
         value.members_.push_back({std::string(key), parse_value(depth - 1)});
       });
       const auto key_at = [&](std::size_t i) { return std::string_view(value.members_[i].key); };
-      if (const auto twice = safetensors::find_duplicate(value.members_.size(), key_at)) {
+      if (const auto twice = text::find_duplicate(value.members_.size(), key_at)) {
         scanner_.fail("duplicate key " + in_quotes(*twice));
       }
     } else if (first == '[') {
@@ -260,7 +260,7 @@ std::string dump_line(const Value& value) {
 
 std::string quote(std::string_view text) {
   std::string out;
-  safetensors::append_json_string(out, text);
+  text::append_json_string(out, text);
   return out;
 }
 
