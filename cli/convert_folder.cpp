@@ -6,9 +6,11 @@
 #include <map>
 #include <thread>
 
+#include "monograph/convert/carry_over.h"
 #include "monograph/convert/packed_parts.h"
-#include "monograph/folder/carry_over.h"
-#include "monograph/folder/staged_folder.h"
+#include "monograph/files/atomic_file.h"
+#include "monograph/files/mapped_file.h"
+#include "monograph/files/staged_folder.h"
 #include "table.h"
 
 namespace monograph::cli {
@@ -118,7 +120,8 @@ void write_folder(const char* label, const Model& model, const std::vector<Conve
                   std::vector<FilePlan> plans, const std::optional<json::Value>& config,
                   const FolderOptions& options, const Session& session) {
   const std::array inputs = {model.folder.empty() ? fs::path(".") : model.folder};
-  StagedFolder folder(options.to, options.force ? Existing::kReplace : Existing::kRefuse, inputs);
+  files::StagedFolder folder(
+      options.to, options.force ? files::Existing::kReplace : files::Existing::kRefuse, inputs);
   safetensors::WriteOptions write;
   write.inputs = model.checkpoint.ids();
   safetensors::ShardedWriter writer(folder.path(), std::move(plans), write);
@@ -135,11 +138,11 @@ void write_folder(const char* label, const Model& model, const std::vector<Conve
   // A single file without a config has no folder of its own: what lies beside it is not part of it.
   if (config) {
     carry_over(inputs[0], folder.path());
-    safetensors::write_file(folder.path() / "config.json", json::dump(*config));
+    files::write_file(folder.path() / "config.json", json::dump(*config));
     const fs::path card = inputs[0] / "README.md";
     if (fs::exists(card)) {
-      safetensors::write_file(folder.path() / "README.md",
-                              safetensors::MappedFile(card, json::Limits().bytes).text());
+      files::write_file(folder.path() / "README.md",
+                        files::MappedFile(card, json::Limits().bytes).text());
     }
   }
   throw_if_interrupted();

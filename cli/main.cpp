@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <new>
 
-#include "monograph/safetensors/file_ops.h"
+#include "monograph/files/file_ops.h"
 #include "program.h"
 
 namespace {
@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
     code = run(argc, argv);
   } catch (const Interrupted& stop) {
     return report(stop.what(), 128 + stop.signal());
-  } catch (const safetensors::IoError& error) {
+  } catch (const files::IoError& error) {
     return report(error.what(), kIo);
   } catch (const Error& error) {
     return report(error.what(), kBadInput);

@@ -10,10 +10,11 @@
 #include "merge_report.h"
 #include "model.h"
 #include "monograph/adapter/adapter.h"
+#include "monograph/convert/carry_over.h"
 #include "monograph/convert/packed_parts.h"
 #include "monograph/convert/why_kept.h"
-#include "monograph/folder/carry_over.h"
-#include "monograph/folder/staged_folder.h"
+#include "monograph/files/atomic_file.h"
+#include "monograph/files/staged_folder.h"
 #include "monograph/hash/checkpoint_hash.h"
 #include "monograph/hash/sha256.h"
 #include "monograph/merge/model_card.h"
@@ -217,8 +218,9 @@ class Merge {
     if (options_.dry_run) return dry_run(plan);
     std::vector<fs::path> inputs = {model_.folder};
     for (const Adapter& adapter : adapters_) inputs.push_back(adapter.folder());
-    StagedFolder folder(options_.out, options_.force ? Existing::kReplace : Existing::kRefuse,
-                        inputs);
+    files::StagedFolder folder(
+        options_.out, options_.force ? files::Existing::kReplace : files::Existing::kRefuse,
+        inputs);
     hash();
     write(plan, folder);
     const bool failed = options_.fail_below && report_.below(*options_.fail_below) > 0;
@@ -277,7 +279,7 @@ class Merge {
     }
   }
 
-  void write(const MergePlan& plan, const StagedFolder& folder) {
+  void write(const MergePlan& plan, const files::StagedFolder& folder) {
     safetensors::Metadata metadata = {{"format", "pt"},
                                       {"monograph.base_sha256", report_.base_sha256},
                                       {"monograph.base_weights", report_.base_weights}};
@@ -301,13 +303,13 @@ class Merge {
         options_.to == "same" && !report_.rows.empty() ? report_.rows.front().format : options_.to;
     carry_over(model_.folder, folder.path());
     if (model_.config) {
-      safetensors::write_file(folder.path() / "config.json",
-                              json::dump(merged_config(config_, plan, settings_)));
+      files::write_file(folder.path() / "config.json",
+                        json::dump(merged_config(config_, plan, settings_)));
     }
-    safetensors::write_file(folder.path() / "README.md", card(plan, folder));
+    files::write_file(folder.path() / "README.md", card(plan, folder));
   }
 
-  std::string card(const MergePlan& plan, const StagedFolder& folder) const {
+  std::string card(const MergePlan& plan, const files::StagedFolder& folder) const {
     Card card;
     card.title = folder.target().filename().string();
     card.base_model = base_name(model_, adapters_, options_.base);

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "monograph/base/error.h"
+#include "monograph/files/mapped_file.h"
 #include "monograph/text/utf8.h"
 #include "session.h"
 
@@ -13,7 +14,7 @@ namespace monograph::cli {
 namespace fs = std::filesystem;
 
 json::Value read_json(const fs::path& path, const json::Limits& limits) {
-  const safetensors::MappedFile file(path, limits.bytes);
+  const files::MappedFile file(path, limits.bytes);
   json::Value value = json::parse(file.text(), path.string(), limits);
   if (!value.is(json::Kind::kObject)) throw Error(path.string() + ": must be a JSON object");
   return value;

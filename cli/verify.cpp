@@ -48,7 +48,7 @@ void check_manifest_target(const std::filesystem::path& target) {
     try {
       read_manifest(target);
       return;
-    } catch (const safetensors::IoError&) {
+    } catch (const files::IoError&) {
       throw;
     } catch (const Error&) {
       why = "exists and is no manifest";
@@ -80,7 +80,7 @@ int verify(const Options& options, const Session& session) {
   if (!options.write_manifest.empty()) {
     const Manifest manifest =
         make_manifest(model.checkpoint, threads, session.progress("hash", model.size_bytes()));
-    safetensors::write_file(options.write_manifest, manifest_text(manifest));
+    files::write_file(options.write_manifest, manifest_text(manifest));
   }
   if (options.json) {
     json::Value value;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "monograph/base/error.h"
+#include "monograph/files/mapped_file.h"
 #include "monograph/safetensors/reader.h"
 #include "monograph/text/json_scanner.h"
 #include "monograph/text/utf8.h"
@@ -74,8 +75,8 @@ Adapter Adapter::open(const fs::path& folder) {
   Adapter adapter;
   adapter.folder_ = folder;
   const fs::path config = folder / "adapter_config.json";
-  adapter.config_ = parse_adapter_config(
-      safetensors::MappedFile(config, kMaxAdapterConfigBytes).text(), config.string());
+  adapter.config_ = parse_adapter_config(files::MappedFile(config, kMaxAdapterConfigBytes).text(),
+                                         config.string());
   std::error_code ignored;
   if (!fs::exists(folder / "adapter_model.safetensors", ignored) &&
       fs::exists(folder / "adapter_model.bin", ignored)) {
@@ -186,8 +187,8 @@ void Adapter::read_recorded_base() {
   const fs::path record = folder_ / kRecordFile;
   std::error_code ignored;
   if (fs::exists(record, ignored)) {
-    recorded_base_ = parse_recorded_base(safetensors::MappedFile(record, kMaxRecordBytes).text(),
-                                         record.string());
+    recorded_base_ =
+        parse_recorded_base(files::MappedFile(record, kMaxRecordBytes).text(), record.string());
   }
   for (const safetensors::Reader& file : checkpoint_.files()) {
     const safetensors::Metadata& metadata = file.header().metadata;

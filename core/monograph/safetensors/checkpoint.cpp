@@ -5,8 +5,9 @@
 #include <system_error>
 
 #include "monograph/base/error.h"
+#include "monograph/files/inside_folder.h"
+#include "monograph/files/mapped_file.h"
 #include "monograph/safetensors/index.h"
-#include "monograph/safetensors/inside_folder.h"
 #include "monograph/text/utf8.h"
 
 namespace monograph::safetensors {
@@ -68,15 +69,15 @@ Checkpoint Checkpoint::open(const fs::path& path, std::string_view stem) {
 
 void Checkpoint::open_index(const fs::path& path) {
   const std::string source = path.string();
-  const Index index = parse_index(MappedFile(path, kMaxIndexBytes).text(), source);
+  const Index index = parse_index(files::MappedFile(path, kMaxIndexBytes).text(), source);
   std::vector<std::size_t> expected(index.shards.size());
   for (const IndexEntry& entry : index.tensors) ++expected[entry.shard];
   const fs::path parent = path.parent_path();
   const fs::path folder = fs::canonical(parent.empty() ? fs::path(".") : parent);
   files_.reserve(index.shards.size());
   for (std::size_t i = 0; i < index.shards.size(); ++i) {
-    const fs::path resolved =
-        resolve_inside(folder, index.shards[i], source + ": shard " + in_quotes(index.shards[i]));
+    const fs::path resolved = files::resolve_inside(
+        folder, index.shards[i], source + ": shard " + in_quotes(index.shards[i]));
     const Reader& file = files_.emplace_back(resolved, parent / index.shards[i]);
     check_shard(index, static_cast<std::uint32_t>(i), file, expected[i], source);
   }
@@ -100,8 +101,8 @@ const LocatedTensor* Checkpoint::find(std::string_view name) const {
   return &*found;
 }
 
-std::vector<FileId> Checkpoint::ids() const {
-  std::vector<FileId> ids;
+std::vector<files::FileId> Checkpoint::ids() const {
+  std::vector<files::FileId> ids;
   ids.reserve(files_.size());
   for (const Reader& file : files_) ids.push_back(file.id());
   return ids;

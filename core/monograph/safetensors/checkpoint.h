@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "monograph/files/file_ops.h"
 #include "monograph/safetensors/reader.h"
 
 namespace monograph::safetensors {
@@ -36,7 +37,7 @@ class Checkpoint {
   const std::vector<LocatedTensor>& tensors() const { return tensors_; }
   const LocatedTensor* find(std::string_view name) const;  // nullptr if there is none
   // What a writer must not replace: for WriteOptions::inputs.
-  std::vector<FileId> ids() const;
+  std::vector<files::FileId> ids() const;
 
  private:
   void open_index(const std::filesystem::path& path);

@@ -16,12 +16,12 @@ std::span<const std::uint8_t> as_bytes(std::string_view text) {
   return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
 }
 
-void refuse_existing(const std::filesystem::path& path, FileOps& ops) {
+void refuse_existing(const std::filesystem::path& path, files::FileOps& ops) {
   struct stat status {};
   if (ops.stat(path.c_str(), &status) == 0) {
     throw Error(path.string() + ": a checkpoint is already there; write to a new folder");
   }
-  if (errno != ENOENT) throw IoError(path, "cannot look at it", errno);
+  if (errno != ENOENT) throw files::IoError(path, "cannot look at it", errno);
 }
 
 }  // namespace
@@ -142,7 +142,7 @@ void ShardedWriter::finish() {
     committed_ = true;
     return;
   }
-  AtomicFile index(index_path_, {}, ops_);
+  files::AtomicFile index(index_path_, {}, ops_);
   index.write_at(0, as_bytes(index_text_));
   index.sync();
   index.rename_into_place();

@@ -12,14 +12,14 @@
 #include <string_view>
 #include <vector>
 
-#include "monograph/safetensors/atomic_file.h"
+#include "monograph/files/atomic_file.h"
 #include "monograph/safetensors/plan.h"
 
 namespace monograph::safetensors {
 
 struct WriteOptions {
-  std::vector<FileId> inputs;  // files that must not be replaced: those the bytes come from
-  FileOps* ops = &system_file_ops();
+  std::vector<files::FileId> inputs;  // files that must not be replaced: those the bytes come from
+  files::FileOps* ops = &files::system_file_ops();
 };
 
 class Writer {
@@ -45,7 +45,7 @@ class Writer {
   [[noreturn]] void fail(std::string_view tensor, const std::string& what) const;
 
   FilePlan plan_;
-  AtomicFile file_;
+  files::AtomicFile file_;
   std::mutex mutex_;  // guards written_ and failed_
   std::map<std::string_view, Ranges> written_;
   bool failed_ = false;
@@ -71,7 +71,7 @@ class ShardedWriter {
   void finish();
 
  private:
-  FileOps& ops_;
+  files::FileOps& ops_;
   std::string index_text_;
   std::filesystem::path index_path_;
   std::vector<std::unique_ptr<Writer>> shards_;

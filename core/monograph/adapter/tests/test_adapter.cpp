@@ -3,12 +3,13 @@
 #include <string>
 
 #include "monograph/adapter/adapter.h"
-#include "monograph/safetensors/tests/temporary_folder.h"
+#include "monograph/files/tests/temporary_folder.h"
 #include "monograph/safetensors/writer.h"
 
 namespace monograph {
 namespace {
 
+using namespace files;
 using namespace safetensors;
 
 const std::string kModule = "base_model.model.m.layers.0.q_proj.";

@@ -4,12 +4,12 @@
 #include <string>
 
 #include "monograph/adapter/config.h"
-#include "monograph/safetensors/tests/temporary_folder.h"
+#include "monograph/files/tests/temporary_folder.h"
 
 namespace monograph {
 namespace {
 
-using safetensors::error_of;
+using files::error_of;
 
 // A config with further members.
 std::string with(const std::string& members) {

@@ -4,12 +4,12 @@
 #include <string>
 
 #include "monograph/adapter/pattern.h"
-#include "monograph/safetensors/tests/temporary_folder.h"
+#include "monograph/files/tests/temporary_folder.h"
 
 namespace monograph {
 namespace {
 
-using safetensors::error_of;
+using files::error_of;
 
 bool matches(const char* pattern, const char* module) {
   return Pattern(pattern, "test").matches(module);

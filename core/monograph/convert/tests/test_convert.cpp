@@ -4,17 +4,17 @@
 
 #include "monograph/convert/convert.h"
 #include "monograph/convert/why_kept.h"
-#include "monograph/safetensors/tests/temporary_folder.h"
+#include "monograph/files/tests/temporary_folder.h"
 #include "monograph/weights/tests/tensor_list.h"
 
 namespace monograph {
 namespace {
 
+using files::error_of;
+using files::TemporaryFolder;
 using safetensors::Checkpoint;
-using safetensors::error_of;
 using safetensors::ShardedWriter;
 using safetensors::StoredDType;
-using safetensors::TemporaryFolder;
 
 // A few values of every size, from a fixed sequence.
 template <class T>
@@ -72,7 +72,7 @@ class Convert : public testing::Test {
  protected:
   void SetUp() override { open(source()); }
   void open(const TensorList& list) {
-    safetensors::write_all(folder_ / "model.safetensors", list.file());
+    files::write_all(folder_ / "model.safetensors", list.file());
     checkpoint_ = Checkpoint::open(folder_.path());
     weights_ = list_weights(checkpoint_);
   }
@@ -141,8 +141,8 @@ TEST_F(Convert, GivesTheSameBytesForAnyNumberOfThreads) {
   const auto one = run(all(pattern), 1);
   for (const int threads : {2, 5}) {
     const auto more = run(all(pattern), threads);
-    EXPECT_EQ(safetensors::read_all(one->folder / "model.safetensors"),
-              safetensors::read_all(more->folder / "model.safetensors"));
+    EXPECT_EQ(files::read_all(one->folder / "model.safetensors"),
+              files::read_all(more->folder / "model.safetensors"));
   }
 }
 
@@ -160,8 +160,8 @@ TEST_F(Convert, QuantisesToSmallFloatsTheSameForAnyNumberOfThreads) {
     pattern.format = format;
     pattern.block = find_format(format)->smallest_block;
     const auto one = run(all(pattern), 1), more = run(all(pattern), 3);
-    EXPECT_EQ(safetensors::read_all(one->folder / "model.safetensors"),
-              safetensors::read_all(more->folder / "model.safetensors"));
+    EXPECT_EQ(files::read_all(one->folder / "model.safetensors"),
+              files::read_all(more->folder / "model.safetensors"));
     ASSERT_EQ(one->weights.size(), 3u);
     const double allowed = find_format(format)->bits == 8 ? 0.04 : 0.15;
     for (std::size_t i = 0; i < 2; ++i) {

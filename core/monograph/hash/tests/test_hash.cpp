@@ -1,13 +1,14 @@
 #include <gtest/gtest.h>
 
+#include "monograph/files/tests/temporary_folder.h"
 #include "monograph/hash/checkpoint_hash.h"
 #include "monograph/hash/sha256.h"
-#include "monograph/safetensors/tests/temporary_folder.h"
 #include "monograph/safetensors/writer.h"
 
 namespace monograph {
 namespace {
 
+using namespace files;
 using namespace safetensors;
 
 std::string sha256(std::string_view text) {

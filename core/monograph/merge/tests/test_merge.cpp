@@ -6,13 +6,14 @@
 #include <cstring>
 #include <random>
 
+#include "monograph/files/tests/temporary_folder.h"
 #include "monograph/merge/merge.h"
 #include "monograph/merge/round.h"
-#include "monograph/safetensors/tests/temporary_folder.h"
 
 namespace monograph {
 namespace {
 
+using namespace files;
 using namespace safetensors;
 
 struct Tensor {

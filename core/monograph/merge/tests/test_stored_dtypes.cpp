@@ -4,13 +4,14 @@
 
 #include <cstring>
 
+#include "monograph/files/tests/temporary_folder.h"
 #include "monograph/merge/merge.h"
-#include "monograph/safetensors/tests/temporary_folder.h"
 #include "monograph/weights/tests/tensor_list.h"
 
 namespace monograph {
 namespace {
 
+using namespace files;
 using namespace safetensors;
 
 constexpr std::uint64_t kRows = 4, kCols = 8;  // whole bytes in 4 and 6 bits too

@@ -2,13 +2,15 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include "monograph/files/tests/temporary_folder.h"
 #include "monograph/safetensors/checkpoint.h"
 #include "monograph/safetensors/index.h"
 #include "monograph/safetensors/tests/hostile_files.h"
-#include "monograph/safetensors/tests/temporary_folder.h"
 
 namespace monograph::safetensors {
 namespace {
+
+using namespace files;
 
 namespace fs = std::filesystem;
 
@@ -65,6 +67,13 @@ TEST(SafetensorsReader, TellsAMissingFileFromABadOne) {
     EXPECT_EQ(error.code(), ENOENT);
   }
   EXPECT_THROW(Reader(folder.path()), Error);
+}
+
+TEST(SafetensorsReader, RefusesALinkInThePlaceOfACheckedFile) {
+  const TemporaryFolder folder;
+  write_all(folder / "real", "content");
+  std::filesystem::create_symlink("real", folder / "link");
+  EXPECT_THROW(Reader(folder / "link", "shown"), IoError);
 }
 
 TEST(SafetensorsReader, DoesNotWaitForAPipe) {

@@ -5,14 +5,16 @@
 #include <new>
 #include <set>
 
+#include "monograph/files/tests/failing_allocator.h"
+#include "monograph/files/tests/faulty_file_ops.h"
+#include "monograph/files/tests/temporary_folder.h"
 #include "monograph/safetensors/checkpoint.h"
-#include "monograph/safetensors/tests/failing_allocator.h"
-#include "monograph/safetensors/tests/faulty_file_ops.h"
-#include "monograph/safetensors/tests/temporary_folder.h"
 #include "monograph/safetensors/writer.h"
 
 namespace monograph::safetensors {
 namespace {
+
+using namespace files;
 
 namespace fs = std::filesystem;
 

@@ -4,13 +4,15 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "monograph/files/tests/temporary_folder.h"
 #include "monograph/safetensors/checkpoint.h"
 #include "monograph/safetensors/header.h"
 #include "monograph/safetensors/tests/hostile_files.h"
-#include "monograph/safetensors/tests/temporary_folder.h"
 
 namespace monograph::safetensors {
 namespace {
+
+using namespace files;
 
 Header parse(const std::string& json, std::size_t data_bytes) {
   const std::string file = file_bytes(json, data_bytes);

@@ -1,9 +1,9 @@
 // Every spelling of a format with small floats decodes to the values of the slow reference.
 #include <gtest/gtest.h>
 
+#include "monograph/files/tests/temporary_folder.h"
 #include "monograph/formats/tests/reference_weight.h"
 #include "monograph/safetensors/tests/hostile_files.h"
-#include "monograph/safetensors/tests/temporary_folder.h"
 #include "monograph/weights/tests/tensor_list.h"
 #include "monograph/weights/weight.h"
 
@@ -184,8 +184,8 @@ TEST_P(Decoding, GivesTheValuesOfTheReference) {
   list.add(row.values, row.values_type, row.values_shape, text(want.values));
   list.add(row.scales, row.scales_type, row.scales_shape, text(want.scales));
   if (!row.tensor.empty()) list.add(row.tensor, T::kF32, {}, text(want.tensor));
-  const safetensors::TemporaryFolder folder;
-  safetensors::write_all(folder / "model.safetensors", list.file());
+  const files::TemporaryFolder folder;
+  files::write_all(folder / "model.safetensors", list.file());
   const auto checkpoint = safetensors::Checkpoint::open(folder.path());
   const std::vector<Weight> weights = list_weights(checkpoint);
   ASSERT_EQ(weights.size(), 1u);
@@ -209,8 +209,8 @@ TEST(Decoding, Fp16ScalesAreNotTakenForBf16) {
   TensorList list;
   list.add("w.weight", T::kF8E4M3, {128, 128});
   list.add("w.weight_scale_inv", T::kF16, {1, 1});
-  const safetensors::TemporaryFolder folder;
-  safetensors::write_all(folder / "model.safetensors", list.file());
+  const files::TemporaryFolder folder;
+  files::write_all(folder / "model.safetensors", list.file());
   const auto checkpoint = safetensors::Checkpoint::open(folder.path());
   EXPECT_FALSE(list_weights(checkpoint)[0].is_readable());
 }

@@ -4,19 +4,19 @@
 #include <cmath>
 
 #include "monograph/base/float_types.h"
+#include "monograph/files/tests/temporary_folder.h"
 #include "monograph/safetensors/tests/hostile_files.h"
-#include "monograph/safetensors/tests/temporary_folder.h"
 #include "monograph/weights/tests/tensor_list.h"
 #include "monograph/weights/weight.h"
 
 namespace monograph {
 namespace {
 
+using files::TemporaryFolder;
+using files::write_all;
 using safetensors::Checkpoint;
 using safetensors::HostileCase;
 using safetensors::StoredDType;
-using safetensors::TemporaryFolder;
-using safetensors::write_all;
 
 class Opened {
  public:
@@ -95,7 +95,7 @@ TEST(Weights, ReadsPlainFloatsOfEveryWidth) {
   EXPECT_FALSE(opened.weights[4].is_readable());
   EXPECT_EQ(opened.weights[4].format, "i64");
   EXPECT_EQ(opened.weights[5].elements, 1u);
-  EXPECT_NE(safetensors::error_of([&] {
+  EXPECT_NE(files::error_of([&] {
               std::array<float, 3> out{};
               read_elements(opened.weights[4], 0, 3, DType::kFloat32, out.data());
             }).find("cannot decode i64"),
@@ -233,7 +233,7 @@ TEST_P(HostileWeights, AreRefusedByTheirRule) {
   const TemporaryFolder folder;
   safetensors::make_case(GetParam(), folder.path());
   const Checkpoint checkpoint = Checkpoint::open(folder / GetParam().open);
-  const std::string message = safetensors::error_of([&] { list_weights(checkpoint); });
+  const std::string message = files::error_of([&] { list_weights(checkpoint); });
   EXPECT_NE(message.find(GetParam().rule), std::string::npos) << message;
   EXPECT_NE(message.find("model.safetensors"), std::string::npos) << message;
 }

@@ -1,4 +1,4 @@
-#include "monograph/folder/list_folder.h"
+#include "monograph/files/list_folder.h"
 
 #include <dirent.h>
 
@@ -6,16 +6,16 @@
 #include <cerrno>
 #include <memory>
 
-#include "monograph/safetensors/file_ops.h"
+#include "monograph/files/file_ops.h"
 
-namespace monograph {
+namespace monograph::files {
 
 std::vector<std::string> list_folder(const std::filesystem::path& folder) {
   struct Closer {
     void operator()(DIR* stream) const { ::closedir(stream); }
   };
   const std::unique_ptr<DIR, Closer> stream(::opendir(folder.c_str()));
-  if (stream == nullptr) throw safetensors::IoError(folder, "cannot be listed", errno);
+  if (stream == nullptr) throw IoError(folder, "cannot be listed", errno);
   std::vector<std::string> names;
   errno = 0;
   while (const dirent* entry = ::readdir(stream.get())) {
@@ -23,9 +23,9 @@ std::vector<std::string> list_folder(const std::filesystem::path& folder) {
     if (name != "." && name != "..") names.push_back(std::move(name));
     errno = 0;
   }
-  if (errno != 0) throw safetensors::IoError(folder, "cannot be listed", errno);
+  if (errno != 0) throw IoError(folder, "cannot be listed", errno);
   std::sort(names.begin(), names.end());
   return names;
 }
 
-}  // namespace monograph
+}  // namespace monograph::files

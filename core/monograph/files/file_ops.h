@@ -12,7 +12,7 @@
 
 #include "monograph/base/error.h"
 
-namespace monograph::safetensors {
+namespace monograph::files {
 
 // The machine failed, not the file's content: disk full, no permission, no such file. The command
 // line gives it exit code 5 where a plain Error gives 3.
@@ -60,4 +60,4 @@ class FileOps {
 
 FileOps& system_file_ops();
 
-}  // namespace monograph::safetensors
+}  // namespace monograph::files

@@ -3,12 +3,12 @@
 
 #include <filesystem>
 
-#include "monograph/safetensors/file_ops.h"
+#include "monograph/files/file_ops.h"
 
-namespace monograph {
+namespace monograph::files {
 
 // Links are removed, not followed. False, with errno set, if something could not be removed; true
 // if there is no such folder. Throws IoError if one cannot be listed.
-bool remove_folder(const std::filesystem::path& folder, safetensors::FileOps& ops);
+bool remove_folder(const std::filesystem::path& folder, FileOps& ops);
 
-}  // namespace monograph
+}  // namespace monograph::files

@@ -1,4 +1,4 @@
-#include "monograph/safetensors/atomic_file.h"
+#include "monograph/files/atomic_file.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <utility>
 
-namespace monograph::safetensors {
+namespace monograph::files {
 namespace {
 
 constexpr int kCreateFlags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
@@ -176,4 +176,4 @@ void write_file(const std::filesystem::path& target, std::string_view content, F
   file.sync_folder();
 }
 
-}  // namespace monograph::safetensors
+}  // namespace monograph::files

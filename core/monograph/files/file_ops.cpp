@@ -1,4 +1,4 @@
-#include "monograph/safetensors/file_ops.h"
+#include "monograph/files/file_ops.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <system_error>
 
-namespace monograph::safetensors {
+namespace monograph::files {
 
 IoError::IoError(const std::filesystem::path& path, const std::string& what, int code)
     : Error(path.string() + ": " + what + ": " + std::generic_category().message(code)),
@@ -40,4 +40,4 @@ FileOps& system_file_ops() {
   return ops;
 }
 
-}  // namespace monograph::safetensors
+}  // namespace monograph::files

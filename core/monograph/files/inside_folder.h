@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-namespace monograph::safetensors {
+namespace monograph::files {
 
 // The canonical path of `name` in `folder`, which is canonical itself. Throws Error, beginning with
 // `what`, if it does not exist or leaves the folder. One way out is allowed: into ../../blobs of a
@@ -14,4 +14,4 @@ namespace monograph::safetensors {
 std::filesystem::path resolve_inside(const std::filesystem::path& folder, const std::string& name,
                                      const std::string& what);
 
-}  // namespace monograph::safetensors
+}  // namespace monograph::files

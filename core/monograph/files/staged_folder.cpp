@@ -1,4 +1,4 @@
-#include "monograph/folder/staged_folder.h"
+#include "monograph/files/staged_folder.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -8,15 +8,14 @@
 #include <system_error>
 #include <utility>
 
-#include "monograph/folder/list_folder.h"
-#include "monograph/folder/remove_folder.h"
-#include "monograph/safetensors/atomic_file.h"
+#include "monograph/files/atomic_file.h"
+#include "monograph/files/list_folder.h"
+#include "monograph/files/remove_folder.h"
 
-namespace monograph {
+namespace monograph::files {
 namespace {
 
 namespace fs = std::filesystem;
-using safetensors::IoError;
 
 constexpr const char* kMarker = "monograph-staging";
 // Each round another process finished between two of our calls.
@@ -48,7 +47,7 @@ fs::path absolute_target(const fs::path& given) {
 }  // namespace
 
 StagedFolder::StagedFolder(const fs::path& target, Existing existing,
-                           std::span<const fs::path> input_folders, safetensors::FileOps& ops)
+                           std::span<const fs::path> input_folders, FileOps& ops)
     : ops_(ops),
       existing_(existing),
       target_(absolute_target(target)),
@@ -110,7 +109,7 @@ bool StagedFolder::lock_staging() {
     // The owner may have finished before the lock: then it is one on a folder without a name, and
     // the name is free, or that of somebody else's folder.
     const bool same = ops_.fstat(fd, &held) == 0 && ops_.stat(staging_.c_str(), &named) == 0 &&
-                      safetensors::id_of(held) == safetensors::id_of(named);
+                      id_of(held) == id_of(named);
     // A file system without locks cannot tell a dead owner from a living one.
     if (same && (locked || (code != EWOULDBLOCK && made))) {
       lock_ = fd;
@@ -184,4 +183,4 @@ bool StagedFolder::discard() noexcept {
   return gone;
 }
 
-}  // namespace monograph
+}  // namespace monograph::files

@@ -2,16 +2,15 @@
 // runs.
 #include <gtest/gtest.h>
 
-#include "monograph/folder/staged_folder.h"
-#include "monograph/safetensors/atomic_file.h"
-#include "monograph/safetensors/tests/pausing_file_ops.h"
-#include "monograph/safetensors/tests/temporary_folder.h"
+#include "monograph/files/atomic_file.h"
+#include "monograph/files/staged_folder.h"
+#include "monograph/files/tests/pausing_file_ops.h"
+#include "monograph/files/tests/temporary_folder.h"
 
-namespace monograph {
+namespace monograph::files {
 namespace {
 
 namespace fs = std::filesystem;
-using namespace safetensors;
 
 bool write(const fs::path& target, const std::string& text, FileOps& ops) {
   StagedFolder folder(target, Existing::kReplace, {}, ops);
@@ -32,7 +31,7 @@ std::string state_of(const fs::path& target) {
   return whole ? text : "torn: " + text + ", " + std::to_string(files) + " files";
 }
 
-TEST(TwoWriters, TheFolderIsWholeWhereverTheyMeet) {
+TEST(TwoFolderWriters, TheFolderIsWholeWhereverTheyMeet) {
   const TemporaryFolder folder;
   const fs::path target = folder / "out", staging = folder / ".out.partial";
   int both = 0, one = 0;
@@ -61,7 +60,7 @@ TEST(TwoWriters, TheFolderIsWholeWhereverTheyMeet) {
 
 // The second has opened the staging folder of the first, which ends; the third has made its own of
 // the same name when the second goes on.
-TEST(TwoWriters, AFolderThatWasRemovedIsNotTheOneThatHasItsName) {
+TEST(TwoFolderWriters, AFolderThatWasRemovedIsNotTheOneThatHasItsName) {
   const TemporaryFolder folder;
   const fs::path target = folder / "out";
   const auto writer = [&](const char* text) {
@@ -94,4 +93,4 @@ TEST(TwoWriters, AFolderThatWasRemovedIsNotTheOneThatHasItsName) {
 }
 
 }  // namespace
-}  // namespace monograph
+}  // namespace monograph::files

@@ -1,15 +1,15 @@
-#include "monograph/folder/remove_folder.h"
+#include "monograph/files/remove_folder.h"
 
 #include <cerrno>
 #include <system_error>
 
-#include "monograph/folder/list_folder.h"
+#include "monograph/files/list_folder.h"
 
-namespace monograph {
+namespace monograph::files {
 
 namespace fs = std::filesystem;
 
-bool remove_folder(const fs::path& folder, safetensors::FileOps& ops) {
+bool remove_folder(const fs::path& folder, FileOps& ops) {
   std::error_code error;
   int code = 0;
   if (!fs::is_directory(fs::symlink_status(folder, error))) {
@@ -27,4 +27,4 @@ bool remove_folder(const fs::path& folder, safetensors::FileOps& ops) {
   return code == 0;
 }
 
-}  // namespace monograph
+}  // namespace monograph::files

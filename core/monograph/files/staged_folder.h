@@ -10,9 +10,9 @@
 #include <span>
 #include <string>
 
-#include "monograph/safetensors/file_ops.h"
+#include "monograph/files/file_ops.h"
 
-namespace monograph {
+namespace monograph::files {
 
 enum class Existing : std::uint8_t {
   kRefuse,   // only an empty folder may stand at the target
@@ -26,7 +26,7 @@ class StagedFolder {
   // outlive the object.
   StagedFolder(const std::filesystem::path& target, Existing existing,
                std::span<const std::filesystem::path> input_folders = {},
-               safetensors::FileOps& ops = safetensors::system_file_ops());
+               FileOps& ops = system_file_ops());
   // Removes everything unless commit() returned.
   ~StagedFolder();
   StagedFolder(const StagedFolder&) = delete;
@@ -46,10 +46,10 @@ class StagedFolder {
   void sync(const std::filesystem::path& folder, const char* what) const;
   bool discard() noexcept;
 
-  safetensors::FileOps& ops_;
+  FileOps& ops_;
   Existing existing_;
   std::filesystem::path target_, parent_, staging_, contents_;
   int lock_ = -1;
 };
 
-}  // namespace monograph
+}  // namespace monograph::files

@@ -7,18 +7,19 @@
 
 #include <set>
 
-#include "monograph/folder/carry_over.h"
-#include "monograph/folder/staged_folder.h"
-#include "monograph/safetensors/atomic_file.h"
-#include "monograph/safetensors/tests/failing_allocator.h"
-#include "monograph/safetensors/tests/faulty_file_ops.h"
-#include "monograph/safetensors/tests/temporary_folder.h"
+#include "monograph/convert/carry_over.h"
+#include "monograph/files/atomic_file.h"
+#include "monograph/files/staged_folder.h"
+#include "monograph/files/tests/failing_allocator.h"
+#include "monograph/files/tests/faulty_file_ops.h"
+#include "monograph/files/tests/temporary_folder.h"
 #include "monograph/safetensors/writer.h"
 
 namespace monograph {
 namespace {
 
 namespace fs = std::filesystem;
+using namespace files;
 using namespace safetensors;
 
 std::set<std::string> names_in(const fs::path& folder) {

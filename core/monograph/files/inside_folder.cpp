@@ -1,4 +1,4 @@
-#include "monograph/safetensors/inside_folder.h"
+#include "monograph/files/inside_folder.h"
 
 #include <algorithm>
 #include <system_error>
@@ -6,7 +6,7 @@
 #include "monograph/base/error.h"
 #include "monograph/text/utf8.h"
 
-namespace monograph::safetensors {
+namespace monograph::files {
 namespace {
 
 using text::in_quotes;
@@ -31,4 +31,4 @@ fs::path resolve_inside(const fs::path& folder, const std::string& name, const s
   throw Error(what + ": a symbolic link leaves the folder, to " + in_quotes(resolved.string()));
 }
 
-}  // namespace monograph::safetensors
+}  // namespace monograph::files

@@ -1,16 +1,16 @@
-#include "monograph/safetensors/tests/failing_allocator.h"
+#include "monograph/files/tests/failing_allocator.h"
 
 #include <cstdlib>
 #include <new>
 
-namespace monograph::safetensors {
+namespace monograph::files {
 
 thread_local long allocations_left = -1;
 
-}  // namespace monograph::safetensors
+}  // namespace monograph::files
 
 void* operator new(std::size_t size) {
-  long& left = monograph::safetensors::allocations_left;
+  long& left = monograph::files::allocations_left;
   if (left >= 0 && left-- == 0) throw std::bad_alloc();
   if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
   throw std::bad_alloc();

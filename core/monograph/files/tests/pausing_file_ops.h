@@ -8,9 +8,9 @@
 #include <csignal>
 #include <functional>
 
-#include "monograph/safetensors/file_ops.h"
+#include "monograph/files/file_ops.h"
 
-namespace monograph::safetensors {
+namespace monograph::files {
 
 // Stops the process before call number `at`, from 0, until it gets SIGCONT. Nothing is synced: no
 // test here outlives the machine.
@@ -121,4 +121,4 @@ inline int pause_at_each_call(const std::function<bool(FileOps&)>& a,
   }
 }
 
-}  // namespace monograph::safetensors
+}  // namespace monograph::files

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "monograph/safetensors/file_ops.h"
+#include "monograph/files/file_ops.h"
 
-namespace monograph::safetensors {
+namespace monograph::files {
 
 enum class Call {
   kOpen,
@@ -184,4 +184,4 @@ class PowerFailureOps : public FileOps {
   std::vector<std::pair<std::string, std::string>> pending_;
 };
 
-}  // namespace monograph::safetensors
+}  // namespace monograph::files

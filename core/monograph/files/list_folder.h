@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-namespace monograph {
+namespace monograph::files {
 
 // Sorted, without "." and "..". Throws IoError if the folder cannot be read.
 std::vector<std::string> list_folder(const std::filesystem::path& folder);
 
-}  // namespace monograph
+}  // namespace monograph::files

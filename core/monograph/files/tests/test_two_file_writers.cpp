@@ -3,12 +3,12 @@
 
 #include <fstream>
 
-#include "monograph/safetensors/atomic_file.h"
-#include "monograph/safetensors/reader.h"
-#include "monograph/safetensors/tests/pausing_file_ops.h"
-#include "monograph/safetensors/tests/temporary_folder.h"
+#include "monograph/files/atomic_file.h"
+#include "monograph/files/mapped_file.h"
+#include "monograph/files/tests/pausing_file_ops.h"
+#include "monograph/files/tests/temporary_folder.h"
 
-namespace monograph::safetensors {
+namespace monograph::files {
 namespace {
 
 constexpr std::size_t kHalf = 3000;
@@ -26,10 +26,10 @@ bool write(const std::filesystem::path& target, char letter, FileOps& ops) {
 
 std::string whole(char letter) { return std::string(2 * kHalf, letter); }
 
-class TwoWriters : public testing::TestWithParam<bool> {};
+class TwoFileWriters : public testing::TestWithParam<bool> {};
 
 // The parameter: whether a killed process left a temporary.
-TEST_P(TwoWriters, TheFileIsWholeWhereverTheyMeet) {
+TEST_P(TwoFileWriters, TheFileIsWholeWhereverTheyMeet) {
   const TemporaryFolder folder;
   const auto target = folder / "m.safetensors", temporary = folder / ".m.safetensors.partial";
   int both = 0, one = 0;
@@ -58,7 +58,7 @@ TEST_P(TwoWriters, TheFileIsWholeWhereverTheyMeet) {
   EXPECT_GT(one, 0);   // at once: one is refused
 }
 
-INSTANTIATE_TEST_SUITE_P(WithAndWithoutRemains, TwoWriters, testing::Bool());
+INSTANTIATE_TEST_SUITE_P(WithAndWithoutRemains, TwoFileWriters, testing::Bool());
 
 TEST(ResolvedPath, ALinkThatTurnsWhileAFileIsWrittenLeadsNowhereElse) {
   const TemporaryFolder folder;
@@ -86,8 +86,7 @@ TEST(ResolvedPath, ALinkInThePlaceOfACheckedFileIsRefused) {
   std::filesystem::create_symlink("real", folder / "link");
   EXPECT_EQ(MappedFile(folder / "link").text(), "content");
   EXPECT_THROW(MappedFile(folder / "link", "shown"), IoError);
-  EXPECT_THROW(Reader(folder / "link", "shown"), IoError);
 }
 
 }  // namespace
-}  // namespace monograph::safetensors
+}  // namespace monograph::files

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "monograph/safetensors/file_ops.h"
+#include "monograph/files/file_ops.h"
 
 namespace monograph {
 
@@ -20,7 +20,7 @@ namespace monograph {
 // resolve_inside) or a file is longer than 1 GiB.
 std::vector<std::string> carry_over(const std::filesystem::path& from,
                                     const std::filesystem::path& to,
-                                    safetensors::FileOps& ops = safetensors::system_file_ops());
+                                    files::FileOps& ops = files::system_file_ops());
 
 // Whether carry_over copies a file of this name.
 bool is_carried_over(const std::string& name);

@@ -11,7 +11,7 @@
 
 #include "monograph/base/error.h"
 
-namespace monograph::safetensors {
+namespace monograph::files {
 
 class TemporaryFolder {
  public:
@@ -53,4 +53,4 @@ std::string error_of(Body&& body) {
   return "no error";
 }
 
-}  // namespace monograph::safetensors
+}  // namespace monograph::files

@@ -14,9 +14,9 @@
 #include <string>
 #include <string_view>
 
-#include "monograph/safetensors/file_ops.h"
+#include "monograph/files/file_ops.h"
 
-namespace monograph::safetensors {
+namespace monograph::files {
 
 class AtomicFile {
  public:
@@ -65,4 +65,4 @@ class AtomicFile {
 void write_file(const std::filesystem::path& target, std::string_view content,
                 FileOps& ops = system_file_ops());
 
-}  // namespace monograph::safetensors
+}  // namespace monograph::files

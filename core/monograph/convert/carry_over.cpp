@@ -1,4 +1,4 @@
-#include "monograph/folder/carry_over.h"
+#include "monograph/convert/carry_over.h"
 
 #include <algorithm>
 #include <array>
@@ -6,9 +6,10 @@
 #include <string_view>
 #include <system_error>
 
-#include "monograph/folder/list_folder.h"
-#include "monograph/safetensors/atomic_file.h"
-#include "monograph/safetensors/inside_folder.h"
+#include "monograph/files/atomic_file.h"
+#include "monograph/files/inside_folder.h"
+#include "monograph/files/list_folder.h"
+#include "monograph/files/mapped_file.h"
 #include "monograph/safetensors/reader.h"
 #include "monograph/text/utf8.h"
 
@@ -16,7 +17,7 @@ namespace monograph {
 namespace {
 
 namespace fs = std::filesystem;
-using safetensors::IoError;
+using files::IoError;
 
 constexpr std::array<std::string_view, 15> kLeftExtensions = {
     ".safetensors",   ".bin",     ".pt",   ".pth", ".ckpt",   ".h5",
@@ -29,12 +30,12 @@ constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 30;
 
 // `name` may be a path of two parts.
 bool copy_file(const fs::path& from, const std::string& name, const fs::path& to,
-               safetensors::FileOps& ops) {
+               files::FileOps& ops) {
   const fs::path source =
-      safetensors::resolve_inside(from, name, from.string() + ": file " + text::in_quotes(name));
+      files::resolve_inside(from, name, from.string() + ": file " + text::in_quotes(name));
   if (!fs::is_regular_file(source) || fs::exists(to / name)) return false;
-  const safetensors::MappedFile file(source, from / name, kMaxBytes);
-  safetensors::write_file(to / name, file.text(), ops);
+  const files::MappedFile file(source, from / name, kMaxBytes);
+  files::write_file(to / name, file.text(), ops);
   return true;
 }
 
@@ -47,20 +48,19 @@ bool is_carried_over(const std::string& name) {
                       [&](std::string_view extension) { return name.ends_with(extension); });
 }
 
-std::vector<std::string> carry_over(const fs::path& from, const fs::path& to,
-                                    safetensors::FileOps& ops) {
+std::vector<std::string> carry_over(const fs::path& from, const fs::path& to, files::FileOps& ops) {
   std::error_code ignored;
   const fs::path folder = fs::canonical(from, ignored);
   if (ignored) throw IoError(from, "cannot be found", ignored.value());
   std::vector<std::string> copied;
-  for (const std::string& name : list_folder(folder)) {
+  for (const std::string& name : files::list_folder(folder)) {
     if (is_carried_over(name) && copy_file(folder, name, to, ops)) copied.push_back(name);
   }
   if (!fs::is_directory(fs::symlink_status(folder / kTemplates, ignored))) return copied;
   if (ops.mkdir((to / kTemplates).c_str(), 0777) != 0 && errno != EEXIST) {
     throw IoError(to / kTemplates, "cannot make the folder", errno);
   }
-  for (const std::string& name : list_folder(folder / kTemplates)) {
+  for (const std::string& name : files::list_folder(folder / kTemplates)) {
     const std::string path = std::string(kTemplates) + "/" + name;
     if (is_carried_over(name) && copy_file(folder, path, to, ops)) copied.push_back(path);
   }
