@@ -24,7 +24,6 @@ CONDITIONALS_ALLOWED: set[str] = set()
 ISA_TAGS = {
     "avx2": "simd::Avx2",
     "avx512": "simd::Avx512",
-    "avx512_bf16": "simd::Avx512Bf16",
     "amx": "simd::Amx",
 }
 ISA_INCLUDES = re.compile(

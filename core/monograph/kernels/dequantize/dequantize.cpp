@@ -42,9 +42,10 @@ void dequantize_rows(DequantizeFn* run, const PackedView& weight, DType dtype, s
 
 }  // namespace
 
-const std::vector<Variant<DequantizeFn>>& dequantize_variants() {
+const std::vector<Variant<DequantizeFn, ByFormat>>& dequantize_variants() {
   static const auto rows = make_variants<DequantizeFn>(
-      VectorTargets{}, []<class V>(Format format) { return dequantize_variant<V>(format); });
+      VectorTargets{}, every_format(),
+      []<class V>(ByFormat key) { return dequantize_variant<V>(key.format); });
   return rows;
 }
 

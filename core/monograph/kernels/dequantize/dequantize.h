@@ -10,6 +10,7 @@
 #include "monograph/cpu/parallel.h"
 #include "monograph/cpu/variant.h"
 #include "monograph/formats/packed_view.h"
+#include "monograph/kernels/keys.h"
 
 namespace monograph {
 
@@ -24,7 +25,7 @@ using DequantizeFn = void(const PackedView& weight, std::size_t row, std::size_t
                           std::size_t end, DType dtype, Stores stores, void* out);
 
 // Every variant, best instruction set first.
-const std::vector<Variant<DequantizeFn>>& dequantize_variants();
+const std::vector<Variant<DequantizeFn, ByFormat>>& dequantize_variants();
 
 // The whole weight to `out`, row-major and contiguous. `stores` is a wish: a misaligned `out` is
 // written through the caches.

@@ -1,9 +1,14 @@
 #include "monograph/kernels/limits/limits.h"
 
+#include "monograph/cpu/variant.h"
 #include "targets.h"
 
 namespace monograph {
 
+using TileFn = double(std::size_t steps);
+
+// Defined once for each instruction set, in scalar.cpp, avx2.cpp, avx512.cpp; the second in
+// amx.cpp.
 template <class V>
 void move_with(const std::uint8_t* in, std::size_t in_bytes, std::uint8_t* out,
                std::size_t out_bytes);
@@ -12,53 +17,27 @@ double tile_products_with(std::size_t steps);
 
 namespace {
 
-// Which vocabularies have a loop of their own.
-template <class V>
-inline constexpr bool kMoves = false;
-template <>
-inline constexpr bool kMoves<simd::Scalar> = true;
-template <>
-inline constexpr bool kMoves<simd::Avx512> = true;
-template <class V>
-inline constexpr bool kTiles = false;
-template <>
-inline constexpr bool kTiles<simd::Amx> = true;
-
-template <class V>
-void take_move(MoveFn*& run) {
-  if constexpr (kMoves<V>)
-    if (run == nullptr && isa_of<V> <= best_isa()) run = move_with<V>;
+const std::vector<Variant<MoveFn>>& move_variants() {
+  static const auto rows =
+      make_variants<MoveFn>(VectorTargets{}, []<class V>() -> MoveFn* { return move_with<V>; });
+  return rows;
 }
 
-template <class V>
-void take_tiles(double (*&run)(std::size_t)) {
-  if constexpr (kTiles<V>)
-    if (run == nullptr && isa_of<V> <= best_isa()) run = tile_products_with<V>;
-}
-
-template <class... Vs>
-MoveFn* find_move(TargetList<Vs...>) {
-  MoveFn* run = nullptr;
-  (take_move<Vs>(run), ...);
-  return run;
-}
-
-template <class... Vs>
-auto find_tiles(TargetList<Vs...>) {
-  double (*run)(std::size_t) = nullptr;
-  (take_tiles<Vs>(run), ...);
-  return run;
+const std::vector<Variant<TileFn>>& tile_variants() {
+  static const auto rows = make_variants<TileFn>(
+      TileTargets{}, []<class V>() -> TileFn* { return tile_products_with<V>; });
+  return rows;
 }
 
 }  // namespace
 
 void move_bytes(const std::uint8_t* in, std::size_t in_bytes, std::uint8_t* out,
                 std::size_t out_bytes) {
-  find_move(VectorTargets{})(in, in_bytes, out, out_bytes);
+  pick(move_variants())(in, in_bytes, out, out_bytes);
 }
 
 double tile_products(std::size_t steps) {
-  const auto run = find_tiles(MatrixTargets{});
+  TileFn* run = pick(tile_variants());
   return run == nullptr ? 0.0 : run(steps);
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "monograph/base/error.h"
+#include "monograph/kernels/keys.h"
 #include "monograph/kernels/linear/blocking.h"
 #include "targets.h"
 
@@ -16,30 +17,24 @@ const LinearKernels* find_linear(DType dtype, Pass pass);
 
 namespace {
 
-template <class... Vs>
-std::vector<LinearVariant> variants_of(TargetList<Vs...>) {
-  return {{isa_of<Vs>, find_linear<Vs>}...};
+std::vector<ByPass> every_pass() {
+  std::vector<ByPass> keys;
+  for (const ByDType& key : every_dtype())
+    for (const Pass pass : {Pass::kForward, Pass::kDx}) keys.push_back({key.dtype, pass});
+  return keys;
 }
 
 const LinearKernels& pick_linear(DType dtype, Pass pass) {
-  for (const LinearVariant& variant : linear_variants()) {
-    if (variant.isa > best_isa()) continue;
-    if (const LinearKernels* kernels = variant.find(dtype, pass)) return *kernels;
-  }
+  if (const LinearKernels* kernels = pick(linear_variants(), dtype, pass)) return *kernels;
   throw Error(std::string("linear: no variant for ") + name_of(dtype));
 }
 
 }  // namespace
 
-// AVX-512's kernels serve this level: VDPBF16PS starts every second cycle on Sapphire Rapids and so
-// does half the products of two fp32 FMAs a cycle; it also flushes subnormals.
-template <>
-const LinearKernels* find_linear<simd::Avx512Bf16>(DType, Pass) {
-  return nullptr;
-}
-
 const std::vector<LinearVariant>& linear_variants() {
-  static const std::vector<LinearVariant> rows = variants_of(MatrixTargets{});
+  static const auto rows = make_variants<const LinearKernels>(
+      MatrixTargets{}, every_pass(),
+      []<class V>(ByPass key) { return find_linear<V>(key.dtype, key.pass); });
   return rows;
 }
 

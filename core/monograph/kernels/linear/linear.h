@@ -19,8 +19,8 @@
 #include <span>
 #include <vector>
 
-#include "monograph/cpu/isa.h"
 #include "monograph/cpu/parallel.h"
+#include "monograph/cpu/variant.h"
 #include "monograph/kernels/linear/kernels.h"
 
 namespace monograph {
@@ -43,13 +43,14 @@ void linear(DType dtype, const Matrix& x, std::span<const LinearOutput> outputs,
 void linear_dx(DType dtype, std::span<const LinearTerm> terms, const MutableMatrix& dx,
                ParallelFor parallel_for);
 
-// `find` gives nullptr where the instruction set has nothing of its own for this type.
-struct LinearVariant {
-  Isa isa;
-  const LinearKernels* (*find)(DType dtype, Pass pass);
+struct ByPass {
+  DType dtype;
+  Pass pass;
+  bool operator==(const ByPass&) const = default;
 };
+using LinearVariant = Variant<const LinearKernels, ByPass>;
 
-// Every variant, best instruction set first. Dispatch, tests and benchmarks walk this one list.
+// Every variant, best instruction set first.
 const std::vector<LinearVariant>& linear_variants();
 
 // The two operations on given kernels: what linear() and linear_dx() call once they have chosen.

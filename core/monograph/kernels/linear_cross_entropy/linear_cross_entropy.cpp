@@ -22,16 +22,8 @@ namespace {
 // Chunks are whole blocks of the linear kernels where they can be.
 constexpr std::size_t kRowUnit = 32;
 
-template <class... Vs>
-std::vector<CrossEntropyVariant> variants_of(TargetList<Vs...>) {
-  return {{isa_of<Vs>, find_cross_entropy<Vs>}...};
-}
-
 const CrossEntropyKernels& pick_cross_entropy(DType dtype) {
-  for (const CrossEntropyVariant& variant : cross_entropy_variants()) {
-    if (variant.isa > best_isa()) continue;
-    if (const CrossEntropyKernels* kernels = variant.find(dtype)) return *kernels;
-  }
+  if (const CrossEntropyKernels* kernels = pick(cross_entropy_variants(), dtype)) return *kernels;
   throw Error(std::string("linear_cross_entropy: no variant for ") + name_of(dtype));
 }
 
@@ -276,7 +268,9 @@ class SlicedWeightGradient {
 }  // namespace
 
 const std::vector<CrossEntropyVariant>& cross_entropy_variants() {
-  static const std::vector<CrossEntropyVariant> rows = variants_of(VectorTargets{});
+  static const auto rows = make_variants<const CrossEntropyKernels>(
+      VectorTargets{}, every_dtype(),
+      []<class V>(ByDType key) { return find_cross_entropy<V>(key.dtype); });
   return rows;
 }
 

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "monograph/kernels/keys.h"
 #include "monograph/kernels/linear/linear.h"
 #include "monograph/kernels/linear_cross_entropy/kernels.h"
 
@@ -87,10 +88,7 @@ struct EntropyGradient {
 void linear_entropy_dx(const CrossEntropyProblem& problem, const EntropyGradient& gradient,
                        ParallelFor parallel_for, std::size_t logits_bytes = kLogitsBytes);
 
-struct CrossEntropyVariant {
-  Isa isa;
-  const CrossEntropyKernels* (*find)(DType dtype);
-};
+using CrossEntropyVariant = Variant<const CrossEntropyKernels, ByDType>;
 
 // Every variant, best instruction set first.
 const std::vector<CrossEntropyVariant>& cross_entropy_variants();

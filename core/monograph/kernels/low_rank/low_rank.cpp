@@ -8,22 +8,12 @@ namespace monograph {
 template <class V>
 void add_low_rank_with(const LowRankJob& job, std::size_t rows);
 
-namespace {
-
-template <class... Vs>
-std::vector<Variant<LowRankFn>> rows_of(TargetList<Vs...>) {
-  return {Variant<LowRankFn>{Format::kPlain, isa_of<Vs>, add_low_rank_with<Vs>}...};
-}
-
-}  // namespace
-
 const std::vector<Variant<LowRankFn>>& low_rank_variants() {
-  static const auto rows = rows_of(VectorTargets{});
+  static const auto rows = make_variants<LowRankFn>(
+      VectorTargets{}, []<class V>() -> LowRankFn* { return add_low_rank_with<V>; });
   return rows;
 }
 
-void add_low_rank(const LowRankJob& job, std::size_t rows) {
-  pick(low_rank_variants(), Format::kPlain)(job, rows);
-}
+void add_low_rank(const LowRankJob& job, std::size_t rows) { pick(low_rank_variants())(job, rows); }
 
 }  // namespace monograph

@@ -21,11 +21,10 @@ AbsmaxFn* absmax_variant();
 
 namespace {
 
-template <class... Vs>
-AbsmaxFn* pick_absmax(TargetList<Vs...>) {
-  AbsmaxFn* best = nullptr;  // the lists are best first
-  ((best == nullptr && isa_of<Vs> <= best_isa() ? void(best = absmax_variant<Vs>()) : void()), ...);
-  return best;
+const std::vector<Variant<AbsmaxFn>>& absmax_variants() {
+  static const auto rows =
+      make_variants<AbsmaxFn>(VectorTargets{}, []<class V>() { return absmax_variant<V>(); });
+  return rows;
 }
 
 std::uint32_t largest_finite(DType dtype, const void* input, std::size_t count) {
@@ -63,8 +62,7 @@ TensorScales scales_for(FormatList<Fs...>, Format format, ScaleRule rule, float 
 }  // namespace
 
 float largest_magnitude(DType dtype, const void* input, std::size_t count) {
-  AbsmaxFn* absmax = pick_absmax(VectorTargets{});
-  const std::uint32_t found = absmax(dtype, input, count);
+  const std::uint32_t found = pick(absmax_variants())(dtype, input, count);
   return std::bit_cast<float>(found < 0x7f800000 ? found : largest_finite(dtype, input, count));
 }
 
@@ -89,9 +87,10 @@ TensorScales choose_tensor_scales(Format format, ScaleRule rule, DType dtype, co
   return tensor_scales_for(format, rule, largest.load());
 }
 
-const std::vector<Variant<QuantizeFn>>& quantize_variants() {
+const std::vector<Variant<QuantizeFn, ByFormat>>& quantize_variants() {
   static const auto rows = make_variants<QuantizeFn>(
-      VectorTargets{}, []<class V>(Format format) { return quantize_variant<V>(format); });
+      VectorTargets{}, every_format(),
+      []<class V>(ByFormat key) { return quantize_variant<V>(key.format); });
   return rows;
 }
 

@@ -11,6 +11,7 @@
 #include "monograph/cpu/parallel.h"
 #include "monograph/cpu/variant.h"
 #include "monograph/formats/scaling.h"
+#include "monograph/kernels/keys.h"
 
 namespace monograph {
 
@@ -50,7 +51,7 @@ inline constexpr std::size_t kAllFinite = SIZE_MAX;
 // NonFinite::kError, else kAllFinite.
 using QuantizeFn = std::size_t(const QuantizeJob& job, std::size_t first, std::size_t last);
 
-const std::vector<Variant<QuantizeFn>>& quantize_variants();
+const std::vector<Variant<QuantizeFn, ByFormat>>& quantize_variants();
 
 // The largest magnitude among `count` elements as bits; infinity or above if one is not finite.
 using AbsmaxFn = std::uint32_t(DType dtype, const void* input, std::size_t count);

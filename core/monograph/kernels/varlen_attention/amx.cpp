@@ -13,13 +13,14 @@ constexpr BackwardKernel kBackward = {
     backward_sums_bytes,    backward_pack_keys,     backward_pack_queries,   backward_sink_gradient,
     backward_differentiate, backward_key_gradients, backward_query_gradients};
 
+constexpr AttentionKernels kKernels = {&kForward, nullptr, &kBackward};
+
 }  // namespace
 
 // bf16 only: fp16 has three bits more than the tiles keep, fp32 sixteen.
 template <>
-AttentionKernels attention_kernels<simd::Amx>(DType dtype) {
-  if (dtype != DType::kBFloat16) return {};
-  return {&kForward, nullptr, &kBackward};
+const AttentionKernels* attention_kernels<simd::Amx>(DType dtype) {
+  return dtype == DType::kBFloat16 ? &kKernels : nullptr;
 }
 
 }  // namespace monograph

@@ -3,5 +3,5 @@
 #include "monograph/simd/lanes_avx2.h"
 
 namespace monograph {
-template AttentionKernels attention_kernels<simd::Avx2>(DType);
+template const AttentionKernels* attention_kernels<simd::Avx2>(DType);
 }  // namespace monograph

@@ -3,5 +3,5 @@
 #include "monograph/simd/lanes_avx512.h"
 
 namespace monograph {
-template AttentionKernels attention_kernels<simd::Avx512>(DType);
+template const AttentionKernels* attention_kernels<simd::Avx512>(DType);
 }  // namespace monograph

@@ -3,5 +3,5 @@
 #include "monograph/simd/lanes_scalar.h"
 
 namespace monograph {
-template AttentionKernels attention_kernels<simd::Scalar>(DType);
+template const AttentionKernels* attention_kernels<simd::Scalar>(DType);
 }  // namespace monograph

@@ -94,16 +94,17 @@ struct BackwardKernel {
                           std::byte* scratch);
 };
 
-// Null where there is none. `few` is the forward for documents of few queries against many keys,
-// which reads each key once and packs nothing.
 struct AttentionKernels {
-  const ForwardKernel* forward = nullptr;
-  const ForwardKernel* few = nullptr;
-  const BackwardKernel* backward = nullptr;
+  const ForwardKernel* forward;
+  // For documents of at most kFewQueries queries against many keys: reads each key once and packs
+  // nothing. nullptr in a matrix unit, which gains nothing on them: the next vector unit runs them.
+  const ForwardKernel* few;
+  const BackwardKernel* backward;
 };
 
-// Defined once for each instruction set, in scalar.cpp, avx2.cpp, avx512.cpp, amx.cpp.
+// Defined once for each instruction set, in scalar.cpp, avx2.cpp, avx512.cpp, amx.cpp; nullptr for
+// a type it has nothing for.
 template <class V>
-AttentionKernels attention_kernels(DType dtype);
+const AttentionKernels* attention_kernels(DType dtype);
 
 }  // namespace monograph

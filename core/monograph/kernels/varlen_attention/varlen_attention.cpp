@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstring>
 #include <string>
-#include <type_traits>
 
 #include "monograph/base/error.h"
 #include "monograph/cpu/scratch.h"
@@ -212,40 +211,29 @@ void run_backward_unit(const BackwardKernel& kernel, const BackwardUnit& unit, f
   kernel.differentiate(unit, scratch.data(), sums.data(), dsinks);
 }
 
-template <class V>
-AttentionKernels kernels_of(DType dtype) {
-  // bf16 dot products alone gain nothing over AVX-512 once the rows are converted.
-  if constexpr (std::is_same_v<V, simd::Avx512Bf16>)
-    return {};
-  else
-    return attention_kernels<V>(dtype);
-}
-
-template <class... Vs>
-std::vector<AttentionVariant> make_rows(TargetList<Vs...>) {
-  std::vector<AttentionVariant> rows;
-  for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
-    const auto add = [&](Isa isa, const AttentionKernels& k) {
-      if (k.forward != nullptr) rows.push_back({dtype, isa, k.forward, k.few, k.backward});
-    };
-    (add(isa_of<Vs>, kernels_of<Vs>(dtype)), ...);
-  }
-  // A matrix unit has nothing to offer to a few queries: the next vector variant runs them.
-  for (std::size_t i = rows.size(); i-- > 0;)
-    if (rows[i].few == nullptr) rows[i].few = rows[i + 1].few;
+// The rows that have a forward for few queries.
+const std::vector<Variant<const ForwardKernel, ByDType>>& few_queries_variants() {
+  static const auto rows =
+      make_variants<const ForwardKernel>(MatrixTargets{}, every_dtype(), []<class V>(ByDType key) {
+        const AttentionKernels* kernels = attention_kernels<V>(key.dtype);
+        return kernels == nullptr ? nullptr : kernels->few;
+      });
   return rows;
 }
 
 const AttentionVariant& best_variant(DType dtype) {
-  for (const AttentionVariant& v : varlen_attention_variants())
-    if (v.dtype == dtype && v.isa <= best_isa()) return v;
-  throw Error("varlen_attention: no variant for this element type");
+  const AttentionVariant* found = best_row(varlen_attention_variants(), best_isa(), dtype);
+  if (found == nullptr)
+    throw Error(std::string("varlen_attention: no variant for ") + name_of(dtype));
+  return *found;
 }
 
 }  // namespace
 
 const std::vector<AttentionVariant>& varlen_attention_variants() {
-  static const std::vector<AttentionVariant> rows = make_rows(MatrixTargets{});
+  static const auto rows = make_variants<const AttentionKernels>(
+      MatrixTargets{}, every_dtype(),
+      []<class V>(ByDType key) { return attention_kernels<V>(key.dtype); });
   return rows;
 }
 
@@ -261,8 +249,9 @@ void varlen_attention_with(const AttentionVariant& variant, const AttentionForwa
                std::fill(job.lse + h * p.query_tokens + begin, job.lse + h * p.query_tokens + end,
                          0.f);
            });
+  const ForwardKernel& few = *best_row(few_queries_variants(), variant.isa, variant.dtype)->run;
   const auto kernel_of = [&](const Document& d) -> const ForwardKernel& {
-    return d.queries <= kFewQueries ? *variant.few : *variant.forward;
+    return d.queries <= kFewQueries ? few : *variant.run->forward;
   };
   // Cutting a unit costs two more waits and no work, so it pays early.
   const std::size_t shared = count_shared(units, threads, 0.25);
@@ -284,7 +273,7 @@ void varlen_attention_with(const AttentionVariant& variant, const AttentionForwa
 void varlen_attention_backward_with(const AttentionVariant& variant, const AttentionBackward& job,
                                     ParallelFor parallel_for, int threads) {
   const AttentionProblem& p = job.problem;
-  const BackwardKernel& kernel = *variant.backward;
+  const BackwardKernel& kernel = *variant.run->backward;
   const std::vector<Document> documents = documents_of(p);
   const std::vector<UnitRef> units = units_of(p, documents);
   clear_queries(documents, p, job.dq, p.key_size);

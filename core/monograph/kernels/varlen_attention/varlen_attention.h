@@ -17,8 +17,9 @@
 #include <vector>
 
 #include "monograph/base/dtype.h"
-#include "monograph/cpu/isa.h"
 #include "monograph/cpu/parallel.h"
+#include "monograph/cpu/variant.h"
+#include "monograph/kernels/keys.h"
 
 namespace monograph {
 
@@ -80,15 +81,8 @@ struct AttentionBackward {
 void varlen_attention(const AttentionForward& job, ParallelFor parallel_for, int threads);
 void varlen_attention_backward(const AttentionBackward& job, ParallelFor parallel_for, int threads);
 
-// One row a dtype and instruction set, best first; for the tests and benchmarks, which run each of
-// them.
-struct AttentionVariant {
-  DType dtype;
-  Isa isa;
-  const struct ForwardKernel* forward;
-  const struct ForwardKernel* few;  // for documents of at most kFewQueries queries
-  const struct BackwardKernel* backward;
-};
+// Every variant, best instruction set first.
+using AttentionVariant = Variant<const struct AttentionKernels, ByDType>;
 const std::vector<AttentionVariant>& varlen_attention_variants();
 
 void varlen_attention_with(const AttentionVariant& variant, const AttentionForward& job,

@@ -6,7 +6,8 @@
 
 namespace monograph {
 
+using TileTargets = TargetList<>;
 using VectorTargets = TargetList<simd::Scalar>;
-using MatrixTargets = TargetList<simd::Scalar>;
+using MatrixTargets = Joined<TileTargets, VectorTargets>;
 
 }  // namespace monograph

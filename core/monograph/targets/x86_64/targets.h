@@ -6,8 +6,9 @@
 
 namespace monograph {
 
+// With units for tiles.
+using TileTargets = TargetList<simd::Amx>;
 using VectorTargets = TargetList<simd::Avx512, simd::Avx2, simd::Scalar>;
-using MatrixTargets =
-    TargetList<simd::Amx, simd::Avx512Bf16, simd::Avx512, simd::Avx2, simd::Scalar>;
+using MatrixTargets = Joined<TileTargets, VectorTargets>;
 
 }  // namespace monograph

@@ -181,15 +181,13 @@ void expect_close(DType dtype, Pass pass, const std::vector<const Owned*>& lefts
 template <class Body>
 void for_each_variant(Pass pass, Body body) {
   for (const LinearVariant& variant : linear_variants()) {
+    if (variant.pass != pass) continue;
     if (variant.isa > best_isa()) {
       std::printf("[  skipped ] %s\n", name_of(variant.isa));
       continue;
     }
-    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
-      if (const LinearKernels* kernels = variant.find(dtype, pass)) {
-        SCOPED_TRACE(std::string(name_of(variant.isa)) + " " + name_of(dtype));
-        body(*kernels, dtype);
-      }
+    SCOPED_TRACE(std::string(name_of(variant.isa)) + " " + name_of(variant.dtype));
+    body(*variant.run, variant.dtype);
   }
 }
 

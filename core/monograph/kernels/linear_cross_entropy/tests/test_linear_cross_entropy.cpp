@@ -79,10 +79,8 @@ template <class Body>
 void for_each_kernel(Body body) {
   for (const CrossEntropyVariant& variant : cross_entropy_variants()) {
     if (variant.isa > best_isa()) continue;
-    for (const DType dtype : kTypes) {
-      SCOPED_TRACE(std::string(name_of(variant.isa)) + " " + name_of(dtype));
-      body(*variant.find(dtype), dtype);
-    }
+    SCOPED_TRACE(std::string(name_of(variant.isa)) + " " + name_of(variant.dtype));
+    body(*variant.run, variant.dtype);
   }
 }
 

@@ -57,7 +57,7 @@ struct Result {
   std::size_t bad = kAllFinite;
 };
 
-bool is_absmax(const Variant<QuantizeFn>& v) {
+bool is_absmax(const Variant<QuantizeFn, ByFormat>& v) {
   return v.isa <= best_isa() && find_format(v.format)->shape == BlockShape::kFlat;
 }
 

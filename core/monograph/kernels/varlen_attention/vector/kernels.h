@@ -9,22 +9,13 @@
 namespace monograph {
 
 template <class V, class T>
-AttentionKernels vector_kernels() {
-  return {&VectorForward<V, T>::kKernel, &FewQueries<V, T>::kKernel,
-          &VectorBackward<V, T>::kKernel};
-}
+inline constexpr AttentionKernels kVectorKernels = {
+    &VectorForward<V, T>::kKernel, &FewQueries<V, T>::kKernel, &VectorBackward<V, T>::kKernel};
 
 template <class V>
-AttentionKernels attention_kernels(DType dtype) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return vector_kernels<V, Bf16>();
-    case DType::kFloat16:
-      return vector_kernels<V, Fp16>();
-    case DType::kFloat32:
-      break;
-  }
-  return vector_kernels<V, float>();
+const AttentionKernels* attention_kernels(DType dtype) {
+  return with_type(
+      dtype, []<class T>() __attribute__((always_inline)) { return &kVectorKernels<V, T>; });
 }
 
 }  // namespace monograph

@@ -1,0 +1,9 @@
+// Compiled with the flags of this instruction set and nothing else.
+#include "monograph/kernels/limits/generic.h"
+#include "monograph/simd/tags.h"
+
+namespace monograph {
+
+template void move_with<simd::Avx2>(const std::uint8_t*, std::size_t, std::uint8_t*, std::size_t);
+
+}  // namespace monograph
