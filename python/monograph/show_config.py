@@ -11,7 +11,8 @@ import torch
 from monograph import _library
 from monograph.formats import FORMATS
 
-ISA_NAMES = ("scalar", "avx2", "avx512", "avx512_bf16", "amx")
+# By the numbers of `Isa` in C++, which has a range for each architecture.
+ISA_NAMES = {0: "scalar", 1: "avx2", 2: "avx512", 3: "avx512_bf16", 4: "amx"}
 _PEERS = ("bitsandbytes", "transformers", "peft", "torchao", "trl", "safetensors")
 
 

@@ -1,4 +1,4 @@
-// The names of the instruction sets and the cap; asking the CPU is in detect_<architecture>.cpp.
+// The names of the levels and the cap; asking the CPU is in detect_<architecture>.cpp.
 #include "monograph/cpu/isa.h"
 
 #include <cstdlib>
@@ -9,15 +9,32 @@
 namespace monograph {
 namespace {
 
-constexpr const char* kNames[kIsaCount] = {"scalar", "avx2", "avx512", "avx512_bf16", "amx"};
+constexpr IsaLevel kLevels[] = {
+    {Isa::kScalar, "scalar"},          {Isa::kAvx2, "avx2"}, {Isa::kAvx512, "avx512"},
+    {Isa::kAvx512Bf16, "avx512_bf16"}, {Isa::kAmx, "amx"},
+};
+
+std::string names_beside(Isa detected) {
+  std::string names;
+  for (const IsaLevel& level : kLevels)
+    if (same_architecture(level.isa, detected))
+      names += std::string(names.empty() ? "" : ", ") + level.name;
+  return names;
+}
 
 }  // namespace
 
-const char* name_of(Isa isa) { return kNames[static_cast<int>(isa)]; }
+std::span<const IsaLevel> isa_levels() { return kLevels; }
+
+const char* name_of(Isa isa) {
+  for (const IsaLevel& level : kLevels)
+    if (level.isa == isa) return level.name;
+  return "?";
+}
 
 std::optional<Isa> isa_named(std::string_view name) {
-  for (int i = 0; i < kIsaCount; ++i)
-    if (name == kNames[i]) return static_cast<Isa>(i);
+  for (const IsaLevel& level : kLevels)
+    if (name == level.name) return level.isa;
   return std::nullopt;
 }
 
@@ -25,8 +42,11 @@ Isa capped_isa(Isa detected, const char* wanted) {
   if (wanted == nullptr || *wanted == '\0') return detected;
   const std::optional<Isa> cap = isa_named(wanted);
   if (!cap)
+    throw Error(std::string("MONOGRAPH_ISA is '") + wanted + "'; known are " +
+                names_beside(detected));
+  if (!same_architecture(*cap, detected))
     throw Error(std::string("MONOGRAPH_ISA is '") + wanted +
-                "'; known are scalar, avx2, avx512, avx512_bf16, amx");
+                "', of another architecture; known are " + names_beside(detected));
   return *cap < detected ? *cap : detected;
 }
 

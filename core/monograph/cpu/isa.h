@@ -3,35 +3,56 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 
 namespace monograph {
 
-// Ordered: each level includes the ones before it.
+// A level of an architecture. Scalar belongs to all of them; each architecture has a range of
+// numbers, in which a level includes those below it and scalar. Levels of two architectures have no
+// order: no machine, cap or variant list holds both. The numbers leave the library (system_info)
+// and are never reused.
 enum class Isa : std::uint8_t {
-  kScalar,
-  kAvx2,        // AVX2, FMA, F16C, BMI2
-  kAvx512,      // F, BW, DQ, VL as on Skylake
-  kAvx512Bf16,  // adds BF16 and VBMI
-  kAmx,         // adds AMX tiles with bf16 and int8, permission granted by the kernel
+  kScalar = 0,
+
+  // x86-64: 1 to 31.
+  kAvx2 = 1,        // AVX2, FMA, F16C, BMI2
+  kAvx512 = 2,      // F, BW, DQ, VL as on Skylake
+  kAvx512Bf16 = 3,  // adds BF16 and VBMI
+  kAmx = 4,         // adds AMX tiles with bf16 and int8, permission granted by the kernel
+
+  // AArch64: 32 to 63, none yet.
 };
-inline constexpr int kIsaCount = 5;
+
+constexpr bool same_architecture(Isa a, Isa b) {
+  constexpr int kRange = 32;
+  return a == Isa::kScalar || b == Isa::kScalar ||
+         static_cast<int>(a) / kRange == static_cast<int>(b) / kRange;
+}
+
+struct IsaLevel {
+  Isa isa;
+  const char* name;
+};
+
+// Every level of every architecture, each architecture's in its order, scalar first.
+std::span<const IsaLevel> isa_levels();
+
+const char* name_of(Isa isa);
+std::optional<Isa> isa_named(std::string_view name);
 
 // What the CPU and the operating system support, whatever the environment says. Asks for the AMX
 // tile permission once.
 Isa detected_isa();
 
-// detected_isa() capped by MONOGRAPH_ISA=scalar|avx2|avx512|avx512_bf16|amx. The cap lowers the
-// choice, never raises it. Throws Error for an unknown name.
+// detected_isa() capped by MONOGRAPH_ISA=<name of a level>. The cap lowers the choice, never raises
+// it. Throws Error for an unknown name and for a level of another architecture.
 Isa best_isa();
 
 // The cap as a function of its inputs, for the test: `wanted` is the variable's value or nullptr.
 Isa capped_isa(Isa detected, const char* wanted);
 
-const char* name_of(Isa isa);
-
 // The SHA instructions of x86-64, which go with no level above.
 bool has_sha_extensions();
-std::optional<Isa> isa_named(std::string_view name);
 
 }  // namespace monograph

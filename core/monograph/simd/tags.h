@@ -1,6 +1,8 @@
 // The SIMD vocabularies by name only, so that dispatch code needs no intrinsics.
 #pragma once
 
+#include <initializer_list>
+
 #include "monograph/cpu/isa.h"
 
 namespace monograph {
@@ -21,9 +23,17 @@ inline constexpr Isa isa_of<simd::Avx512> = Isa::kAvx512;
 template <>
 inline constexpr Isa isa_of<simd::Amx> = Isa::kAmx;
 
-// An ordered list of vocabularies, best first.
+constexpr bool best_first(std::initializer_list<Isa> levels) {
+  for (const Isa* i = levels.begin(); i != levels.end() && i + 1 != levels.end(); ++i)
+    if (i[0] <= i[1] || !same_architecture(i[0], i[1])) return false;
+  return true;
+}
+
+// The vocabularies of one architecture, best first.
 template <class... Vs>
-struct TargetList {};
+struct TargetList {
+  static_assert(best_first({isa_of<Vs>...}));
+};
 
 // The vocabularies of one list and then those of another.
 template <class A, class B>

@@ -14,16 +14,39 @@
 #include "monograph/cpu/parallel.h"
 #include "monograph/kernels/dequantize/dequantize.h"
 #include "monograph/kernels/quantize/quantize.h"
+#include "monograph/simd/tags.h"
 
 namespace monograph {
 namespace {
 
 TEST(Isa, NamesRoundTrip) {
-  for (int i = 0; i < kIsaCount; ++i) {
-    const Isa isa = static_cast<Isa>(i);
-    EXPECT_EQ(isa_named(name_of(isa)), isa);
+  for (const IsaLevel& level : isa_levels()) {
+    EXPECT_EQ(isa_named(level.name), level.isa);
+    EXPECT_STREQ(name_of(level.isa), level.name);
   }
   EXPECT_EQ(isa_named("sse2"), std::nullopt);
+}
+
+// system_info hands the numbers to Python, whose ISA_NAMES has the same.
+TEST(Isa, TheNumbersStay) {
+  const char* names[] = {"scalar", "avx2", "avx512", "avx512_bf16", "amx"};
+  for (int i = 0; i < 5; ++i) EXPECT_STREQ(name_of(static_cast<Isa>(i)), names[i]);
+}
+
+TEST(Isa, EachArchitectureHasAnOrderOfItsOwn) {
+  const std::span<const IsaLevel> levels = isa_levels();
+  EXPECT_EQ(levels[0].isa, Isa::kScalar);
+  for (std::size_t i = 1; i + 1 < levels.size(); ++i)
+    if (same_architecture(levels[i].isa, levels[i + 1].isa))
+      EXPECT_LT(levels[i].isa, levels[i + 1].isa);
+  const Isa of_arm = static_cast<Isa>(32);
+  EXPECT_FALSE(same_architecture(of_arm, Isa::kAvx2));
+  EXPECT_TRUE(same_architecture(of_arm, Isa::kScalar));
+  EXPECT_EQ(capped_isa(of_arm, "scalar"), Isa::kScalar);
+  EXPECT_THROW(capped_isa(of_arm, "amx"), Error);
+  EXPECT_FALSE(best_first({of_arm, Isa::kAmx, Isa::kScalar}));
+  EXPECT_TRUE(best_first({Isa::kAmx, Isa::kAvx2, Isa::kScalar}));
+  EXPECT_FALSE(best_first({Isa::kAvx2, Isa::kAvx512}));
 }
 
 TEST(Isa, TheCapLowersAndNeverRaises) {
