@@ -2,12 +2,14 @@
 #include "monograph/kernels/varlen_attention/varlen_attention.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cstring>
+#include <optional>
 #include <string>
 
 #include "monograph/base/error.h"
 #include "monograph/cpu/scratch.h"
+#include "monograph/cpu/take_in_turn.h"
+#include "monograph/documents/documents.h"
+#include "monograph/documents/work_units.h"
 #include "monograph/kernels/varlen_attention/unit.h"
 #include "targets.h"
 
@@ -16,11 +18,6 @@ namespace {
 
 // Work (query-key pairs times heads) below which a unit is not worth waking threads for.
 constexpr double kSmallUnit = 64 * 1024;
-
-struct UnitRef {
-  std::size_t document, kv_head;
-  double work;
-};
 
 void require(bool condition, const std::string& message) {
   if (!condition) throw Error("varlen_attention: " + message);
@@ -39,23 +36,12 @@ void check_sizes(const AttentionProblem& p) {
   require(std::max(p.query_tokens, p.key_tokens) < std::size_t{1} << 31, "more than 2^31 tokens");
 }
 
-void check_offsets(const std::int32_t* offsets, std::size_t count, std::size_t tokens,
-                   const char* name) {
-  require(offsets[0] >= 0, std::string(name) + "[0] is " + std::to_string(offsets[0]));
-  for (std::size_t d = 0; d < count; ++d)
-    require(offsets[d] <= offsets[d + 1], std::string(name) + "[" + std::to_string(d + 1) +
-                                              "] is " + std::to_string(offsets[d + 1]) +
-                                              ", below the one before it");
-  require(static_cast<std::size_t>(offsets[count]) <= tokens,
-          std::string(name) + " ends at " + std::to_string(offsets[count]) + ", there are " +
-              std::to_string(tokens) + " tokens");
-}
-
 std::vector<Document> documents_of(const AttentionProblem& p) {
   check_sizes(p);
   const AttentionDocuments& given = p.documents;
-  check_offsets(given.query_offsets, given.count, p.query_tokens, "query_offsets");
-  check_offsets(given.key_offsets, given.count, p.key_tokens, "key_offsets");
+  check_offsets("varlen_attention", "query_offsets", given.query_offsets, given.count,
+                p.query_tokens);
+  check_offsets("varlen_attention", "key_offsets", given.key_offsets, given.count, p.key_tokens);
   std::vector<Document> documents;
   for (std::size_t d = 0; d < given.count; ++d) {
     const std::int32_t room = given.key_offsets[d + 1] - given.key_offsets[d];
@@ -80,37 +66,12 @@ double work_of(const AttentionProblem& p, const Document& d) {
   return pairs * static_cast<double>(group);
 }
 
-// Largest first, so that the last ones to be taken are short.
-std::vector<UnitRef> units_of(const AttentionProblem& p, const std::vector<Document>& documents) {
-  std::vector<UnitRef> units;
-  for (std::size_t d = 0; d < documents.size(); ++d) {
-    if (documents[d].queries == 0 && documents[d].keys == 0) continue;
-    const double work = work_of(p, documents[d]);
-    for (std::size_t h = 0; h < p.kv_heads; ++h) units.push_back({d, h, work});
-  }
-  std::stable_sort(units.begin(), units.end(),
-                   [](const UnitRef& a, const UnitRef& b) { return a.work > b.work; });
-  return units;
-}
-
-// How many units at the front are so large that one thread each would leave the others waiting.
-std::size_t count_shared(const std::vector<UnitRef>& units, int threads, double share) {
-  if (threads <= 1) return 0;
-  double total = 0;
-  for (const UnitRef& unit : units) total += unit.work;
-  const double limit = std::max(kSmallUnit, share * total / threads);
-  std::size_t count = 0;
-  while (count < units.size() && units[count].work > limit) ++count;
-  return count;
-}
-
-// body(index) for [0, count), each taken by the next free thread: ranges cut in advance would
-// follow the number of units, not their length.
-template <class Body>
-void take_in_turn(std::size_t count, ParallelFor parallel_for, const Body& body) {
-  std::atomic<std::size_t> next = 0;
-  parallel_for(count, 1, [&](std::size_t, std::size_t) {
-    for (std::size_t i = next++; i < count; i = next++) body(i);
+// One document and one key-value head each.
+std::vector<WorkUnit> units_of(const AttentionProblem& p, const std::vector<Document>& documents) {
+  return work_units(documents.size(), p.kv_heads, [&](std::size_t i) -> std::optional<double> {
+    const Document& d = documents[i];
+    if (d.queries == 0 && d.keys == 0) return std::nullopt;
+    return work_of(p, d);
   });
 }
 
@@ -118,47 +79,22 @@ std::size_t ceil_div(std::int64_t count, std::int64_t block) {
   return static_cast<std::size_t>((count + block - 1) / block);
 }
 
-// Zero in the rows [begin, end) of a [tokens, heads, size] output.
-void clear_rows(const MutableHeadsView& view, std::size_t begin, std::size_t end, std::size_t heads,
-                std::size_t row_bytes, std::size_t element_bytes) {
-  for (std::size_t t = begin; t < end; ++t)
-    for (std::size_t h = 0; h < heads; ++h) {
-      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(t) * view.token_stride +
-                                static_cast<std::ptrdiff_t>(h) * view.head_stride;
-      std::memset(
-          static_cast<std::byte*>(view.data) + at * static_cast<std::ptrdiff_t>(element_bytes), 0,
-          row_bytes);
-    }
-}
+TokenRange queries_of(const Document& d) { return {d.query_begin, d.queries}; }
+TokenRange keys_of(const Document& d) { return {d.key_begin, d.keys}; }
 
-// body(begin, end) for the gaps that the documents leave in [0, tokens).
-template <class Begin, class Length, class Body>
-void for_gaps(const std::vector<Document>& documents, std::size_t tokens, Begin begin,
-              Length length, const Body& body) {
-  std::size_t covered = 0;
-  for (const Document& d : documents) {
-    body(covered, std::max(covered, static_cast<std::size_t>(d.*begin)));
-    covered = std::max(covered, static_cast<std::size_t>(d.*begin + d.*length));
-  }
-  body(covered, tokens);
-}
-
+// Zero in the rows of queries, or of keys, that are in no document.
 void clear_queries(const std::vector<Document>& documents, const AttentionProblem& p,
                    const MutableHeadsView& view, std::size_t size) {
-  const std::size_t bytes = size_bytes(p.dtype);
-  for_gaps(documents, p.query_tokens, &Document::query_begin, &Document::queries,
-           [&](std::size_t begin, std::size_t end) {
-             clear_rows(view, begin, end, p.heads, size * bytes, bytes);
-           });
+  for_gaps(documents, p.query_tokens, queries_of, [&](std::size_t begin, std::size_t end) {
+    clear_tokens(view, {p.heads, size, size_bytes(p.dtype)}, begin, end);
+  });
 }
 
 void clear_keys(const std::vector<Document>& documents, const AttentionProblem& p,
                 const MutableHeadsView& view, std::size_t size) {
-  const std::size_t bytes = size_bytes(p.dtype);
-  for_gaps(documents, p.key_tokens, &Document::key_begin, &Document::keys,
-           [&](std::size_t begin, std::size_t end) {
-             clear_rows(view, begin, end, p.kv_heads, size * bytes, bytes);
-           });
+  for_gaps(documents, p.key_tokens, keys_of, [&](std::size_t begin, std::size_t end) {
+    clear_tokens(view, {p.kv_heads, size, size_bytes(p.dtype)}, begin, end);
+  });
 }
 
 void run_shared(const ForwardKernel& kernel, const ForwardUnit& unit, ParallelFor parallel_for) {
@@ -241,32 +177,30 @@ void varlen_attention_with(const AttentionVariant& variant, const AttentionForwa
                            ParallelFor parallel_for, int threads) {
   const AttentionProblem& p = job.problem;
   const std::vector<Document> documents = documents_of(p);
-  const std::vector<UnitRef> units = units_of(p, documents);
+  const std::vector<WorkUnit> units = units_of(p, documents);
   clear_queries(documents, p, job.out, p.value_size);
-  for_gaps(documents, p.query_tokens, &Document::query_begin, &Document::queries,
-           [&](std::size_t begin, std::size_t end) {
-             for (std::size_t h = 0; h < p.heads; ++h)
-               std::fill(job.lse + h * p.query_tokens + begin, job.lse + h * p.query_tokens + end,
-                         0.f);
-           });
+  for_gaps(documents, p.query_tokens, queries_of, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t h = 0; h < p.heads; ++h)
+      std::fill(job.lse + h * p.query_tokens + begin, job.lse + h * p.query_tokens + end, 0.f);
+  });
   const ForwardKernel& few = *best_row(few_queries_variants(), variant.isa, variant.dtype)->run;
   const auto kernel_of = [&](const Document& d) -> const ForwardKernel& {
     return d.queries <= kFewQueries ? few : *variant.run->forward;
   };
   // Cutting a unit costs two more waits and no work, so it pays early.
-  const std::size_t shared = count_shared(units, threads, 0.25);
+  const std::size_t shared = count_shared(units, threads, 0.25, kSmallUnit);
   for (std::size_t u = 0; u < shared; ++u) {
     const Document& d = documents[units[u].document];
     const Scratch packed(ScratchUse::kShared, kernel_of(d).packed_bytes(p, d));
-    run_shared(kernel_of(d), {job, d, units[u].kv_head, packed.data()}, parallel_for);
+    run_shared(kernel_of(d), {job, d, units[u].head, packed.data()}, parallel_for);
   }
   take_in_turn(units.size() - shared, parallel_for, [&](std::size_t i) {
-    const UnitRef& ref = units[shared + i];
+    const WorkUnit& ref = units[shared + i];
     const Document& d = documents[ref.document];
     const ForwardKernel& kernel = kernel_of(d);
     const Scratch packed(ScratchUse::kShared, kernel.packed_bytes(p, d));
     const Scratch scratch(ScratchUse::kLocal, kernel.scratch_bytes(p));
-    run_alone(kernel, {job, d, ref.kv_head, packed.data()}, scratch.data());
+    run_alone(kernel, {job, d, ref.head, packed.data()}, scratch.data());
   });
 }
 
@@ -275,27 +209,26 @@ void varlen_attention_backward_with(const AttentionVariant& variant, const Atten
   const AttentionProblem& p = job.problem;
   const BackwardKernel& kernel = *variant.run->backward;
   const std::vector<Document> documents = documents_of(p);
-  const std::vector<UnitRef> units = units_of(p, documents);
+  const std::vector<WorkUnit> units = units_of(p, documents);
   clear_queries(documents, p, job.dq, p.key_size);
   clear_keys(documents, p, job.dk, p.key_size);
   clear_keys(documents, p, job.dv, p.value_size);
   std::vector<float> dsinks(job.dsinks != nullptr ? documents.size() * p.heads : 0);
-  const auto dsinks_of = [&](const UnitRef& ref) {
+  const auto dsinks_of = [&](const WorkUnit& ref) {
     return dsinks.empty() ? nullptr : dsinks.data() + ref.document * p.heads;
   };
   // A cut unit computes its scores twice: only for one that would outlast all the rest.
-  const std::size_t shared = count_shared(units, threads, 1);
+  const std::size_t shared = count_shared(units, threads, 1, kSmallUnit);
   for (std::size_t u = 0; u < shared; ++u) {
     const Document& d = documents[units[u].document];
     const Scratch packed(ScratchUse::kShared, kernel.packed_bytes(p, d, p.heads / p.kv_heads));
-    run_shared(kernel, {job, d, units[u].kv_head, packed.data()}, dsinks_of(units[u]),
-               parallel_for);
+    run_shared(kernel, {job, d, units[u].head, packed.data()}, dsinks_of(units[u]), parallel_for);
   }
   take_in_turn(units.size() - shared, parallel_for, [&](std::size_t i) {
-    const UnitRef& ref = units[shared + i];
+    const WorkUnit& ref = units[shared + i];
     const Document& d = documents[ref.document];
     const Scratch packed(ScratchUse::kShared, kernel.packed_bytes(p, d, 1));
-    run_backward_unit(kernel, {job, d, ref.kv_head, packed.data()}, dsinks_of(ref));
+    run_backward_unit(kernel, {job, d, ref.head, packed.data()}, dsinks_of(ref));
   });
   for (std::size_t h = 0; h < p.heads && job.dsinks != nullptr; ++h) {
     double sum = 0;  // documents in order

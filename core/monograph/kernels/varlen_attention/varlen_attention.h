@@ -19,21 +19,10 @@
 #include "monograph/base/dtype.h"
 #include "monograph/cpu/parallel.h"
 #include "monograph/cpu/variant.h"
+#include "monograph/documents/heads_view.h"
 #include "monograph/kernels/keys.h"
 
 namespace monograph {
-
-// Element (t, h, d) of a [tokens, heads, size] tensor stands at data[t * token_stride + h *
-// head_stride
-// + d]; strides count elements. No alignment is assumed.
-struct HeadsView {
-  const void* data;
-  std::ptrdiff_t token_stride, head_stride;
-};
-struct MutableHeadsView {
-  void* data;
-  std::ptrdiff_t token_stride, head_stride;
-};
 
 // Document d has the queries [query_offsets[d], query_offsets[d + 1]) and the first key_lengths[d]
 // (all, if null) of the keys [key_offsets[d], key_offsets[d + 1]). Offsets ascend; equal ones are

@@ -7,7 +7,7 @@
 
 #include "monograph/kernels/varlen_attention/amx/lanes.h"
 #include "monograph/kernels/varlen_attention/amx/tiles.h"
-#include "monograph/kernels/varlen_attention/carver.h"
+#include "monograph/cpu/carver.h"
 #include "monograph/kernels/varlen_attention/unit.h"
 
 namespace monograph {

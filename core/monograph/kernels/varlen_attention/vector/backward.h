@@ -3,7 +3,7 @@
 // += dS K.
 #pragma once
 
-#include "monograph/kernels/varlen_attention/carver.h"
+#include "monograph/cpu/carver.h"
 #include "monograph/kernels/varlen_attention/vector/product.h"
 #include "monograph/kernels/varlen_attention/vector/rows.h"
 

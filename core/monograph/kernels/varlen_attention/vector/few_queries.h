@@ -3,7 +3,7 @@
 // the group while it is in the cache.
 #pragma once
 
-#include "monograph/kernels/varlen_attention/carver.h"
+#include "monograph/cpu/carver.h"
 #include "monograph/kernels/varlen_attention/vector/rows.h"
 #include "monograph/kernels/varlen_attention/vector/softmax_row.h"
 

@@ -2,7 +2,7 @@
 // keys, S = Q K' with keys as lanes, softmax row by row, O += P V.
 #pragma once
 
-#include "monograph/kernels/varlen_attention/carver.h"
+#include "monograph/cpu/carver.h"
 #include "monograph/kernels/varlen_attention/vector/product.h"
 #include "monograph/kernels/varlen_attention/vector/rows.h"
 #include "monograph/kernels/varlen_attention/vector/softmax_row.h"

@@ -1,6 +1,7 @@
 // Rows of a strided tensor to and from packed fp32, for the vector variants.
 #pragma once
 
+#include "monograph/documents/heads_view.h"
 #include "monograph/kernels/varlen_attention/unit.h"
 #include "monograph/simd/lanes.h"
 
@@ -9,20 +10,6 @@ namespace monograph {
 // Rows of the packed arrays are whole vectors of every instruction set, zero beyond the data.
 [[gnu::always_inline]] inline std::int64_t padded(std::size_t size) {
   return static_cast<std::int64_t>((size + 15) / 16 * 16);
-}
-
-template <class T>
-[[gnu::always_inline]] inline const T* row_of(const HeadsView& view, std::int64_t token,
-                                              std::size_t head) {
-  return static_cast<const T*>(view.data) + token * view.token_stride +
-         static_cast<std::ptrdiff_t>(head) * view.head_stride;
-}
-
-template <class T>
-[[gnu::always_inline]] inline T* row_of(const MutableHeadsView& view, std::int64_t token,
-                                        std::size_t head) {
-  return static_cast<T*>(view.data) + token * view.token_stride +
-         static_cast<std::ptrdiff_t>(head) * view.head_stride;
 }
 
 template <class V, class T>
