@@ -82,8 +82,6 @@ struct Dx {
   _tile_stored(3, d, 64);
 }
 
-constexpr std::size_t kTileFloats = 256;
-
 // Two tiles of the left operand by two of the weight: one tile load for each product. The panel
 // comes from the second-level cache and is used once for each block; without the streaming hint it
 // would push the block out of the first: 61 % of a bare loop instead of 75 %.

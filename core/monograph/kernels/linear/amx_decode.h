@@ -8,12 +8,11 @@
 
 #include "monograph/kernels/linear/amx_units.h"
 #include "monograph/kernels/linear/elements.h"
-#include "monograph/kernels/linear/unrolled.h"
 #include "monograph/simd/amx.h"
+#include "monograph/simd/unrolled.h"
 
 namespace monograph {
 
-inline constexpr std::size_t kTileBytes = 1024;
 // Bytes of a step of a panel of kPanel entries.
 template <std::size_t kPanel>
 inline constexpr std::size_t kStepBytes = kPanel / 16 * kTileBytes + 64;

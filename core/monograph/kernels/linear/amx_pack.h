@@ -4,39 +4,10 @@
 #include <immintrin.h>
 
 #include "monograph/kernels/linear/amx_decode.h"
-#include "monograph/kernels/linear/unrolled.h"
 #include "monograph/simd/amx.h"
+#include "monograph/simd/unrolled.h"
 
 namespace monograph {
-
-// 16 x 16 words of 32 bits, in place: 64 shuffles.
-[[gnu::always_inline]] inline void transpose_16x16(__m512i (&v)[16]) {
-  __m512i t[16];
-  unrolled<8>([&](auto j) __attribute__((always_inline)) {
-    constexpr std::size_t i = 2 * j;
-    t[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
-  });
-  unrolled<4>([&](auto j) __attribute__((always_inline)) {
-    constexpr std::size_t i = 4 * j;
-    v[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    v[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    v[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    v[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  });
-  unrolled<4>([&](auto i) __attribute__((always_inline)) {
-    t[i] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_i32x4(v[i + 8], v[i + 12], 0x88);
-    t[i + 8] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0xdd);
-    t[i + 12] = _mm512_shuffle_i32x4(v[i + 8], v[i + 12], 0xdd);
-  });
-  unrolled<4>([&](auto i) __attribute__((always_inline)) {
-    v[i] = _mm512_shuffle_i32x4(t[i], t[i + 4], 0x88);
-    v[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 4], 0xdd);
-    v[i + 4] = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0x88);
-    v[i + 12] = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0xdd);
-  });
-}
 
 // Groups of 32 columns of up to 16 rows: body(group, rows as 16 vectors), zeros beyond the matrix.
 template <class V, class Body>
@@ -54,7 +25,7 @@ template <class V, class Body>
   }
   for (std::size_t c = whole; c < job.count; c += 32) {
     const std::size_t left = job.count - c;
-    const __mmask32 mask = left >= 32 ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
+    const __mmask32 mask = first_lanes(left);
     unrolled<16>([&](auto i) __attribute__((always_inline)) {
       v[i] = i < rows ? _mm512_maskz_loadu_epi16(mask, data + i * job.stride + c)
                       : _mm512_setzero_si512();
@@ -92,10 +63,6 @@ void pack_dx(const PackJob& job) {
         });
 }
 
-[[gnu::always_inline]] inline __mmask32 first_lanes(std::size_t count) {
-  return count >= 32 ? ~__mmask32{0} : (__mmask32{1} << count) - 1;
-}
-
 // Tiles are [entry][row]: two rows of a tile are rounded to one vector of pairs, which then
 // transpose like words of 32 bits. A whole line is written at once: rows of the output are often a
 // multiple of 4 KiB apart and share a set of the first-level cache, where half a line would not
@@ -126,8 +93,7 @@ template <class V, std::size_t kPanel, bool kGain>
         }
         even = _mm512_add_ps(even, _mm512_set1_ps(b[0]));
         odd = _mm512_add_ps(odd, _mm512_set1_ps(b[1]));
-        v[i] = _mm512_permutexvar_epi16(pairs,
-                                        reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even)));
+        v[i] = _mm512_permutexvar_epi16(pairs, to_bf16_pair(even, odd));
       });
       transpose_16x16(v);
       Bf16* out = static_cast<Bf16*>(job.out) + row * job.stride + p;
@@ -156,10 +122,10 @@ template <class V, std::size_t kPanel>
     const float* line = job.c + row / 16 * (kPanel / 16) * 256 + row % 16 * 16;
     Bf16* out = static_cast<Bf16*>(job.out) + row * job.stride;
     for (std::size_t p = 0; p < job.width; p += 32, line += 512)
-      _mm512_mask_storeu_epi16(out + p, first_lanes(job.width - p),
-                               reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(
-                                   _mm512_permutexvar_ps(order, _mm512_load_ps(line + 256)),
-                                   _mm512_permutexvar_ps(order, _mm512_load_ps(line)))));
+      _mm512_mask_storeu_epi16(
+          out + p, first_lanes(job.width - p),
+          to_bf16_pair(_mm512_permutexvar_ps(order, _mm512_load_ps(line)),
+                       _mm512_permutexvar_ps(order, _mm512_load_ps(line + 256))));
   }
 }
 

@@ -16,8 +16,8 @@
 #include <type_traits>
 
 #include "monograph/kernels/linear/elements.h"
-#include "monograph/kernels/linear/unrolled.h"
 #include "monograph/simd/amx.h"
+#include "monograph/simd/unrolled.h"
 
 namespace monograph {
 

@@ -9,7 +9,7 @@
 #include "monograph/base/float_types.h"
 #include "monograph/kernels/linear/elements.h"
 #include "monograph/kernels/linear/kernels.h"
-#include "monograph/kernels/linear/unrolled.h"
+#include "monograph/simd/unrolled.h"
 
 namespace monograph {
 

@@ -401,7 +401,7 @@ void backward_differentiate(const BackwardUnit& unit, std::byte* scratch, std::b
   const std::int64_t key_blocks = blocks(d.keys), query_blocks = blocks(d.queries);
   clear(sums.keys_met, key_blocks * kPieces);
   for (std::int64_t k = 0; k < key_blocks; ++k) backward_pack_keys(unit, k);
-  configure_tiles();
+  simd::Amx::configure();
   for (std::size_t g = 0; g < unit.group(); ++g) {
     const std::size_t head = unit.kv_head * unit.group() + g;
     clear(sums.queries_met, query_blocks * kPieces);
@@ -414,7 +414,7 @@ void backward_differentiate(const BackwardUnit& unit, std::byte* scratch, std::b
           pass.run(q, k, b, sums.of(k, b));
     for (std::int64_t b = 0; b < query_blocks; ++b) write_query_block(unit, head, b, sums.of(0, b));
   }
-  _tile_release();
+  simd::Amx::release();
   for (std::int64_t k = 0; k < key_blocks; ++k) write_key_block(unit, k, sums.of(k, 0));
 }
 
@@ -422,12 +422,12 @@ void backward_key_gradients(const BackwardUnit& unit, std::int64_t block, std::b
   const BlockPass pass = block_pass(unit, memory);
   bool met[kPieces] = {};
   const Sums sums{pass.scratch.dk, pass.scratch.dv, nullptr, met, nullptr};
-  configure_tiles();
+  simd::Amx::configure();
   for (std::size_t g = 0; g < unit.group(); ++g) {
     const QueryPacked q = slot_of(pass.packed, unit.document, g);
     for (std::int64_t b = 0; b < blocks(unit.document.queries); ++b) pass.run(q, block, b, sums);
   }
-  _tile_release();
+  simd::Amx::release();
   write_key_block(unit, block, sums);
 }
 
@@ -436,10 +436,10 @@ void backward_query_gradients(const BackwardUnit& unit, std::size_t g, std::int6
   const BlockPass pass = block_pass(unit, memory);
   bool met[kPieces] = {};
   const Sums sums{nullptr, nullptr, pass.scratch.dq, nullptr, met};
-  configure_tiles();
+  simd::Amx::configure();
   const QueryPacked q = slot_of(pass.packed, unit.document, g);
   for (std::int64_t k = 0; k < blocks(unit.document.keys); ++k) pass.run(q, k, block, sums);
-  _tile_release();
+  simd::Amx::release();
   write_query_block(unit, unit.kv_head * unit.group() + g, block, sums);
 }
 

@@ -5,9 +5,9 @@
 // the group. Included by amx.cpp only.
 #pragma once
 
+#include "monograph/cpu/carver.h"
 #include "monograph/kernels/varlen_attention/amx/lanes.h"
 #include "monograph/kernels/varlen_attention/amx/tiles.h"
-#include "monograph/cpu/carver.h"
 #include "monograph/kernels/varlen_attention/unit.h"
 
 namespace monograph {
@@ -326,7 +326,7 @@ void forward_attend(const ForwardUnit& unit, std::int64_t block, std::byte* memo
       }
       for (std::int64_t r = 0; r < kStrip; ++r) strip.peak[r] = kNoScore, strip.sum[r] = 0;
     }
-  configure_tiles();
+  simd::Amx::configure();
   constexpr std::int64_t kStep = kKeyBlock / kStrip;
   const std::int64_t first_block = keys_of_strip(sees, i, d.queries).first / kStep * kStep;
   const std::int64_t end_block = keys_of_strip(sees, i + (count - 1) * kStrip, d.queries).last;
@@ -340,7 +340,7 @@ void forward_attend(const ForwardUnit& unit, std::int64_t block, std::byte* memo
         attend_strip(unit, sees, packed, scratch, state(g, s), i + s * kStrip, first, last,
                      first == range.first);
       }
-  _tile_release();
+  simd::Amx::release();
   for (std::int64_t g = 0; g < group; ++g)
     for (std::int64_t s = 0; s < count; ++s)
       finish_strip(unit, state(g, s), head(g), i + s * kStrip);

@@ -63,10 +63,5 @@ struct Add {
   return static_cast<__mmask16>(below(end) & ~below(begin));
 }
 
-// Thirty-two floats as bf16, lane 0 of `low` first.
-[[gnu::always_inline]] inline __m512i to_bf16_pair(__m512 low, __m512 high) {
-  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
-}
-
 }  // namespace
 }  // namespace monograph

@@ -17,30 +17,19 @@
 #include <cstdint>
 
 #include "monograph/base/float_types.h"
+#include "monograph/simd/amx.h"
 
 namespace monograph {
 namespace {
 
-constexpr std::int64_t kTile = 512;  // bf16 elements
-constexpr std::int64_t kTileF32 = 256;
+constexpr std::int64_t kTile = kTileBytes / 2;  // bf16 elements
+constexpr std::int64_t kTileF32 = kTileFloats;
 constexpr std::int64_t kSquare = 2 * kTile;        // bf16 elements of an operand
 constexpr std::int64_t kSquareF32 = 4 * kTileF32;  // fp32 elements of a result
 
 [[gnu::always_inline]] inline std::int64_t round_up_32(std::size_t n) {
   return static_cast<std::int64_t>((n + 31) / 32 * 32);
 }
-
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// Static: GCC's intrinsic says that it reads 8 bytes, so the rest of a local object is never stored
-// and the instruction faults. Not a scope object: its destructor would pull a weak symbol into the
-// unit.
-constexpr TileConfig kTileConfig;
-[[gnu::always_inline]] inline void configure_tiles() { _tile_loadconfig(&kTileConfig); }
 
 // c (2 x 2 tiles) {=, +=} sum over `steps` of a (2 tiles a step) * b (2 tiles a step), all
 // contiguous: rows of 8 KiB would put every step of an operand into the same half of the L1 sets.
@@ -85,45 +74,12 @@ template <bool kAccumulate>
     multiply<false>(a, b, steps, c);
 }
 
-// Sixteen rows of sixteen dwords at in + i * stride (in dwords), transposed. The 4 x 4 blocks move
-// in the loads (masked broadcasts of 16 bytes), which leaves 32 shuffles instead of 64.
-[[gnu::always_inline]] inline void transpose_16x16(const std::uint32_t* in, std::ptrdiff_t stride,
-                                                   __m512i out[16]) {
-  __m512i t[16];
-  const auto quad = [&](std::ptrdiff_t row, std::ptrdiff_t column) __attribute__((always_inline)) {
-    const std::uint32_t* p = in + row * stride + column;
-    const auto at = [&](std::ptrdiff_t i) __attribute__((always_inline)) {
-      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 4 * i * stride));
-    };
-    __m512i v = _mm512_castsi128_si512(at(0));
-    v = _mm512_mask_broadcast_i32x4(v, 0x00f0, at(1));
-    v = _mm512_mask_broadcast_i32x4(v, 0x0f00, at(2));
-    return _mm512_mask_broadcast_i32x4(v, 0xf000, at(3));
-  };
-  for (int c = 0; c < 4; ++c) {
-    const __m512i r0 = quad(0, 4 * c), r1 = quad(1, 4 * c);
-    const __m512i r2 = quad(2, 4 * c), r3 = quad(3, 4 * c);
-    t[0] = _mm512_unpacklo_epi32(r0, r1);
-    t[1] = _mm512_unpackhi_epi32(r0, r1);
-    t[2] = _mm512_unpacklo_epi32(r2, r3);
-    t[3] = _mm512_unpackhi_epi32(r2, r3);
-    out[4 * c] = _mm512_unpacklo_epi64(t[0], t[2]);
-    out[4 * c + 1] = _mm512_unpackhi_epi64(t[0], t[2]);
-    out[4 * c + 2] = _mm512_unpacklo_epi64(t[1], t[3]);
-    out[4 * c + 3] = _mm512_unpackhi_epi64(t[1], t[3]);
-  }
-}
-
 // Rows of a strided bf16 tensor: `tokens` of them exist, `size` elements each.
 struct Rows {
   const Bf16* data;
   std::ptrdiff_t stride;
   std::int64_t tokens, size;
 };
-
-[[gnu::always_inline]] inline __mmask32 first_lanes(std::int64_t n) {
-  return n >= 32 ? ~__mmask32{0} : (__mmask32{1} << n) - 1;
-}
 
 // 32 tokens by 32 elements from `column` on, zero where there is no data.
 struct Square {
