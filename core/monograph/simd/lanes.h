@@ -13,11 +13,11 @@ namespace monograph {
 inline constexpr float kLog2E = 1.44269504088896341f;
 inline constexpr float kLn2 = 0.693147180559945309f;
 
-// kLanes, F32, kRows and kVectors (the register block of attention's product), set, load, store,
-// add, sub, mul, div, fma (a * b + c), max, round (to integral), scale2 (a * 2^n for integral n
-// within +-200), reduce_add, reduce_max. load_as and store_as convert kLanes elements of a storage
-// type; load_two takes 2 * kLanes, where kSplits<T> the even ones first: for bf16 a shift and a
-// mask.
+// kLanes, F32, set, load, store, add, sub, mul, div, fma (a * b + c), max, min, round (to
+// integral), scale2 (a * 2^n for integral n within +-200), reduce_add, reduce_max, sum4 (of each of
+// four vectors the sum, by one tree; not with one lane). load_as and store_as convert kLanes
+// elements of a storage type; load_two takes 2 * kLanes, where kSplits<T> the even ones first: for
+// bf16 a shift and a mask.
 template <class V>
 struct Lanes;
 

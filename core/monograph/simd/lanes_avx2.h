@@ -12,7 +12,7 @@ namespace monograph {
 
 template <>
 struct Lanes<simd::Avx2> {
-  static constexpr std::int64_t kLanes = 8, kRows = 4, kVectors = 2;
+  static constexpr std::int64_t kLanes = 8;
   using F32 = __m256;
 
   [[gnu::always_inline]] static F32 set(float x) { return _mm256_set1_ps(x); }
@@ -42,6 +42,16 @@ struct Lanes<simd::Avx2> {
     const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+  }
+
+  // Four sums over the lanes, each by the same tree.
+  [[gnu::always_inline]] static void sum4(const F32 (&v)[4], float* out) {
+    const F32 a = add(_mm256_unpacklo_ps(v[0], v[1]), _mm256_unpackhi_ps(v[0], v[1]));
+    const F32 b = add(_mm256_unpacklo_ps(v[2], v[3]), _mm256_unpackhi_ps(v[2], v[3]));
+    const __m256d da = _mm256_castps_pd(a), db = _mm256_castps_pd(b);
+    const F32 two = add(_mm256_castpd_ps(_mm256_unpacklo_pd(da, db)),
+                        _mm256_castpd_ps(_mm256_unpackhi_pd(da, db)));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1)));
   }
 
   template <class T>

@@ -12,7 +12,7 @@ namespace monograph {
 
 template <>
 struct Lanes<simd::Avx512> {
-  static constexpr std::int64_t kLanes = 16, kRows = 6, kVectors = 4;
+  static constexpr std::int64_t kLanes = 16;
   using F32 = __m512;
 
   [[gnu::always_inline]] static F32 set(float x) { return _mm512_set1_ps(x); }
@@ -31,6 +31,17 @@ struct Lanes<simd::Avx512> {
   [[gnu::always_inline]] static F32 scale2(F32 a, F32 n) { return _mm512_scalef_ps(a, n); }
   [[gnu::always_inline]] static float reduce_add(F32 a) { return _mm512_reduce_add_ps(a); }
   [[gnu::always_inline]] static float reduce_max(F32 a) { return _mm512_reduce_max_ps(a); }
+
+  // Four sums over the lanes, each by the same tree.
+  [[gnu::always_inline]] static void sum4(const F32 (&v)[4], float* out) {
+    const F32 a = add(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+    const F32 b = add(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+    const __m512d da = _mm512_castps_pd(a), db = _mm512_castps_pd(b);
+    const F32 four = add(_mm512_castpd_ps(_mm512_unpacklo_pd(da, db)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(da, db)));
+    const __m256 two = _mm256_add_ps(_mm512_castps512_ps256(four), _mm512_extractf32x8_ps(four, 1));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1)));
+  }
 
   template <class T>
   [[gnu::always_inline]] static F32 load_as(const T* p) {

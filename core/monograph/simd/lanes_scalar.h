@@ -1,4 +1,4 @@
-// One lane. No fused multiply-add: without the instruction it is a library call.
+// One lane, and eight. No fused multiply-add: without the instruction it is a library call.
 #pragma once
 
 #include <bit>
@@ -9,7 +9,7 @@ namespace monograph {
 
 template <>
 struct Lanes<simd::Scalar> {
-  static constexpr std::int64_t kLanes = 1, kRows = 4, kVectors = 2;
+  static constexpr std::int64_t kLanes = 1;
   using F32 = float;
 
   [[gnu::always_inline]] static F32 set(float x) { return x; }
@@ -51,6 +51,43 @@ struct Lanes<simd::Scalar> {
  private:
   [[gnu::always_inline]] static float power(int n) {
     return std::bit_cast<float>(static_cast<std::uint32_t>(n + 127) << 23);
+  }
+};
+
+// Eight lanes in plain C++, which compilers map to whatever the baseline has: the part that
+// products need. Products are rounded before they are added, as above.
+template <>
+struct Lanes<simd::Scalar8> {
+  static constexpr std::int64_t kLanes = 8;
+  struct F32 {
+    float lane[kLanes];
+  };
+
+  [[gnu::always_inline]] static F32 set(float x) { return {{x, x, x, x, x, x, x, x}}; }
+  [[gnu::always_inline]] static F32 load(const float* p) { return load_as(p); }
+  [[gnu::always_inline]] static void store(float* p, F32 v) {
+    for (std::int64_t i = 0; i < kLanes; ++i) p[i] = v.lane[i];
+  }
+  [[gnu::always_inline]] static F32 add(F32 a, F32 b) {
+    for (std::int64_t i = 0; i < kLanes; ++i) a.lane[i] += b.lane[i];
+    return a;
+  }
+  [[gnu::always_inline]] static F32 fma(F32 a, F32 b, F32 c) {
+    for (std::int64_t i = 0; i < kLanes; ++i) c.lane[i] += a.lane[i] * b.lane[i];
+    return c;
+  }
+  [[gnu::always_inline]] static void sum4(const F32 (&v)[4], float* out) {
+    for (std::int64_t n = 0; n < 4; ++n) {
+      const float* a = v[n].lane;
+      out[n] = ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+    }
+  }
+
+  template <class T>
+  [[gnu::always_inline]] static F32 load_as(const T* p) {
+    F32 v;
+    for (std::int64_t i = 0; i < kLanes; ++i) v.lane[i] = to_float(p[i]);
+    return v;
   }
 };
 

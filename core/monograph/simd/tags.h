@@ -9,6 +9,7 @@ namespace monograph {
 
 namespace simd {
 struct Scalar;
+struct Scalar8;  // lanes only: eight at a time, see lanes_scalar.h
 struct Avx2;
 struct Avx512;
 struct Amx;

@@ -2,37 +2,15 @@
 #include "monograph/simd/avx512.h"
 
 #include "monograph/kernels/linear/generic.h"
+#include "monograph/simd/lanes_avx512.h"
 
 namespace monograph {
 
 // 24 accumulators of 32 registers.
 template <>
-struct FloatLanes<simd::Avx512> {
-  using F32 = __m512;
-  static constexpr std::size_t kLanes = 16, kRows = 6, kDxRows = 6, kDxVectors = 2;
-
-  [[gnu::always_inline]] static F32 zero() { return _mm512_setzero_ps(); }
-  [[gnu::always_inline]] static F32 set(float x) { return _mm512_set1_ps(x); }
-  [[gnu::always_inline]] static F32 load(const float* p) { return _mm512_loadu_ps(p); }
-  [[gnu::always_inline]] static void store(float* p, F32 v) { _mm512_storeu_ps(p, v); }
-  [[gnu::always_inline]] static F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }
-  [[gnu::always_inline]] static F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
-
-  template <class T>
-  [[gnu::always_inline]] static F32 load_as(const T* p) {
-    return simd::Avx512::load_f32(p);
-  }
-
-  // Four sums over the lanes, each by the same tree.
-  [[gnu::always_inline]] static void sum4(const F32 (&v)[4], float* out) {
-    const F32 a = add(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
-    const F32 b = add(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
-    const __m512d da = _mm512_castps_pd(a), db = _mm512_castps_pd(b);
-    const F32 four = add(_mm512_castpd_ps(_mm512_unpacklo_pd(da, db)),
-                         _mm512_castpd_ps(_mm512_unpackhi_pd(da, db)));
-    const __m256 two = _mm256_add_ps(_mm512_castps512_ps256(four), _mm512_extractf32x8_ps(four, 1));
-    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1)));
-  }
+struct RegisterBlock<simd::Avx512> {
+  using L = Lanes<simd::Avx512>;
+  static constexpr std::size_t kRows = 6, kDxRows = 6, kDxVectors = 2;
 };
 
 template const LinearKernels* find_linear<simd::Avx512>(DType, Pass);

@@ -9,23 +9,25 @@
 #include "monograph/base/float_types.h"
 #include "monograph/kernels/linear/elements.h"
 #include "monograph/kernels/linear/kernels.h"
+#include "monograph/simd/lanes.h"
 #include "monograph/simd/unrolled.h"
 
 namespace monograph {
 
-// Arithmetic of V on kLanes floats; specialised beside each instantiation. kRows x 4 accumulators
-// forward, kDxRows x kDxVectors for dx.
+// What V keeps in registers, specialised beside each instantiation: L, the lanes it computes with;
+// kRows x 4 accumulators forward, kDxRows x kDxVectors for dx.
 template <class V>
-struct FloatLanes;
+struct RegisterBlock;
 
 template <class V>
-struct VectorSizes : FloatLanes<V> {
-  using L = FloatLanes<V>;
+struct VectorSizes {
+  using Block = RegisterBlock<V>;
+  using L = typename Block::L;
   static constexpr std::size_t kColumns = 4;        // of W^T, in registers together
   static constexpr std::size_t kForwardPanel = 16;  // at most 32 KiB of decoded weight
   static constexpr std::size_t kForwardChunk = 32 * L::kLanes;
   static constexpr std::size_t kDxPanel = 128;
-  static constexpr std::size_t kDxGroup = L::kDxVectors * L::kLanes;
+  static constexpr std::size_t kDxGroup = Block::kDxVectors * L::kLanes;
   static constexpr std::size_t kDxChunk = 256, kDxChain = 16;
   static_assert(kDxPanel % kDxGroup == 0 && kForwardPanel % kColumns == 0);
 };
@@ -54,14 +56,14 @@ template <class F, class V, class T>
   for (std::size_t c = 0; c < count; c += kBuffer) {
     const std::size_t n = count - c < kBuffer ? count - c : kBuffer;
     decode_elements<F, V>(weight, row, begin + c, begin + c + n, elements);
-    widen<FloatLanes<V>>(elements, n, out + c);
+    widen<typename RegisterBlock<V>::L>(elements, n, out + c);
   }
 }
 
 // [row][count], rows padded to whole vectors.
 template <class V, class T>
 void pack_forward_rows(const PackJob& job) {
-  using L = FloatLanes<V>;
+  using L = typename RegisterBlock<V>::L;
   float* out = reinterpret_cast<float*>(job.out);
   for (std::size_t r = 0; r < job.rows; ++r)
     widen<L>(static_cast<const T*>(job.data) + r * job.stride + job.begin, job.count,
@@ -71,7 +73,7 @@ void pack_forward_rows(const PackJob& job) {
 template <class F, class V, class T>
 void decode_forward_rows(const DecodeJob& job) {
   float* out = reinterpret_cast<float*>(job.out);
-  const std::size_t stride = padded_lanes<FloatLanes<V>>(job.count);
+  const std::size_t stride = padded_lanes<typename RegisterBlock<V>::L>(job.count);
   for (std::size_t r = 0; r < job.width; ++r)
     decode_widened<F, V, T>(*job.weight, job.first + r, job.begin, job.count, out + r * stride);
 }
@@ -80,12 +82,12 @@ void decode_forward_rows(const DecodeJob& job) {
 template <class V, std::size_t kRows>
 [[gnu::always_inline]] inline void dot_block(const float* left, const float* panel,
                                              std::size_t stride, float* c, bool accumulate) {
-  using L = FloatLanes<V>;
+  using L = typename RegisterBlock<V>::L;
   constexpr std::size_t kColumns = VectorSizes<V>::kColumns;
   using F32 = typename L::F32;
   F32 sum[kRows][kColumns];
   unrolled<kRows * kColumns>([&](auto i) __attribute__((always_inline)) {
-    sum[i / kColumns][i % kColumns] = L::zero();
+    sum[i / kColumns][i % kColumns] = L::set(0.0f);
   });
   for (std::size_t k = 0; k < stride; k += L::kLanes) {
     F32 x[kRows];
@@ -108,7 +110,7 @@ template <class V, std::size_t kRows>
 
 template <class V, std::size_t kRows>
 [[gnu::noinline]] void dot_panel(const MultiplyJob& job) {
-  const std::size_t stride = padded_lanes<FloatLanes<V>>(job.count);
+  const std::size_t stride = padded_lanes<typename RegisterBlock<V>::L>(job.count);
   const float* left = reinterpret_cast<const float*>(job.left);
   const float* panel = reinterpret_cast<const float*>(job.panel);
   for (std::size_t n = 0; n < job.width; n += VectorSizes<V>::kColumns)
@@ -122,7 +124,7 @@ void pack_dx_rows(const PackJob& job) {
   for (std::size_t r = 0; r < job.rows; ++r) {
     const T* in = static_cast<const T*>(job.data) + r * job.stride + job.begin;
     for (std::size_t i = 0; i < job.count; ++i)
-      out[i * FloatLanes<V>::kDxRows + r] = to_float(in[i]);
+      out[i * RegisterBlock<V>::kDxRows + r] = to_float(in[i]);
   }
 }
 
@@ -140,21 +142,21 @@ void decode_dx_rows(const DecodeJob& job) {
 template <class V, std::size_t kRows>
 [[gnu::always_inline]] inline void outer_block(const float* left, const float* panel,
                                                std::size_t count, float* c, bool accumulate) {
-  using L = FloatLanes<V>;
+  using L = typename RegisterBlock<V>::L;
   using F32 = typename L::F32;
   constexpr std::size_t kPanel = VectorSizes<V>::kDxPanel, kChain = VectorSizes<V>::kDxChain;
-  constexpr std::size_t kVectors = L::kDxVectors;
+  constexpr std::size_t kVectors = RegisterBlock<V>::kDxVectors;
   F32 total[kRows][kVectors], sum[kRows][kVectors];
   unrolled<kRows * kVectors>([&](auto i) __attribute__((always_inline)) {
-    total[i / kVectors][i % kVectors] = L::zero();
+    total[i / kVectors][i % kVectors] = L::set(0.0f);
   });
   while (count != 0) {
     const std::size_t chain = count < kChain ? count : kChain;
     count -= chain;
     unrolled<kRows * kVectors>([&](auto i) __attribute__((always_inline)) {
-      sum[i / kVectors][i % kVectors] = L::zero();
+      sum[i / kVectors][i % kVectors] = L::set(0.0f);
     });
-    for (std::size_t i = 0; i < chain; ++i, left += L::kDxRows, panel += kPanel) {
+    for (std::size_t i = 0; i < chain; ++i, left += RegisterBlock<V>::kDxRows, panel += kPanel) {
       F32 w[kVectors];
       unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
         w[v] = L::load(panel + v * L::kLanes);
@@ -206,12 +208,12 @@ template <class V, class T, std::size_t kPanel>
 }
 
 // Fewer rows than a block have fewer accumulators, not another order.
-template <class V, std::size_t kRows = FloatLanes<V>::kRows>
+template <class V, std::size_t kRows = RegisterBlock<V>::kRows>
 [[gnu::always_inline]] inline void multiply_dots(const MultiplyJob& job) {
   if (job.rows == kRows) return dot_panel<V, kRows>(job);
   if constexpr (kRows > 1) multiply_dots<V, kRows - 1>(job);
 }
-template <class V, std::size_t kRows = FloatLanes<V>::kDxRows>
+template <class V, std::size_t kRows = RegisterBlock<V>::kDxRows>
 [[gnu::always_inline]] inline void multiply_outer(const MultiplyJob& job) {
   if (job.rows == kRows) return outer_panel<V, kRows>(job);
   if constexpr (kRows > 1) multiply_outer<V, kRows - 1>(job);
@@ -246,13 +248,13 @@ const AheadKernels* no_ahead(const DecodeJob&) {
 
 template <class V, class T>
 inline constexpr LinearKernels kForwardKernels = {
-    .block = FloatLanes<V>::kRows,
+    .block = RegisterBlock<V>::kRows,
     .panel = VectorSizes<V>::kForwardPanel,
-    .step = FloatLanes<V>::kLanes,
+    .step = RegisterBlock<V>::L::kLanes,
     .chunk = VectorSizes<V>::kForwardChunk,
     .load_chunks = kAnyChunks,
     .left_bytes = 4,
-    .panel_step_bytes = VectorSizes<V>::kForwardPanel* FloatLanes<V>::kLanes * 4,
+    .panel_step_bytes = VectorSizes<V>::kForwardPanel* RegisterBlock<V>::L::kLanes * 4,
     .few_rows = 0,
     .few = nullptr,
     .enter = nullptr,
@@ -265,7 +267,7 @@ inline constexpr LinearKernels kForwardKernels = {
     .direct = nullptr};
 
 template <class V, class T>
-inline constexpr LinearKernels kDxKernels = {.block = FloatLanes<V>::kDxRows,
+inline constexpr LinearKernels kDxKernels = {.block = RegisterBlock<V>::kDxRows,
                                              .panel = VectorSizes<V>::kDxPanel,
                                              .step = 1,
                                              .chunk = VectorSizes<V>::kDxChunk,

@@ -11,6 +11,16 @@ struct Left {
   std::int64_t row, column;
 };
 
+// What product() computes at a time: kRows rows of kVectors vectors, in registers.
+template <class V>
+struct ProductBlock {
+  static constexpr std::int64_t kRows = 4, kVectors = 2;
+};
+template <>
+struct ProductBlock<simd::Avx512> {
+  static constexpr std::int64_t kRows = 6, kVectors = 4;
+};
+
 template <class V, std::int64_t kRows, std::int64_t kVectors>
 [[gnu::always_inline]] inline void product_block(const Left& a, const float* b, std::int64_t ldb,
                                                  float* c, std::int64_t ldc, std::int64_t depth,
@@ -39,9 +49,10 @@ template <class V, std::int64_t kRows>
                                                 float* c, std::int64_t ldc, std::int64_t columns,
                                                 std::int64_t depth, bool accumulate) {
   using L = Lanes<V>;
+  constexpr std::int64_t kVectors = ProductBlock<V>::kVectors;
   std::int64_t n = 0;
-  for (; n + L::kVectors * L::kLanes <= columns; n += L::kVectors * L::kLanes)
-    product_block<V, kRows, L::kVectors>(a, b + n, ldb, c + n, ldc, depth, accumulate);
+  for (; n + kVectors * L::kLanes <= columns; n += kVectors * L::kLanes)
+    product_block<V, kRows, kVectors>(a, b + n, ldb, c + n, ldc, depth, accumulate);
   for (; n < columns; n += L::kLanes)
     product_block<V, kRows, 1>(a, b + n, ldb, c + n, ldc, depth, accumulate);
 }
@@ -54,7 +65,7 @@ template <class V>
 [[gnu::aligned(64)]] void product(Left a, const float* b, std::int64_t ldb, float* c,
                                   std::int64_t ldc, std::int64_t rows, std::int64_t columns,
                                   std::int64_t depth, bool accumulate) {
-  constexpr std::int64_t kRows = Lanes<V>::kRows;
+  constexpr std::int64_t kRows = ProductBlock<V>::kRows;
   std::int64_t m = 0;
   for (; m + kRows <= rows; m += kRows, a.data += kRows * a.row)
     product_rows<V, kRows>(a, b, ldb, c + m * ldc, ldc, columns, depth, accumulate);
