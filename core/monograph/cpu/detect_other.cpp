@@ -1,5 +1,4 @@
-// Architectures without SIMD variants yet: everything runs on the scalar ones. NEON will be a level
-// here.
+// Architectures without SIMD variants yet: everything runs on the scalar ones.
 #include "monograph/cpu/isa.h"
 
 namespace monograph {

@@ -10,8 +10,7 @@
 namespace monograph {
 namespace {
 
-// arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA): Linux grants the 8 KiB tile state per process on
-// request.
+// arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA): Linux grants a process the 8 KiB of tiles on request.
 constexpr long kRequestPermission = 0x1023;
 constexpr long kTileData = 18;
 

@@ -1,5 +1,4 @@
-// Parallelism is an argument: torch's pool inside torch, the small pool below in the tool and the
-// tests.
+// Parallelism is an argument: torch's pool inside torch, the pool below in the tool and the tests.
 #pragma once
 
 #include <condition_variable>

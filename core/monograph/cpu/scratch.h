@@ -1,5 +1,4 @@
-// Working memory of the calling thread, kept between calls: fresh pages cost more than what fills
-// them.
+// Working memory of the calling thread, kept between calls: fresh pages cost more than writing.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +6,7 @@
 
 namespace monograph {
 
-// Buffers of different uses may be held at the same time; of one use, once a thread.
+// Buffers of different uses may be held at the same time; of one use, once per thread.
 enum class ScratchUse : std::uint8_t {
   kShared,  // made by the calling thread, read by the threads that help with its call
   kLocal,   // of one thread's share of the work

@@ -16,8 +16,8 @@ struct WorkUnit {
   double work;
 };
 
-// `heads` units a document, largest first, so that the last ones to be taken are short. work_of(d)
-// is nullopt for a document with nothing to do.
+// `heads` units per document, largest first, so that the last ones to be taken are short.
+// work_of(d) is nullopt for a document with nothing to do.
 std::vector<WorkUnit> work_units(std::size_t documents, std::size_t heads,
                                  FunctionRef<std::optional<double>(std::size_t)> work_of);
 

@@ -1,4 +1,4 @@
-// The vocabulary on AVX2 with F16C: eight floats or sixteen halves a vector.
+// The vocabulary on AVX2 with F16C: eight floats or sixteen halves per vector.
 #pragma once
 
 #include <immintrin.h>
@@ -112,8 +112,9 @@ struct Avx2 {
     const __m128i half = _mm_and_si128(_mm_srai_epi16(_mm_slli_epi16(words, 8), 1),
                                        _mm_set1_epi16(static_cast<short>(0xbfff)));
     const __m256 exact = _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f));
-    const __m128i seven = _mm_set1_epi16(0x7f);
-    const __m256i nan = _mm256_cvtepi16_epi32(_mm_cmpeq_epi16(_mm_and_si128(words, seven), seven));
+    const __m128i nan_code = _mm_set1_epi16(0x7f);
+    const __m256i nan =
+        _mm256_cvtepi16_epi32(_mm_cmpeq_epi16(_mm_and_si128(words, nan_code), nan_code));
     const __m256 value = _mm256_blendv_ps(exact, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)),
                                           _mm256_castsi256_ps(nan));
     return _mm256_mul_ps(value, _mm256_set1_ps(scale));

@@ -1,4 +1,4 @@
-// The vocabulary on AVX-512 (F, BW, DQ, VL): sixteen floats or thirty-two halves a vector.
+// The vocabulary on AVX-512 (F, BW, DQ, VL): sixteen floats or thirty-two halves per vector.
 #pragma once
 
 #include <immintrin.h>
@@ -64,8 +64,7 @@ struct Avx512 {
   }
 
   // A permute reads only the low bits of an index, and the table of halves stands there twice: the
-  // nibble of the wrong half of a byte needs no mask. Two shuffles a vector, the zero extension
-  // included.
+  // nibble of the wrong half of a byte needs no mask. Two shuffles per vector with the widening.
   template <class T, Nibbles kNibbles>
   [[gnu::always_inline]] static Vec<T> lookup(Table<T> table, const std::uint8_t* packed) {
     constexpr bool kHigh = kNibbles == Nibbles::kHighFirst;
@@ -109,8 +108,8 @@ struct Avx512 {
     const __m256i half = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(words, 8), 1),
                                           _mm256_set1_epi16(static_cast<short>(0xbfff)));
     const __m512 exact = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
-    const __m256i seven = _mm256_set1_epi16(0x7f);
-    const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(words, seven), seven);
+    const __m256i nan_code = _mm256_set1_epi16(0x7f);
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(words, nan_code), nan_code);
     const __m512 value = _mm512_castsi512_ps(
         _mm512_mask_mov_epi32(_mm512_castps_si512(exact), nan, _mm512_set1_epi32(0x7fc00000)));
     return _mm512_mul_ps(value, _mm512_set1_ps(scale));
@@ -212,7 +211,7 @@ struct Avx512 {
     return scaled_e4m3<Bf16>(codes, scale.scale);
   }
 
-  // A NaN among the codes, or a scale that 256 may carry beyond fp32, takes the slower road.
+  // A NaN among the codes, or a scale that 256 may carry beyond fp32, takes the slow path.
   template <class T>
   [[gnu::always_inline]] static Vec<T> scaled_e4m3(const std::uint8_t* codes, float scale) {
     if constexpr (sizeof(T) == 4) {
@@ -323,8 +322,7 @@ struct Avx512 {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(packed), _mm256_cvtepi16_epi8(pairs));
   }
 
-  // Binary search in the register of bounds: four permutes and compares instead of fifteen
-  // compares.
+  // Binary search in the register of bounds: four permutes and compares, not fifteen compares.
   [[gnu::always_inline]] static __m512i encode_sixteen(const Encoder& e, __m512 v) {
     __m512i index = _mm512_setzero_si512();
     const auto step = [&](int width) __attribute__((always_inline)) {
@@ -362,8 +360,7 @@ struct Avx512 {
 
   // x / y, rounded once, in a third of the time of the instruction: two steps of Markstein's from
   // x * r, r = 1 / y. Right where with_inverse() (base/scaling.h) gives an inverse, but that a
-  // quotient below 2^-12, which every format rounds to zero, may be off; the sign is always that of
-  // x.
+  // quotient below 2^-12, which every format rounds to zero, may be off; its sign is right.
   [[gnu::always_inline]] static __m512 divided(__m512 x, __m512 y, __m512 r) {
     const __m512 first = _mm512_mul_ps(x, r);
     const __m512 second = _mm512_fmadd_ps(_mm512_fnmadd_ps(first, y, x), r, first);

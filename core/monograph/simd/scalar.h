@@ -1,5 +1,4 @@
-// The vocabulary that every SIMD header implements, in plain C++: a vector is the two values of a
-// byte.
+// The vocabulary that every SIMD header implements, in plain C++: two values are a vector.
 #pragma once
 
 #include <cstddef>
@@ -61,8 +60,7 @@ struct Scalar {
     out[1] = v.second;
   }
 
-  // Past the caches where the instruction set can; `out` aligned to a vector. stream_end() orders
-  // them.
+  // Past the caches where the instruction set can; `out` aligned to a vector, stream_end() last.
   template <class T>
   [[gnu::always_inline]] static void stream(T* out, Vec<T> v) {
     store(out, v);

@@ -69,7 +69,7 @@ TEST(WorkUnits, LargestFirstAndEqualOnesInOrder) {
                                                                  {0, 1}, {3, 0}, {3, 1}};
   EXPECT_EQ(order, want);
   EXPECT_EQ(count_shared(units, 1, 1, 0), 0u);
-  EXPECT_EQ(count_shared(units, 4, 1, 0), 2u);  // 30 in all, 7.5 a thread
+  EXPECT_EQ(count_shared(units, 4, 1, 0), 2u);  // 30 in all, 7.5 per thread
   EXPECT_EQ(count_shared(units, 4, 0.25, 0), 6u);
   EXPECT_EQ(count_shared(units, 4, 0.25, 3), 2u);
 }

@@ -7,8 +7,7 @@ namespace monograph {
 
 using TileFn = double(std::size_t steps);
 
-// Defined once for each instruction set, in scalar.cpp, avx2.cpp, avx512.cpp; the second in
-// amx.cpp.
+// Defined in scalar.cpp, avx2.cpp and avx512.cpp; tile_products_with in amx.cpp.
 template <class V>
 void move_with(const std::uint8_t* in, std::size_t in_bytes, std::uint8_t* out,
                std::size_t out_bytes);

@@ -7,8 +7,7 @@
 namespace monograph {
 
 // Reads every byte of `in` and writes every byte of `out` once, in order, with 64-byte stores: the
-// traffic of a dequantisation without its arithmetic. The output is `in` repeated by 16-byte
-// pieces.
+// traffic of a dequantisation without its arithmetic. Pieces of 16 bytes of `in` are repeated.
 using MoveFn = void(const std::uint8_t* in, std::size_t in_bytes, std::uint8_t* out,
                     std::size_t out_bytes);
 void move_bytes(const std::uint8_t* in, std::size_t in_bytes, std::uint8_t* out,

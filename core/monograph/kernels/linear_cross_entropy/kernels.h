@@ -36,7 +36,7 @@ struct RowStatistics {
 struct CrossEntropyKernels {
   RowSums (*sums)(const LogitsRow& row);
   RowStatistics (*statistics)(const LogitsRow& row, float peak);
-  // Each logit becomes factor * (exp(z - base) * inverse - [its place is the label's]) * dz/dlogit.
+  // Each logit becomes factor * (exp(z - base) * inverse - [it is the label's]) * dz/dlogit.
   void (*gradient)(const LogitsRow& row, float base, float inverse, float factor);
   // Each logit becomes -factor * p * (log p + entropy) * dz/dlogit, with log p = z - lse.
   void (*entropy_gradient)(const LogitsRow& row, float lse, float entropy, float factor);

@@ -27,7 +27,7 @@ const CrossEntropyKernels& pick_cross_entropy(DType dtype) {
   throw Error(std::string("linear_cross_entropy: no variant for ") + name_of(dtype));
 }
 
-// `count` in the fewest pieces of at most `limit` rows that fit `bytes` at `each` a row, all alike.
+// `count` rows of `each` bytes in the fewest equal pieces of at most `limit` rows and `bytes`.
 std::size_t piece_of(std::size_t count, std::size_t bytes, std::size_t each, std::size_t limit) {
   std::size_t most = std::clamp<std::size_t>(bytes / std::max<std::size_t>(each, 1), 1, limit);
   const std::size_t unit = most < kRowUnit ? 1 : kRowUnit;
@@ -46,7 +46,7 @@ const std::byte* row_of(const Matrix& m, std::size_t row, std::size_t element) {
   return static_cast<const std::byte*>(m.data) + row * m.stride * element;
 }
 
-// The places whose label counts.
+// The tokens whose label counts.
 std::vector<std::size_t> counted(const CrossEntropyProblem& problem) {
   std::vector<std::size_t> rows;
   rows.reserve(problem.x.rows);

@@ -35,8 +35,7 @@ inline constexpr std::int64_t kIgnoredLabel = -100;
 inline constexpr std::size_t kChunkTokens = 256;
 inline constexpr std::size_t kLogitsBytes = std::size_t{128} << 20;
 
-// The head and the tokens it is asked about. Labels are kIgnoredLabel or in [0, rows of the
-// weight).
+// The head and the tokens it is asked about. Labels are kIgnoredLabel or in [0, V).
 struct CrossEntropyProblem {
   DType dtype;
   Matrix x;                    // [T, K]
@@ -68,7 +67,7 @@ void linear_cross_entropy(const CrossEntropyProblem& problem, const CrossEntropy
 // The gradient of a plain weight: dweight[v] = sum_t g[t] * dz[t,v] * x[t], rounded once to the
 // call's type, and dbias[v] = sum_t g[t] * dz[t,v] unless it is nullptr. Takes the log-sum-exp of
 // the forward, walks through slices of the vocabulary and computes their logits again: each sum
-// over tokens has one fp32 accumulator. Beside `logits_bytes` it holds at most a copy of x.
+// over tokens has one fp32 accumulator. In addition to `logits_bytes` it holds at most a copy of x.
 struct CrossEntropyWeightGradient {
   const float* lse;       // [T]
   const float* g;         // [T]

@@ -94,8 +94,8 @@ class TensorOfBlock {
     skip(1);
     return found;
   }
-  // Whether so many blocks from here on lie in one matrix: then scales() is theirs, and skip()
-  // passes them.
+  // Whether the next `blocks` blocks lie in one matrix: scales() is then for all of them, and
+  // skip(blocks) goes past them.
   [[gnu::always_inline]] bool reaches(std::size_t blocks) {
     advance();
     return next_ == nullptr || left_ >= blocks;

@@ -12,8 +12,7 @@
 
 namespace monograph {
 
-// Midpoints of neighbouring values in fp32, as bitsandbytes computes them; entry 15 is never
-// reached.
+// Midpoints of neighbouring values in fp32, as bitsandbytes computes them; entry 15 is not used.
 template <class F>
 struct Bounds {
   float values[16];

@@ -1,4 +1,4 @@
-// bf16, fp16 or fp32 -> packed values and one scale a block, by the rules of the format (see its
+// bf16, fp16 or fp32 -> packed values and one scale per block, by the rules of the format (see its
 // header). The same bits on every instruction set and for any number of threads.
 #pragma once
 
@@ -28,7 +28,7 @@ struct QuantizeJob {
   std::size_t block;
   NonFinite nonfinite;
   std::uint8_t* values;  // packed_bytes(format, elements)
-  std::uint8_t* scales;  // size_bytes(kind) a block, unaligned
+  std::uint8_t* scales;  // size_bytes(kind) per block, unaligned
   ScaleRule rule = ScaleRule::kAbsmax;
   ScaleKind kind = ScaleKind::kFp32;
   BlockShape shape = BlockShape::kFlat;
@@ -59,8 +59,7 @@ using AbsmaxFn = std::uint32_t(DType dtype, const void* input, std::size_t count
 // The largest magnitude among `count` elements, non-finite ones left out.
 float largest_magnitude(DType dtype, const void* input, std::size_t count);
 
-// The scale of a matrix with this largest magnitude by the rule of the format; {1, 1} for a format
-// without.
+// The scale of a matrix with this largest magnitude by the format's rule; {1, 1} if it has none.
 TensorScales tensor_scales_for(Format format, ScaleRule rule, float absmax);
 
 // The same of one matrix of `count` elements.

@@ -33,7 +33,7 @@ struct ScaleLanes : Lanes<simd::Avx512> {
   }
 };
 
-// What the elements are multiplied with or divided by, one entry a block.
+// What the elements are multiplied with or divided by, one entry per block.
 struct StripScaling {
   __m512 factors, inverses;
   bool divide, inverted;  // inverted: a division may be made of the inverses (base/scaling.h)
@@ -54,7 +54,7 @@ struct StripScaling {
 }
 
 // Thirty-two elements to codes of the minifloat E, a word each; `factor` and `inverse` are those of
-// every even element, and of the odd one beside it. False if E is not E2M1 and an element is below
+// every even element, and of the odd one after it. False if E is not E2M1 and an element is below
 // its normal numbers: then this is not the way.
 template <class E>
 [[gnu::always_inline]] inline bool codes_of_words(const Bf16* in, const StripScaling& s,

@@ -13,7 +13,7 @@ inline constexpr float kNoScore = -1e30f;
 
 // The reference moves only when a score exceeds it by this much in log2: probabilities then stay
 // below 2^8, which fp32 sums and bf16 products hold as exactly as those below 1, and the
-// accumulated output is rescaled once or twice a row instead of at every new maximum.
+// accumulated output is rescaled once or twice per row instead of at every new maximum.
 inline constexpr float kSlack = 8.f;
 
 // Closes a row whose exponentials were taken against `peak` (log2) and sum to `sum`: adds the sink,

@@ -44,7 +44,7 @@ struct Visibility {
 };
 
 [[gnu::always_inline]] inline Visibility visibility(const AttentionProblem& p, const Document& d) {
-  // Farther than any key, and far from overflow when added to a place.
+  // Farther than any key, and far from overflow when added to a position.
   constexpr std::int64_t kFar = std::int64_t{1} << 40;
   const std::int64_t reach = p.window > 0 && p.window <= kFar ? p.window - 1 : kFar;
   return {d.keys - d.queries, d.keys, reach, p.causal ? 0 : reach};
@@ -64,19 +64,18 @@ struct AttentionUnit {
 using ForwardUnit = AttentionUnit<AttentionForward>;
 using BackwardUnit = AttentionUnit<AttentionBackward>;
 
-// Phases of the forward. Blocks of a phase are independent of each other; phases follow one
-// another.
+// Phases of the forward, one after another. Blocks of a phase are independent of each other.
 struct ForwardKernel {
   std::int64_t query_block, key_block;
   std::size_t (*packed_bytes)(const AttentionProblem&, const Document&);
-  std::size_t (*scratch_bytes)(const AttentionProblem&);  // of a thread, 64-byte aligned
+  std::size_t (*scratch_bytes)(const AttentionProblem&);  // per thread, 64-byte aligned
   void (*pack)(const ForwardUnit&, std::int64_t block);   // a block of keys
   void (*attend)(const ForwardUnit&, std::int64_t block, std::byte* scratch);  // a block of queries
 };
 
 // Phases of the backward. `slots` query heads are packed at once: one when a thread runs the whole
 // unit (differentiate), the whole group when key_gradients and then query_gradients run on several
-// threads. Both ways form every sum in the same order, hence the same bits; the second computes the
+// threads. Both form every sum in the same order, hence the same bits; the second computes the
 // scores twice.
 struct BackwardKernel {
   std::int64_t query_block, key_block;

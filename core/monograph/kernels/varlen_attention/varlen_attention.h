@@ -9,7 +9,7 @@
 //
 // The same bits for any number of threads and any neighbours: blocks are anchored at the start of a
 // document and nothing is read across its border. Memory beyond the outputs is O(longest document)
-// a thread, never O(length^2).
+// per thread, never O(length^2).
 #pragma once
 
 #include <cstddef>
@@ -41,10 +41,10 @@ struct AttentionProblem {
   std::size_t heads, kv_heads;       // heads is a multiple of kv_heads
   std::size_t key_size, value_size;  // 1 to kLargestHead
   bool causal;
-  std::int64_t window;  // keys seen to the left, its own place included; 0: no limit
+  std::int64_t window;  // keys seen to the left, its own position included; 0: no limit
   float scale;          // >= 0
   float softcap;        // 0: none
-  const float* sinks;   // a logit a head, or nullptr
+  const float* sinks;   // a logit per head, or nullptr
   AttentionDocuments documents;
 };
 inline constexpr std::size_t kLargestHead = 512;

@@ -10,8 +10,7 @@ namespace monograph {
 namespace {
 
 // Blocks of keys that stay in L2 with their sums (0.9 MB at a head of 128) while the queries pass
-// by; one at a time read the queries' packed rows from L3 so often that it was 1.1x slower at 4096
-// tokens.
+// by. One at a time read the packed queries from L3 more often: 1.1x slower at 4096 tokens.
 constexpr std::int64_t kResidentBlocks = 2;
 
 struct BackwardScratch {
@@ -47,8 +46,8 @@ struct Piece {
   std::int64_t i, j;  // first query, first key
 };
 
-// Sixteen queries of one key: the probability and, from dP, the gradient of the raw product over
-// `scale`.
+// Sixteen queries of one key: the probability and, from dP, the gradient of the raw product divided
+// by `scale`.
 template <bool kCap>
 [[gnu::always_inline]] inline void gradient_lanes(const AttentionProblem& p, __m512 score,
                                                   __m512 dscore, __m512 lse, __m512 delta,
@@ -121,7 +120,7 @@ void differentiate_piece(const AttentionProblem& p, const Visibility& sees, cons
 struct Sums {
   float *dk, *dv;                // of the key block: [strip][width / 32][2 key tiles x 2]
   float* dq;                     // of the query block: [strip][key_width / 32][2 element tiles x 2]
-  bool *keys_met, *queries_met;  // a flag a strip
+  bool *keys_met, *queries_met;  // a flag per strip
 };
 
 struct BlockPass {
@@ -250,12 +249,12 @@ struct BlockPass {
       }
   }
 
-  // dQ' of strip s += turned K * dS' over the strips [first, last) of the key block.
+  // dQ' of strip s += transposed K * dS' over the strips [first, last) of the key block.
   [[gnu::always_inline]] void add_queries(std::int64_t j0, std::int64_t s, std::int64_t first,
                                           std::int64_t last, bool met, float* dq) const {
     const std::int64_t kw = packed.key_width;
     for (std::int64_t panel = 0; panel < kw / 32; ++panel)
-      multiply(packed.k_turned + (panel * strips(d.keys) + j0 + first) * kSquare,
+      multiply(packed.k_transposed + (panel * strips(d.keys) + j0 + first) * kSquare,
                scratch.ds_pairs + (s * kPieces + first) * kSquare, last - first, met,
                dq + s * kStrip * kw + panel * kSquareF32);
   }
@@ -295,8 +294,7 @@ void write_keys(const float* sum, float factor, const Target& to) {
     }
 }
 
-// A strip of dQ': [key_width / 32][2 element tiles x 2 query tiles], queries in the order of the
-// unpack.
+// A strip of dQ': [key_width / 32][2 element tiles x 2 query tiles], queries in unpack order.
 void write_queries(const float* sum, float factor, const Target& to) {
   const std::int64_t width = round_up_32(static_cast<std::size_t>(to.size));
   const __m512 f = _mm512_set1_ps(factor);

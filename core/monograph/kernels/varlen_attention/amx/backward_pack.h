@@ -13,14 +13,14 @@ constexpr std::int64_t kPieces = kBackwardBlock / kStrip;
 struct QueryPacked {
   Bf16 *q_columns, *dout_columns;  // [strip][width / 32] columns
   Bf16 *q_pairs, *dout_pairs;      // [width / 32][strip] token pairs
-  float *lse, *delta;              // a query each, padded to whole strips; lse in log2
-  bool* nonfinite;  // a strip: q or dO holds NaN or an infinity, where the pairs have 0
+  float *lse, *delta;              // per query, padded to whole strips; lse in log2
+  bool* nonfinite;  // per strip: q or dO holds NaN or an infinity, where the pairs have 0
 };
 
 struct BackwardPacked {
   Bf16 *k_rows, *v_rows;  // [strip][width / 32] rows
-  Bf16* k_turned;         // [width / 32][strip] turned
-  bool* nonfinite;        // a strip: K holds NaN or an infinity, where k_turned has 0
+  Bf16* k_transposed;     // [width / 32][strip] transposed
+  bool* nonfinite;        // per strip: K holds NaN or an infinity, where k_transposed has 0
   std::int64_t key_width, value_width;
   std::byte* queries;
   std::int64_t query_bytes;
@@ -49,7 +49,7 @@ struct BackwardPacked {
   packed.value_width = round_up_32(p.value_size);
   const std::int64_t tokens = strips(d.keys) * kStrip;
   packed.k_rows = carver.take<Bf16>(tokens * packed.key_width);
-  packed.k_turned = carver.take<Bf16>(tokens * packed.key_width);
+  packed.k_transposed = carver.take<Bf16>(tokens * packed.key_width);
   packed.v_rows = carver.take<Bf16>(tokens * packed.value_width);
   packed.nonfinite = carver.take<bool>(strips(d.keys));
   packed.queries = carver.next;
@@ -86,7 +86,7 @@ void backward_pack_keys(const BackwardUnit& unit, std::int64_t block) {
       load_square(k, c, square);
       put_rows(square, packed.k_rows + (s * packed.key_width + c) * kStrip);
       nonfinite |= clear_nonfinite(square);
-      put_turned(square, packed.k_turned + (c / 32 * strips(d.keys) + s) * kSquare);
+      put_transposed(square, packed.k_transposed + (c / 32 * strips(d.keys) + s) * kSquare);
     }
     packed.nonfinite[s] = nonfinite;
     const Rows v = strip_of(unit.job.v, d.key_begin, d.keys, s, unit.kv_head, p.value_size);

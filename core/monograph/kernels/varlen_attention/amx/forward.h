@@ -38,7 +38,7 @@ constexpr std::int64_t kQueryBlock = 128, kKeyBlock = 256;
 struct ForwardPacked {
   Bf16 *k, *v;  // [strip][key_width / 32] columns; [value_width / 32][strip] token pairs
   std::int64_t key_width, value_width;
-  bool* nonfinite;  // a strip: v held NaN or an infinity, where its tiles have 0
+  bool* nonfinite;  // per strip: v held NaN or an infinity, where its tiles have 0
 };
 
 [[gnu::always_inline]] inline ForwardPacked forward_packed(const AttentionProblem& p,

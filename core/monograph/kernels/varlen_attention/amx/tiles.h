@@ -6,7 +6,7 @@
 //   rows         [2 halves of the tokens][16 tokens][32 elements]             left operand
 //   columns      [2 halves of the tokens][16 element pairs][16 tokens][2]     right operand
 //   token pairs  [2 halves of the elements][16 token pairs][16 elements][2]   right operand
-//   turned       [2 halves of the elements][16 elements][32 tokens]           left operand
+//   transposed   [2 halves of the elements][16 elements][32 tokens]           left operand
 // Squares that one product sums over are neighbours: those of a token strip in rows and columns,
 // those of 32 elements (a panel) in the other two. A result is 2 x 2 tiles of fp32, contiguous.
 #pragma once
@@ -31,9 +31,9 @@ constexpr std::int64_t kSquareF32 = 4 * kTileF32;  // fp32 elements of a result
   return static_cast<std::int64_t>((n + 31) / 32 * 32);
 }
 
-// c (2 x 2 tiles) {=, +=} sum over `steps` of a (2 tiles a step) * b (2 tiles a step), all
+// c (2 x 2 tiles) {=, +=} sum over `steps` of a (2 tiles per step) * b (2 tiles per step), all
 // contiguous: rows of 8 KiB would put every step of an operand into the same half of the L1 sets.
-// One chain a result tile, in ascending order.
+// One chain per result tile, in ascending order.
 template <bool kAccumulate>
 [[gnu::always_inline]] inline void multiply(const Bf16* a, const Bf16* b, std::int64_t steps,
                                             float* c) {
@@ -86,9 +86,8 @@ struct Square {
   alignas(64) Bf16 at[32][32];
 };
 
-// Asks for the same columns of the next 32 tokens: a token's heads fill a page or more, so the
-// hardware's prefetchers see no pattern in one head (measured: 92 % of the time of packing was
-// waiting here).
+// Prefetches the same columns of the next 32 tokens: a token's heads fill a page or more, so the
+// hardware sees no pattern in one head (waiting here was 92 % of the time of packing).
 [[gnu::always_inline]] inline void load_square(const Rows& rows, std::int64_t column, Square& out) {
   const __mmask32 mask = first_lanes(rows.size - column);
   for (std::int64_t t = 0; t < 32; ++t) {
@@ -145,7 +144,7 @@ struct Square {
 }
 
 // The token pairs, transposed.
-[[gnu::always_inline]] inline void put_turned(const Square& in, Bf16* out) {
+[[gnu::always_inline]] inline void put_transposed(const Square& in, Bf16* out) {
   alignas(64) Bf16 pairs[2 * kTile];
   put_token_pairs(in, pairs);
   for (std::int64_t half = 0; half < 2; ++half) {

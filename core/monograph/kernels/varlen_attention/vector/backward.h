@@ -17,11 +17,11 @@ struct VectorBackward {
 
   struct Queries {
     float *q, *dout, *lse, *delta;  // [queries, width]; lse in log2
-    bool* nonfinite;                // a block: whether its q or dout holds NaN or an infinity
+    bool* nonfinite;                // per block: its q or dout holds NaN or an infinity
   };
   struct Packed {
-    float *k, *k_turned, *v_turned;  // blocks of kKeys: [kKeys, key_width], [size, kKeys]
-    bool* nonfinite;                 // a block: whether its k holds NaN or an infinity
+    float *k, *k_transposed, *v_transposed;  // blocks of kKeys: [kKeys, key_width], [size, kKeys]
+    bool* nonfinite;                         // per block: its k holds NaN or an infinity
     std::byte* queries;
     std::int64_t query_bytes;
   };
@@ -33,8 +33,8 @@ struct VectorBackward {
     return (tokens + block - 1) / block;
   }
 
-  // Flags in between leave the arrays their places in the sets of the first cache: shifted by 64
-  // bytes, the products were 7 % slower.
+  // Flags take whole pages, so that the arrays after them keep their sets of the L1 cache: shifted
+  // by 64 bytes, the products were 7 % slower.
   static std::int64_t whole_pages(std::int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
   static Queries queries_at(const AttentionProblem& p, const Document& d, std::byte* memory,
@@ -54,8 +54,8 @@ struct VectorBackward {
     Packed result;
     result.nonfinite = carver.take<bool>(whole_pages(keys / kKeys));
     result.k = carver.take<float>(keys * padded(p.key_size));
-    result.k_turned = carver.take<float>(keys * padded(p.key_size));
-    result.v_turned = carver.take<float>(keys * padded(p.value_size));
+    result.k_transposed = carver.take<float>(keys * padded(p.key_size));
+    result.v_transposed = carver.take<float>(keys * padded(p.value_size));
     result.queries = carver.next;
     Carver one{nullptr};
     queries_at(p, d, nullptr, one);
@@ -103,10 +103,10 @@ struct VectorBackward {
     const std::int64_t width = padded(p.key_size), size = static_cast<std::int64_t>(p.key_size);
     float row[kLargestHead];
     widen_transposed<V, T>(unit.job.k, d.key_begin + j, rows, unit.kv_head, size, kKeys, row,
-                           to.k_turned + j * width);
+                           to.k_transposed + j * width);
     widen_transposed<V, T>(unit.job.v, d.key_begin + j, rows, unit.kv_head,
                            static_cast<std::int64_t>(p.value_size), kKeys, row,
-                           to.v_turned + j * padded(p.value_size));
+                           to.v_transposed + j * padded(p.value_size));
     for (std::int64_t r = 0; r < rows; ++r)
       widen_row<V>(row_of<T>(unit.job.k, d.key_begin + j + r, unit.kv_head), size, width,
                    to.k + (j + r) * width);
@@ -192,9 +192,9 @@ struct VectorBackward {
     const std::int64_t keys = d.keys - j < kKeys ? d.keys - j : kKeys;
     if (!sees.touches(i, i + rows, j, j + keys)) return;
     const std::int64_t kw = padded(p.key_size), vw = padded(p.value_size);
-    product<V>({q.q + i * kw, kw, 1}, from.k_turned + j * kw, kKeys, s.scores, kKeys, rows, kKeys,
-               static_cast<std::int64_t>(p.key_size), false);
-    product<V>({q.dout + i * vw, vw, 1}, from.v_turned + j * vw, kKeys, s.dscores, kKeys, rows,
+    product<V>({q.q + i * kw, kw, 1}, from.k_transposed + j * kw, kKeys, s.scores, kKeys, rows,
+               kKeys, static_cast<std::int64_t>(p.key_size), false);
+    product<V>({q.dout + i * vw, vw, 1}, from.v_transposed + j * vw, kKeys, s.dscores, kKeys, rows,
                kKeys, static_cast<std::int64_t>(p.value_size), false);
     std::int64_t first[kQueries], last[kQueries];
     for (std::int64_t r = 0; r < rows; ++r) {

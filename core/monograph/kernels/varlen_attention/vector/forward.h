@@ -16,7 +16,7 @@ struct VectorForward {
 
   struct Packed {
     float *k, *v;     // blocks of kKeys: k[key_size, kKeys], v[kKeys, value_width]
-    bool* nonfinite;  // a block: whether its v holds NaN or an infinity
+    bool* nonfinite;  // per block: its v holds NaN or an infinity
   };
   struct Scratch {
     float *q, *scores, *out, *peak, *sum;
