@@ -1,6 +1,8 @@
 """Fails if a figure in the summary of a benchmark is beyond its bound.
 
-python tools/check_bench.py RESULT.jsonl 'cp_warm>=0.6' 'peak_anonymous_gib<=1.5'
+Bounds are written as comparisons:
+
+    python tools/check_bench.py RESULT.jsonl 'cp_warm>=0.6' 'peak_anonymous_gib<=1.5'
 """
 
 import json

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Writes the tables of docs/recipe.md from the keys; with --check only says whether they are up to date.
 
-python tools/recipe_docs.py [--check]
+As a program:
+
+    python tools/recipe_docs.py [--check]
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Monograph fine-tunes quantised language models as one graph.
 
-import monograph as mg
+In short:
 
-model = mg.from_pretrained(folder, mg.MonographConfig("nf4", double_quant=True))
-model = mg.add_lora(model, LoraConfig(r=16, target_modules="all-linear"))
-w = mg.quantize(weight, "nf4", double_quant=True)
-mg.show_config()
+    import monograph as mg
+
+    model = mg.from_pretrained(folder, mg.MonographConfig("nf4", double_quant=True))
+    model = mg.add_lora(model, LoraConfig(r=16, target_modules="all-linear"))
+    w = mg.quantize(weight, "nf4", double_quant=True)
+    mg.show_config()
 """
 
 import importlib

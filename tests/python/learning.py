@@ -1,6 +1,8 @@
 """What the test that it learns measures: exact answers, and the losses of the peers on the same data.
 
-python tests/python/learning.py docs/images/learning.png          # the picture in docs/recipe.md
+As a program it draws the picture:
+
+    python tests/python/learning.py docs/images/learning.png          # the picture in docs/recipe.md
 """
 
 from __future__ import annotations

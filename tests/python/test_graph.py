@@ -63,7 +63,7 @@ def test_quantize_and_dequantize_out_compile():
 
 
 def test_eager_overhead_in_inference_mode(record_property):
-    """At most 8 us a call in inference mode; no-grad and grad are printed beside it."""
+    """At most 8 us per call in inference mode; no-grad and grad are printed too."""
     w = mg.quantize(torch.randn(1, 64), double_quant=True)
     args = (w.values, list(w.scales), w.layout, torch.bfloat16)
     row = torch.randn(1, 64)

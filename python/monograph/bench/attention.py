@@ -1,6 +1,6 @@
 """Attention over packed documents, forward and backward, bf16, against SDPA.
 
-`sdpa_dense` is one call with a block mask, `sdpa_loop` one causal call a document, `sdpa_causal` the plain
+`sdpa_dense` is one call with a block mask, `sdpa_loop` one causal call per document, `sdpa_causal` the plain
 causal call where there is one document. `tile_share` is the useful work (the visible half of each document's
 square) over the bare tile loop of the same rounds. `decode` is one query against a long past, forward only.
 """

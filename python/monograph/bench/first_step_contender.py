@@ -1,7 +1,9 @@
 """One process of `monograph.bench first_step`: builds a model, runs two steps, prints their times as JSON.
 
-python -m monograph.bench.first_step_contender graph 32
-python -m monograph.bench.first_step_contender peer 32
+The mode and the number of layers:
+
+    python -m monograph.bench.first_step_contender graph 32
+    python -m monograph.bench.first_step_contender peer 32
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """bitsandbytes' 4-bit weights as PackedWeight and back, byte for byte, without importing bitsandbytes.
 
-state = safetensors.torch.load_file("model.safetensors")
-w = from_bitsandbytes(state, "model.layers.0.mlp.up_proj.weight")
-state.update(to_bitsandbytes(w, "model.layers.0.mlp.up_proj.weight"))
+In a state dict:
+
+    state = safetensors.torch.load_file("model.safetensors")
+    w = from_bitsandbytes(state, "model.layers.0.mlp.up_proj.weight")
+    state.update(to_bitsandbytes(w, "model.layers.0.mlp.up_proj.weight"))
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def element_weight(
     dtype: torch.dtype,
     tensor_scale: torch.Tensor | None = None,
 ) -> PackedWeight:
-    """A weight from its codes [rows, bytes of a row], one scale a block and, in NVFP4, one for all.
+    """A weight from its codes [rows, bytes of a row], one scale per block and, in NVFP4, one for all.
 
     Views of the tensors; nothing is copied.
     """

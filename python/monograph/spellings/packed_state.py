@@ -1,8 +1,10 @@
 """What bitsandbytes' habits read of a 4-bit weight: `weight.quant_state`, `weight.absmax`, nested parts.
 
-state = layer.weight.quant_state
-state.absmax, state.code, state.blocksize, state.state2.absmax      # as bitsandbytes' QuantState has them
-getattr(layer.weight, "nested_absmax")                              # as FSDP walks dotted names
+As others read it:
+
+    state = layer.weight.quant_state
+    state.absmax, state.code, state.blocksize, state.state2.absmax      # as bitsandbytes' QuantState has them
+    getattr(layer.weight, "nested_absmax")                              # as FSDP walks dotted names
 """
 
 from __future__ import annotations
