@@ -55,7 +55,7 @@ template <class F, class V, class T>
 [[gnu::always_inline]] inline void decode_row(const PackedView& weight, std::size_t row,
                                               std::size_t begin, std::size_t end, T* out) {
   if constexpr (kInPairs<F, V, T>) {
-    const std::size_t first = row * weight.cols;
+    const std::size_t first = weight.element(row, 0);
     const std::size_t done = decode_pairs<F, V>(weight, first + begin, first + end, out) - first;
     out += done - begin;
     begin = done;

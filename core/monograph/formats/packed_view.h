@@ -30,6 +30,9 @@ inline constexpr std::size_t kScaleGroup = 256;
 
 // rows x cols elements, row-major. A 3-D weight [E, rows, cols] is a view of E * rows rows; square
 // blocks start anew with each matrix of `matrix_rows` rows.
+//
+// A view may be a part of a weight (slice.h): `values`, `scales` and the grid of blocks then begin
+// `origin` elements before it. Where blocks know rows, these are whole rows.
 struct PackedView {
   Format format = Format::kPlain;
   std::size_t rows = 0, cols = 0;
@@ -37,8 +40,15 @@ struct PackedView {
   const std::uint8_t* values = nullptr;
   ScalesView scales;
   std::size_t matrix_rows = 0;  // 0 if the weight is one matrix
+  std::size_t origin = 0;
 
   std::size_t elements() const { return rows * cols; }
+  // The number of (row, col) among the elements that `values` and `scales` begin with.
+  [[gnu::always_inline]] std::size_t element(std::size_t row, std::size_t col) const {
+    return origin + row * cols + col;
+  }
+  // Whole rows before the view, where blocks know rows.
+  [[gnu::always_inline]] std::size_t origin_row() const { return origin == 0 ? 0 : origin / cols; }
 };
 
 }  // namespace monograph

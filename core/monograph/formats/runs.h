@@ -11,6 +11,7 @@ namespace monograph {
 [[gnu::always_inline]] inline std::size_t square_block(const PackedView& weight, std::size_t row,
                                                        std::size_t col) {
   std::size_t first = 0;
+  row += weight.origin_row();
   const std::size_t per_row = ceil_div(weight.cols, weight.block);
   if (weight.matrix_rows != 0) {
     first = row / weight.matrix_rows * ceil_div(weight.matrix_rows, weight.block) * per_row;
@@ -19,13 +20,13 @@ namespace monograph {
   return first + row / weight.block * per_row + col / weight.block;
 }
 
-// body(element, count, scale): `count` elements from flat index `element` on share `scale`. Covers
+// body(element, count, scale): `count` elements from number `element` on share `scale`. Covers
 // columns [begin, end) of `row` in order.
 template <class F, class Body>
 [[gnu::always_inline]] inline void for_each_run(const PackedView& weight, std::size_t row,
                                                 std::size_t begin, std::size_t end, Body body) {
-  const std::size_t last = row * weight.cols + end;
-  std::size_t element = row * weight.cols + begin;
+  const std::size_t last = weight.element(row, end);
+  std::size_t element = weight.element(row, begin);
   std::size_t block, stop;
   if constexpr (F::kShape == BlockShape::kSquare) {
     block = square_block(weight, row, begin);

@@ -51,7 +51,9 @@ const std::vector<Variant<DequantizeFn, ByFormat>>& dequantize_variants() {
 
 void dequantize(const PackedView& weight, DType dtype, void* out, ParallelFor parallel_for,
                 Stores stores) {
-  if (reinterpret_cast<std::uintptr_t>(out) % 64 != 0) stores = Stores::kCached;
+  // Blocks that begin elsewhere would split the aligned vectors that streaming stores want.
+  if (reinterpret_cast<std::uintptr_t>(out) % 64 != 0 || weight.origin % 32 != 0)
+    stores = Stores::kCached;
   DequantizeFn* run = pick(dequantize_variants(), weight.format);
   if (run == nullptr) throw Error("dequantize: no variant for this format");
   if (!is_flat(weight))

@@ -22,7 +22,7 @@ struct Forward {
   static constexpr DecodeFn* kDecode = decode_forward_panel<F, V, kPanel>;
   template <class F>
   static bool in_units(const DecodeJob& job) {
-    return in_pairs_of_groups<F>(*job.weight, job.begin | job.count);
+    return in_pairs_of_groups<F>(job, job.begin | job.count);
   }
   static constexpr std::size_t kAheadRows = 1;
   static void pack(const PackJob& job) { pack_forward<V>(job); }
@@ -46,7 +46,7 @@ struct Dx {
   static constexpr DecodeFn* kDecode = decode_dx_panel<F, V, kPanel>;
   template <class F>
   static bool in_units(const DecodeJob& job) {
-    return job.count % 32 == 0 && in_pairs_of_groups<F>(*job.weight, job.first | job.width);
+    return job.count % 32 == 0 && in_pairs_of_groups<F>(job, job.first | job.width);
   }
   static constexpr std::size_t kAheadRows = 256;
   static void pack(const PackJob& job) { pack_dx<V>(job); }
@@ -245,6 +245,7 @@ void leave() { V::release(); }
 template <class P, std::size_t kChunk>
 constexpr LinearKernels kernels(std::size_t load_chunks = kAnyChunks) {
   static_assert(most_squares(P::kPanel, kChunk) <= kMostSquares);
+  static_assert(most_squares(kChunk, P::kPanel) <= kMostSquares);
   return {.block = 32,
           .panel = P::kPanel,
           .step = 32,
@@ -267,8 +268,7 @@ constexpr LinearKernels kernels(std::size_t load_chunks = kAnyChunks) {
 template <class... Fs>
 DirectFn* find_direct(FormatList<Fs...>, const DecodeJob& job) {
   DirectFn* found = nullptr;
-  ((job.weight->packed.format == Fs::kFormat &&
-            in_pairs_of_groups<Fs>(*job.weight, job.begin | job.count)
+  ((job.weight->packed.format == Fs::kFormat && in_pairs_of_groups<Fs>(job, job.begin | job.count)
         ? void(found = multiply_few<Fs, V, 128>)
         : void()),
    ...);

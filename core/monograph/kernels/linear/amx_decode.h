@@ -64,7 +64,7 @@ class ForwardCursor {
   [[gnu::always_inline]] void start_row(std::size_t unit) {
     unit_ = unit;
     if (row_ == rows_) return;
-    element_ = (job_.first + row_) * cols_ + job_.begin + unit * 32 * kUnit;
+    element_ = job_.weight->packed.element(job_.first + row_, job_.begin + unit * 32 * kUnit);
     values_ = job_.weight->packed.values + element_ / F::kPerByte;
     out_ = job_.out + row_ * 64 + unit * kUnit * kStepBytes<kPanel>;
   }
@@ -82,7 +82,7 @@ template <class V, std::size_t kPanel, std::size_t kUnit>
 class ForwardCursor<Plain, V, kPanel, kUnit> {
  public:
   [[gnu::always_inline]] ForwardCursor(const DecodeJob& job, std::size_t done)
-      : first_(job.weight->packed.values + 2 * (job.first * job.weight->packed.cols + job.begin)),
+      : first_(job.weight->packed.values + 2 * job.weight->packed.element(job.first, job.begin)),
         panel_(job.out),
         stride_(2 * job.weight->packed.cols),
         units_(job.count / (32 * kUnit)),
@@ -127,14 +127,20 @@ class ForwardCursor<Plain, V, kPanel, kUnit> {
 // Whether a panel is made of units of two groups whose scales its decoder finds: one for both in an
 // absmax format, any in the others; none in bf16.
 template <class F>
-[[gnu::always_inline]] inline bool in_pairs_of_groups(const LinearWeight& weight,
-                                                      std::size_t columns) {
-  const PackedView& packed = weight.packed;
-  if (packed.cols % 64 != 0 || columns % 64 != 0) return false;
+[[gnu::always_inline]] inline bool in_pairs_of_groups(const DecodeJob& job, std::size_t columns) {
+  const PackedView& packed = job.weight->packed;
+  if ((packed.cols | packed.origin | columns) % 64 != 0) return false;
   if constexpr (std::is_same_v<F, Plain>)
-    return weight.dtype == DType::kBFloat16;
+    return job.weight->dtype == DType::kBFloat16;
   else
-    return F::kBlock != 0 || packed.block >= 64;
+    return (F::kBlock != 0 || packed.block >= 64) && TileDecoder<F>::fits(job);
+}
+
+// Whether all of it is made of groups of 32 that lie in one block each, or in two whole ones.
+template <class F>
+[[gnu::always_inline]] inline bool in_groups(const DecodeJob& job) {
+  const PackedView& packed = job.weight->packed;
+  return (packed.cols | packed.origin) % 32 == 0 && TileDecoder<F>::fits(job);
 }
 
 // All of a panel. Out of line: beside the buffered road the loop would spill its registers.
@@ -163,11 +169,10 @@ template <class F, class V, std::size_t kPanel>
 // not written: they give rows of the result that nobody reads.
 template <class F, class V, std::size_t kPanel>
 void decode_forward_panel(const DecodeJob& job) {
-  if (in_pairs_of_groups<F>(*job.weight, job.begin | job.count))
+  if (in_pairs_of_groups<F>(job, job.begin | job.count))
     return decode_from<ForwardCursor<F, V, kPanel, 2>, V>(job, 0);
   if constexpr (!std::is_same_v<F, Plain>) {
-    if (job.weight->packed.cols % 32 == 0)
-      return decode_from<ForwardCursor<F, V, kPanel, 1>, V>(job, 0);
+    if (in_groups<F>(job)) return decode_from<ForwardCursor<F, V, kPanel, 1>, V>(job, 0);
   }
   for (std::size_t r = 0; r < job.width; ++r)
     decode_groups_buffered<F, V, kPanel>(*job.weight, job.first + r, job.begin, job.count,
@@ -228,7 +233,7 @@ class DxCursor {
   [[gnu::always_inline]] void start_row(std::size_t unit) {
     unit_ = unit;
     if (row_ == rows_) return;
-    element_ = (job_.begin + row_) * cols_ + job_.first + unit * 32 * kUnit;
+    element_ = job_.weight->packed.element(job_.begin + row_, job_.first + unit * 32 * kUnit);
     even_ = job_.weight->packed.values + element_ / F::kPerByte;
     odd_ = even_ + cols_ / F::kPerByte;
     // Their scales: few bytes of a row, each row's in a line of its own.
@@ -251,7 +256,7 @@ template <class V, std::size_t kPanel, std::size_t kUnit>
 class DxCursor<Plain, V, kPanel, kUnit> {
  public:
   [[gnu::always_inline]] DxCursor(const DecodeJob& job, std::size_t done)
-      : first_(job.weight->packed.values + 2 * (job.begin * job.weight->packed.cols + job.first)),
+      : first_(job.weight->packed.values + 2 * job.weight->packed.element(job.begin, job.first)),
         panel_(job.out),
         stride_(2 * job.weight->packed.cols),
         units_(job.width / (32 * kUnit)),
@@ -315,11 +320,11 @@ template <class F, class V, std::size_t kPanel>
 template <class F, class V, std::size_t kPanel>
 void decode_dx_panel(const DecodeJob& job) {
   std::size_t r = 0;
-  if (in_pairs_of_groups<F>(*job.weight, job.first | job.width)) {
+  if (in_pairs_of_groups<F>(job, job.first | job.width)) {
     r = job.count / 2 * 2;
     decode_from<DxCursor<F, V, kPanel, 2>, V>(job, 0);
   } else if constexpr (!std::is_same_v<F, Plain>) {
-    if (job.weight->packed.cols % 32 == 0) {
+    if (in_groups<F>(job)) {
       r = job.count / 2 * 2;
       decode_from<DxCursor<F, V, kPanel, 1>, V>(job, 0);
     }

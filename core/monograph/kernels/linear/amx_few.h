@@ -93,7 +93,8 @@ class FewForward {
 
   [[gnu::always_inline]] void decode_row(const Piece& piece, std::size_t r, std::byte* panel) {
     const std::size_t row = decode_.first + piece.row + r, ahead = ahead_of(piece, r);
-    std::size_t col = decode_.begin + piece.col, element = row * cols_ + col;
+    std::size_t col = decode_.begin + piece.col;
+    std::size_t element = decode_.weight->packed.element(row, col);
     const std::uint8_t* values = decode_.weight->packed.values + element / F::kPerByte;
     std::byte* out = panel + r * 64;
     _mm_prefetch(decoder_.scale_of(element + ahead * F::kPerByte), _MM_HINT_T0);

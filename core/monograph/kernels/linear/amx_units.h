@@ -2,9 +2,10 @@
 // group is stored in the order in which 4-bit codes are cheapest to unpack: position 8 * i + j
 // holds element 4 * j + i. A unit is one or two neighbouring groups.
 //
-// TileDecoder<F> is what a panel's decoder knows of a weight; its unit(row, col, element) finds the
-// scales of a unit, the unit's groups<kUnit>(bytes, store) calls store(g, elements) for each group,
-// and scale_of(element) is where a scale stands, to prefetch it. There are three kinds:
+// TileDecoder<F> is what a panel's decoder knows of a weight; it can decode the panels for which it
+// fits(job), the others pass through a buffer. Its unit(row, col, element) finds the scales of a
+// unit, the unit's groups<kUnit>(bytes, store) calls store(g, elements) for each group, and
+// scale_of(element) is where a scale stands, to prefetch it. There are three kinds:
 //   absmax formats     one scale for the unit: sixteen products, rounded to bf16, in a register
 //   scales of a byte   (MXFP4, NVFP4): the products of all 256 scales stand ready in CodeTables
 //   E4M3 elements      (MXFP8, FP8 blocks): the rounded product of each mantissa with the scale
@@ -57,6 +58,7 @@ inline constexpr bool kHasElements = requires {
 template <class F>
 class TileDecoder {
  public:
+  [[gnu::always_inline]] static bool fits(const DecodeJob&) { return true; }
   [[gnu::always_inline]] TileDecoder(const DecodeJob& job, const WeightArea&)
       : weight_(job.weight->packed),
         shift_(__builtin_ctzll(weight_.block)) {}  // a block is a power of two
@@ -96,6 +98,7 @@ template <class F, class U>
 class ByteScales {
  public:
   using Unit = U;
+  [[gnu::always_inline]] static bool fits(const DecodeJob& job) { return job.tables != nullptr; }
   [[gnu::always_inline]] ByteScales(const DecodeJob& job, const WeightArea&)
       : scales_(job.weight->packed.scales.blocks), tables_(job.tables->entries) {}
 
@@ -240,11 +243,11 @@ requires(kHasElements<F>&& F::kPerByte == 1 && F::kShape == BlockShape::kRow) cl
   using ByteScales<F, MxE4m3Unit<F>>::ByteScales;
 };
 
-// Square blocks that a panel may touch, of this side or a larger one; it begins where a block does,
-// or lies in one.
-inline constexpr std::size_t kMostSquares = 16, kLeastSquare = 128;
+// Square blocks that a panel may touch, of this side or a larger one. Its columns begin where a
+// block does, or lie in one; its rows may begin anywhere.
+inline constexpr std::size_t kMostSquares = 32, kLeastSquare = 128;
 constexpr std::size_t most_squares(std::size_t rows, std::size_t cols) {
-  return ceil_div(rows, kLeastSquare) * ceil_div(cols, kLeastSquare);
+  return (ceil_div(rows, kLeastSquare) + 1) * ceil_div(cols, kLeastSquare);
 }
 
 // E4M3 elements with a scale for a square. The products of all the panel's squares are taken once:
@@ -254,13 +257,19 @@ requires(kHasElements<F>&& F::kPerByte == 1 &&
          F::kShape == BlockShape::kSquare) class TileDecoder<F> {
  public:
   static_assert(F::kBlock % kLeastSquare == 0);
+  // A matrix of few rows would have more squares than there is room for.
+  [[gnu::always_inline]] static bool fits(const DecodeJob& job) {
+    return job.weight->packed.matrix_rows == 0;
+  }
   [[gnu::always_inline]] TileDecoder(const DecodeJob& job, const WeightArea& area)
-      : first_row_(area.row / F::kBlock),
+      : origin_(job.weight->packed.origin_row()),
+        first_row_((origin_ + area.row) / F::kBlock),
         first_col_(area.col / F::kBlock),
         across_(ceil_div(area.cols, F::kBlock)) {
     const PackedView& weight = job.weight->packed;
     const std::size_t stride = ceil_div(weight.cols, F::kBlock);
-    for (std::size_t r = 0; r < ceil_div(area.rows, F::kBlock); ++r)
+    const std::size_t down = ceil_div(origin_ + area.row + area.rows, F::kBlock) - first_row_;
+    for (std::size_t r = 0; r < down; ++r)
       for (std::size_t c = 0; c < across_; ++c)
         scales_[r * across_ + c] = tile_scale<simd::Amx>(
             F::block_scale(weight, (first_row_ + r) * stride + first_col_ + c));
@@ -287,18 +296,22 @@ requires(kHasElements<F>&& F::kPerByte == 1 &&
   };
 
   [[gnu::always_inline]] Unit unit(std::size_t row, std::size_t col, std::size_t) const {
-    return {scales_[(row / F::kBlock - first_row_) * across_ + col / F::kBlock - first_col_]};
+    const std::size_t down = (origin_ + row) / F::kBlock - first_row_;
+    return {scales_[down * across_ + col / F::kBlock - first_col_]};
   }
   [[gnu::always_inline]] const void* scale_of(std::size_t) const { return scales_; }
 
  private:
+  const std::size_t origin_;                          // rows
   const std::size_t first_row_, first_col_, across_;  // blocks
   simd::Amx::E4m3Scale scales_[kMostSquares];
 };
 
-// Fills the tables of a weight whose scales are bytes; false for a format that needs none.
+// Fills the tables of a weight whose scales are bytes; false for a format that needs none, and for
+// several matrices with a tensor scale each, which no one table serves.
 template <class F, class V>
 [[gnu::always_inline]] inline bool fill_tables(const PackedView& weight, CodeTables& tables) {
+  if (weight.scales.blocks_per_tensor != 0) return false;
   if constexpr (kHasElements<F>) {
     if constexpr (F::kPerByte == 1 && F::kShape == BlockShape::kRow) {
       for (int stored = 0; stored < 256; ++stored) {

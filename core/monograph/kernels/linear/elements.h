@@ -24,7 +24,7 @@ template <class F, class V, class T>
     with_type(
         weight.dtype, [&]<class S>() __attribute__((always_inline)) {
           const std::uint8_t* in =
-              weight.packed.values + (row * weight.packed.cols + begin) * sizeof(S);
+              weight.packed.values + weight.packed.element(row, begin) * sizeof(S);
           if constexpr (std::is_same_v<S, T>) {
             std::memcpy(out, in, (end - begin) * sizeof(T));
           } else {

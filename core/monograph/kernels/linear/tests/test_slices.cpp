@@ -1,0 +1,118 @@
+// A slice of a packed weight multiplies as a plain copy of its rows does, to the bit: forward and
+// dx, for every format, every start and every variant. Copies know no blocks, groups or origins.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "monograph/base/float_types.h"
+#include "monograph/formats/slice.h"
+#include "monograph/formats/tests/small_weights.h"
+#include "monograph/kernels/dequantize/dequantize.h"
+#include "monograph/kernels/linear/linear.h"
+
+namespace monograph {
+namespace {
+
+Bytes product(const LinearKernels& kernels, DType dtype, Pass pass, const Bytes& left,
+              std::size_t m, const LinearWeight& weight) {
+  const PackedView& w = weight.packed;
+  const std::size_t in = pass == Pass::kForward ? w.cols : w.rows;
+  const std::size_t out = pass == Pass::kForward ? w.rows : w.cols;
+  Bytes result(m * out * size_bytes(dtype));
+  const Matrix matrix = {left.data(), m, in, in};
+  if (pass == Pass::kForward) {
+    const LinearOutput output = {weight, {}, nullptr, {result.data(), m, out, out}};
+    linear_with(kernels, dtype, matrix, {&output, 1}, serial_for);
+  } else {
+    const LinearTerm term = {matrix, weight};
+    linear_dx_with(kernels, dtype, {&term, 1}, {result.data(), m, out, out}, serial_for);
+  }
+  return result;
+}
+
+LinearWeight plain(const void* elements, DType dtype, std::size_t rows, std::size_t cols) {
+  LinearWeight weight;
+  weight.dtype = dtype;
+  weight.packed.rows = rows;
+  weight.packed.cols = cols;
+  weight.packed.values = static_cast<const std::uint8_t*>(elements);
+  return weight;
+}
+
+Bytes random_rows(DType dtype, std::size_t count) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  Bytes bytes(count * size_bytes(dtype));
+  for (std::size_t i = 0; i < count; ++i)
+    with_type(dtype, [&]<class T>() {
+      const T element = from_float<T>(normal(random));
+      std::memcpy(bytes.data() + i * sizeof(T), &element, sizeof(T));
+    });
+  return bytes;
+}
+
+void check_slices(const LinearKernels& kernels, DType dtype, Pass pass, const PackedView& whole,
+                  const std::vector<float>& elements) {
+  const std::size_t rows = whole.rows, cols = whole.cols;
+  const Bytes left = random_rows(dtype, 18 * std::max(rows, cols));
+  for (std::size_t first = 0; first < rows; ++first) {
+    const std::size_t count =
+        first % 3 == 0 ? rows - first : std::min<std::size_t>(rows - first, 9);
+    const LinearWeight part = {slice_rows(whole, first, count), DType::kFloat32};
+    // Few rows of the left operand take another path than many.
+    const std::size_t m = first % 2 == 0 ? 1 : 18;
+    const LinearWeight copy = plain(elements.data() + first * cols, DType::kFloat32, count, cols);
+    ASSERT_EQ(product(kernels, dtype, pass, left, m, part),
+              product(kernels, dtype, pass, left, m, copy))
+        << count << " rows from " << first << " by " << m;
+  }
+}
+
+TEST(LinearSlices, MultiplyAsCopiesOfTheirRows) {
+  for (const SmallWeight& w : small_weights()) {
+    SCOPED_TRACE(w.name);
+    std::vector<float> elements(w.view.elements());
+    dequantize(w.view, DType::kFloat32, elements.data(), serial_for);
+    for (const LinearVariant& variant : linear_variants()) {
+      if (variant.isa > best_isa()) continue;
+      for (const Pass pass : {Pass::kForward, Pass::kDx})
+        for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
+          if (const LinearKernels* kernels = variant.find(dtype, pass)) {
+            SCOPED_TRACE(std::string(name_of(variant.isa)) + " " + name_of(dtype) +
+                         (pass == Pass::kForward ? " forward" : " dx"));
+            check_slices(*kernels, dtype, pass, w.view, elements);
+          }
+    }
+  }
+}
+
+TEST(LinearSlices, OfAPlainWeightAreItsRows) {
+  for (const DType stored : {DType::kBFloat16, DType::kFloat32})
+    for (const std::size_t cols : {33u, 128u}) {
+      constexpr std::size_t kRows = 40;
+      const Bytes elements = random_rows(stored, kRows * cols);
+      const LinearWeight whole = plain(elements.data(), stored, kRows, cols);
+      for (const LinearVariant& variant : linear_variants())
+        for (const Pass pass : {Pass::kForward, Pass::kDx}) {
+          const DType dtype = DType::kBFloat16;
+          const LinearKernels* kernels = variant.find(dtype, pass);
+          if (variant.isa > best_isa() || kernels == nullptr) continue;
+          const Bytes left = random_rows(dtype, 18 * std::max(kRows, cols));
+          for (std::size_t first = 0; first < kRows; ++first) {
+            const std::size_t count = kRows - first, m = first % 2 == 0 ? 1 : 18;
+            const LinearWeight part = {slice_rows(whole.packed, first, count), stored};
+            const LinearWeight copy =
+                plain(elements.data() + first * cols * size_bytes(stored), stored, count, cols);
+            ASSERT_EQ(product(*kernels, dtype, pass, left, m, part),
+                      product(*kernels, dtype, pass, left, m, copy))
+                << name_of(variant.isa) << " from " << first;
+          }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace monograph
