@@ -1,5 +1,11 @@
 // The 4-bit weights of bitsandbytes: values, absmax, the tables and the quant_state.
+#include <array>
+#include <bit>
+#include <vector>
+
+#include "monograph/base/error.h"
 #include "monograph/formats/all.h"
+#include "monograph/formats/bind.h"
 #include "monograph/weights/quant_state.h"
 #include "monograph/weights/spellings.h"
 
@@ -56,6 +62,26 @@ void check_scales(const Candidate& found, const QuantState& state) {
   found.want_shape("nested_quant_map", per_map);
 }
 
+// The offset of nested scales stands in the JSON, not in a tensor.
+void bind(const Candidate& found, Format format, const QuantState& state) {
+  const auto bytes_of = [&](std::string_view role) {
+    const auto bytes = found.part(role)->bytes();
+    return ByteSpan{bytes.data(), bytes.size()};
+  };
+  const auto offset = std::bit_cast<std::array<std::uint8_t, 4>>(state.offset);
+  std::vector<ByteSpan> scales = {bytes_of("absmax")};
+  if (state.nested)
+    scales.insert(scales.end(), {bytes_of("nested_absmax"), bytes_of("nested_quant_map"),
+                                 ByteSpan{offset.data(), offset.size()}});
+  const std::vector<std::size_t> shape(state.shape.begin(), state.shape.end());
+  try {
+    found.weight().view =
+        bind_packed(*find_format(format), state.block, shape, bytes_of("values"), scales);
+  } catch (const Error& error) {
+    found.fail(error.what());
+  }
+}
+
 }  // namespace
 
 void describe_bitsandbytes(const Candidate& found, Format format) {
@@ -77,19 +103,7 @@ void describe_bitsandbytes(const Candidate& found, Format format) {
   weight.block = {state.block};
   weight.double_quant = state.nested;
   weight.dtype = stored(state.dtype);
-  PackedView view;
-  view.format = format;
-  view.cols = state.shape.back();
-  view.rows = view.cols == 0 ? 0 : state.elements / view.cols;
-  view.block = state.block;
-  view.values = found.part("values")->bytes().data();
-  view.scales.blocks = found.part("absmax")->bytes().data();
-  if (state.nested) {
-    view.scales.groups = found.part("nested_absmax")->bytes().data();
-    view.scales.map = found.part("nested_quant_map")->bytes().data();
-    view.scales.offset = state.offset;
-  }
-  weight.view = view;
+  bind(found, format, state);
 }
 
 }  // namespace monograph

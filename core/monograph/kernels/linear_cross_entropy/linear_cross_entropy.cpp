@@ -9,6 +9,7 @@
 #include "monograph/base/error.h"
 #include "monograph/base/float_types.h"
 #include "monograph/cpu/scratch.h"
+#include "monograph/formats/slice.h"
 #include "targets.h"
 
 namespace monograph {
@@ -214,9 +215,7 @@ class SlicedWeightGradient {
   }
 
   void run_slice(std::size_t first, std::size_t width) const {
-    LinearWeight weight = p_.weight;
-    weight.packed.rows = width;
-    weight.packed.values += first * weight.packed.cols * size_bytes(weight.dtype);
+    const LinearWeight weight = {slice_rows(p_.weight.packed, first, width), p_.weight.dtype};
     const std::byte* bias = static_cast<const std::byte*>(p_.bias);
     const LinearOutput output = {weight,
                                  {},
