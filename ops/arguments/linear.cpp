@@ -60,28 +60,37 @@ RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor, std
 
 LinearWeight check_weight(const char* op, const Tensor& values, const std::vector<Tensor>& scales,
                           const std::vector<std::int64_t>& layout) {
-  STD_TORCH_CHECK(layout.size() == 4, op, ": layout has ", layout.size(),
-                  " entries, wanted [format, block, rows, cols]");
-  if (layout[0] != static_cast<std::int64_t>(Format::kPlain)) {
-    LinearWeight weight = {check_packed(op, values, scales, layout).view, DType::kFloat32};
-    weight.packed.rows = static_cast<std::size_t>(layout[2]);
-    weight.packed.cols = static_cast<std::size_t>(layout[3]);
-    return weight;
+  STD_TORCH_CHECK(layout.size() == 4 || (!layout.empty() && layout[0] < 0), op, ": layout has ",
+                  layout.size(), " entries, wanted [format, block, rows, cols]");
+  return check_weight(op, values, scales, read_layout(op, layout));
+}
+
+LinearWeight check_weight(const char* op, const Tensor& values, const std::vector<Tensor>& scales,
+                          const Layout& layout) {
+  STD_TORCH_CHECK(layout.shape.size() == 2, op, ": the weight has ", layout.shape.size(),
+                  " dimensions, wanted 2");
+  if (layout.format != static_cast<std::int64_t>(Format::kPlain)) {
+    const PackedGrids packed = check_packed(op, values, scales, layout).weight;
+    STD_TORCH_CHECK(packed.count == 1, op, ": the weight has ", packed.count, " grids, wanted 1");
+    return {packed.first, DType::kFloat32};
   }
   check_given(op, "values", values);
   STD_TORCH_CHECK(scales.empty(), op, ": a plain weight has ", scales.size(), " scales, wanted 0");
   STD_TORCH_CHECK(values.is_contiguous(), op, ": a plain weight must be contiguous");
+  STD_TORCH_CHECK(layout.block == 0, op, ": a plain weight has block size ", layout.block,
+                  ", wanted 0");
+  STD_TORCH_CHECK(layout.origin == 0 && layout.grid_rows == 0, op,
+                  ": a plain weight has an origin or grids, wanted neither");
+  const std::int64_t rows = layout.shape[0], cols = layout.shape[1];
   std::int64_t elements = 0;
-  STD_TORCH_CHECK(layout[1] == 0, op, ": a plain weight has block size ", layout[1], ", wanted 0");
-  STD_TORCH_CHECK(layout[2] >= 0 && layout[3] >= 0 &&
-                      !__builtin_mul_overflow(layout[2], layout[3], &elements) &&
+  STD_TORCH_CHECK(rows >= 0 && cols >= 0 && !__builtin_mul_overflow(rows, cols, &elements) &&
                       values.numel() == elements,
-                  op, ": a plain weight has ", values.numel(), " elements, layout says ", layout[2],
-                  " x ", layout[3]);
+                  op, ": a plain weight has ", values.numel(), " elements, layout says ", rows,
+                  " x ", cols);
   LinearWeight weight;
   weight.dtype = dtype_of(values.scalar_type(), op, "a plain weight");
-  weight.packed.rows = static_cast<std::size_t>(layout[2]);
-  weight.packed.cols = static_cast<std::size_t>(layout[3]);
+  weight.packed.rows = static_cast<std::size_t>(rows);
+  weight.packed.cols = static_cast<std::size_t>(cols);
   weight.packed.values = static_cast<const std::uint8_t*>(values.const_data_ptr());
   return weight;
 }

@@ -34,7 +34,10 @@ RowsArgument rows_beside(const char* op, const char* what, const Tensor& tensor,
 RowsArgument vector_of(const char* op, const char* what, const Tensor& tensor, std::size_t size,
                        DType dtype);
 
-// A packed weight, or with layout [0, 0, rows, cols] a plain one whose elements are `values`.
+// A packed weight, or with layout [0, 0, rows, cols] a plain one whose elements are `values`. Two
+// dimensions, one grid.
+LinearWeight check_weight(const char* op, const Tensor& values, const std::vector<Tensor>& scales,
+                          const Layout& layout);
 LinearWeight check_weight(const char* op, const Tensor& values, const std::vector<Tensor>& scales,
                           const std::vector<std::int64_t>& layout);
 

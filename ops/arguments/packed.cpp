@@ -24,27 +24,84 @@ const FormatInfo& check_format(const char* op, const char* what, std::int64_t nu
   return *info;
 }
 
-PackedArgument check_packed(const char* op, const Tensor& values, const std::vector<Tensor>& scales,
-                            const std::vector<std::int64_t>& layout) {
-  STD_TORCH_CHECK(layout.size() >= 3, op, ": layout has ", layout.size(),
+Layout take_layout(const char* op, std::span<const std::int64_t>& numbers) {
+  Layout layout;
+  const bool versioned = !numbers.empty() && numbers[0] < 0;
+  if (!versioned) {
+    STD_TORCH_CHECK(numbers.size() >= 4, op, ": a layout has ", numbers.size(),
+                    " entries, wanted [format, block, rows, cols]");
+    layout.format = numbers[0];
+    layout.block = numbers[1];
+    layout.shape = {numbers[2], numbers[3]};
+    numbers = numbers.subspan(4);
+    return layout;
+  }
+  STD_TORCH_CHECK(numbers[0] == -1, op, ": layout has version ", numbers[0],
+                  ", wanted -1 or the number of a format");
+  constexpr std::size_t kBefore = 4, kBehind = 2;
+  const std::size_t left =
+      numbers.size() < kBefore + kBehind ? 0 : numbers.size() - kBefore - kBehind;
+  STD_TORCH_CHECK(
+      left >= 1 && numbers[3] >= 1 && static_cast<std::size_t>(numbers[3]) <= left, op,
+      ": layout has ", numbers.size(),
+      " entries, wanted [-1, format, block, dimensions, *shape, origin, grid_rows] with "
+      "at least one dimension");
+  const auto dimensions = static_cast<std::size_t>(numbers[3]);
+  const auto shape = numbers.subspan(kBefore, dimensions);
+  const std::int64_t origin = numbers[kBefore + dimensions];
+  const std::int64_t grid_rows = numbers[kBefore + dimensions + 1];
+  STD_TORCH_CHECK(origin >= 0, op, ": layout has the origin ", origin, ", wanted 0 or more");
+  STD_TORCH_CHECK(grid_rows >= 0, op, ": layout has grids of ", grid_rows,
+                  " rows, wanted 0 for one grid or more");
+  STD_TORCH_CHECK(origin == 0 || grid_rows == 0, op, ": layout has the origin ", origin,
+                  " and grids of ", grid_rows, " rows, wanted one of them");
+  layout.versioned = true;
+  layout.format = numbers[1];
+  layout.block = numbers[2];
+  layout.shape.assign(shape.begin(), shape.end());
+  layout.origin = static_cast<std::size_t>(origin);
+  layout.grid_rows = static_cast<std::size_t>(grid_rows);
+  numbers = numbers.subspan(kBefore + dimensions + kBehind);
+  return layout;
+}
+
+Layout read_layout(const char* op, const std::vector<std::int64_t>& numbers) {
+  if (!numbers.empty() && numbers[0] < 0) {
+    std::span<const std::int64_t> rest = numbers;
+    Layout layout = take_layout(op, rest);
+    STD_TORCH_CHECK(rest.empty(), op, ": layout has ", numbers.size(), " entries, wanted ",
+                    numbers.size() - rest.size());
+    return layout;
+  }
+  STD_TORCH_CHECK(numbers.size() >= 3, op, ": layout has ", numbers.size(),
                   " entries, wanted [format, block, *shape] with at least one dimension");
-  const FormatInfo& info = check_format(op, "layout[0]", layout[0]);
-  STD_TORCH_CHECK(layout[1] > 0 && block_fits(info, static_cast<std::size_t>(layout[1])), op,
-                  ": block size is ", layout[1], ", format ", info.name,
+  return {numbers[0], numbers[1], {numbers.begin() + 2, numbers.end()}};
+}
+
+PackedArgument check_packed(const char* op, const Tensor& values, const std::vector<Tensor>& scales,
+                            const Layout& layout) {
+  const FormatInfo& info =
+      check_format(op, layout.versioned ? "layout[1]" : "layout[0]", layout.format);
+  STD_TORCH_CHECK(layout.block > 0 && block_fits(info, static_cast<std::size_t>(layout.block)), op,
+                  ": block size is ", layout.block, ", format ", info.name,
                   " wants a power of two from ", info.smallest_block, " to ", info.largest_block);
   PackedArgument argument;
-  argument.shape.assign(layout.begin() + 2, layout.end());
+  argument.shape = layout.shape;
   std::vector<std::size_t> shape;
-  for (const std::int64_t size : argument.shape) {
+  for (const std::int64_t size : layout.shape) {
     STD_TORCH_CHECK(size >= 0, op, ": layout has the negative dimension ", size);
     shape.push_back(static_cast<std::size_t>(size));
   }
   std::vector<ByteSpan> scale_bytes;
   for (std::size_t i = 0; i < scales.size(); ++i)
     scale_bytes.push_back(bytes_of(op, "scales[" + std::to_string(i) + "]", scales[i]));
-  const std::size_t block = static_cast<std::size_t>(layout[1]);
+  const std::size_t block = static_cast<std::size_t>(layout.block);
+  const ByteSpan bytes = bytes_of(op, "values", values);
   try {
-    argument.view = bind_packed(info, block, shape, bytes_of(op, "values", values), scale_bytes);
+    if (layout.grid_rows != 0)
+      argument.weight = bind_grids(info, block, shape, layout.grid_rows, bytes, scale_bytes);
+    else
+      argument.weight.first = bind_packed(info, block, shape, bytes, scale_bytes, layout.origin);
   } catch (const Error& error) {
     refuse(op, ": ", error.what());
   }

@@ -14,13 +14,21 @@ namespace {
 // cache, they would cost 1.3x, so the allocating op does not use them.
 constexpr std::size_t kStreamingBytes = 32 << 20;
 
+void dequantize_grids(const PackedGrids& weight, DType type, const Tensor& out, Stores stores) {
+  auto* to = static_cast<std::byte*>(out.mutable_data_ptr());
+  const std::size_t bytes = weight.first.elements() * size_bytes(type);
+  for (std::size_t i = 0; i < weight.count; ++i)
+    dequantize(weight.grid(i), type, to + i * bytes, torch_parallel_for, stores);
+}
+
 Tensor dequantize_cpu(const Tensor& values, const std::vector<Tensor>& scales,
                       const std::vector<std::int64_t>& layout, ScalarType dtype) {
   check_device("dequantize", DeviceType::CPU, {{"values", values}, {"scales", scales}});
-  const PackedArgument weight = check_packed("dequantize", values, scales, layout);
+  const PackedArgument weight =
+      check_packed("dequantize", values, scales, read_layout("dequantize", layout));
   const DType type = dtype_of(dtype, "dequantize", "the output");
   Tensor out = empty("dequantize", values, weight.shape, dtype);
-  dequantize(weight.view, type, out.mutable_data_ptr(), torch_parallel_for);
+  dequantize_grids(weight.weight, type, out, Stores::kCached);
   return out;
 }
 
@@ -28,7 +36,8 @@ void dequantize_out_cpu(const Tensor& values, const std::vector<Tensor>& scales,
                         const std::vector<std::int64_t>& layout, const Tensor& out) {
   check_device("dequantize_out", DeviceType::CPU,
                {{"values", values}, {"scales", scales}, {"out", out}});
-  const PackedArgument weight = check_packed("dequantize_out", values, scales, layout);
+  const PackedArgument weight =
+      check_packed("dequantize_out", values, scales, read_layout("dequantize_out", layout));
   check_given("dequantize_out", "out", out);
   const DType type = dtype_of(out.scalar_type(), "dequantize_out", "out");
   STD_TORCH_CHECK(out.is_contiguous(), "dequantize_out: out is not contiguous");
@@ -38,9 +47,8 @@ void dequantize_out_cpu(const Tensor& values, const std::vector<Tensor>& scales,
   STD_TORCH_CHECK(!overlap(out, values), "dequantize_out: out shares memory with values");
   for (const Tensor& scale : scales)
     STD_TORCH_CHECK(!overlap(out, scale), "dequantize_out: out shares memory with the scales");
-  const bool large = weight.view.elements() * size_bytes(type) >= kStreamingBytes;
-  dequantize(weight.view, type, out.mutable_data_ptr(), torch_parallel_for,
-             large ? Stores::kStreaming : Stores::kCached);
+  const bool large = static_cast<std::size_t>(out.numel()) * size_bytes(type) >= kStreamingBytes;
+  dequantize_grids(weight.weight, type, out, large ? Stores::kStreaming : Stores::kCached);
 }
 
 }  // namespace

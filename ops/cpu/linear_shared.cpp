@@ -1,8 +1,11 @@
 // monograph::linear_shared and linear_shared_dx: several weights that share one x (q, k and v; gate
 // and up). x is packed once, and its gradient is one pass over all terms.
 //
-// `layouts` holds five numbers a weight, [format, block, rows, cols, number of scales]; `scales`
-// the scales of all weights in order. bias, u, b and a are empty or have one entry a weight.
+// `layouts` holds the layout of each weight (packed.h) and behind it the number of its scales;
+// `scales` the scales of all weights in order. bias, u, b and a are empty or have one entry a
+// weight.
+#include <algorithm>
+#include <span>
 #include <vector>
 
 #include "arguments/device.h"
@@ -12,29 +15,51 @@
 namespace monograph::ops {
 namespace {
 
-constexpr std::size_t kLayoutEntries = 5;
+// The layouts of all weights and their numbers of scales, read one after the other.
+struct SharedLayouts {
+  std::vector<Layout> layouts;
+  std::vector<std::size_t> scales;
+};
+
+SharedLayouts read_layouts(const char* op, std::size_t weights, std::size_t scales,
+                           const std::vector<std::int64_t>& numbers) {
+  // Without a version the length alone says whether there is one for each weight.
+  const bool versioned = std::any_of(numbers.begin(), numbers.end(), [](auto n) { return n < 0; });
+  STD_TORCH_CHECK(weights != 0 && (versioned || numbers.size() == 5 * weights), op,
+                  ": layouts has ", numbers.size(), " entries, wanted 5 for each of the ", weights,
+                  " weights");
+  SharedLayouts read;
+  std::span<const std::int64_t> rest = numbers;
+  std::size_t used = 0;
+  for (std::size_t i = 0; i < weights; ++i) {
+    read.layouts.push_back(take_layout(op, rest));
+    STD_TORCH_CHECK(!rest.empty(), op, ": layouts ends before the number of scales of weight ", i);
+    const std::int64_t count = rest.front();
+    rest = rest.subspan(1);
+    STD_TORCH_CHECK(count >= 0 && static_cast<std::size_t>(count) <= scales - used, op,
+                    ": layouts claims ", count, " scales for weight ", i, ", ", scales - used,
+                    " of ", scales, " are left");
+    read.scales.push_back(static_cast<std::size_t>(count));
+    used += read.scales.back();
+  }
+  STD_TORCH_CHECK(rest.empty(), op, ": layouts has ", rest.size(), " entries behind those of the ",
+                  weights, " weights, wanted none");
+  STD_TORCH_CHECK(used == scales, op, ": ", scales, " scales, layouts claims ", used);
+  return read;
+}
 
 std::vector<LinearWeight> check_weights(const char* op, const std::vector<Tensor>& values,
                                         const std::vector<Tensor>& scales,
                                         const std::vector<std::int64_t>& layouts) {
-  STD_TORCH_CHECK(!values.empty() && layouts.size() == kLayoutEntries * values.size(), op,
-                  ": layouts has ", layouts.size(), " entries, wanted ", kLayoutEntries,
-                  " for each of the ", values.size(), " weights");
+  const SharedLayouts read = read_layouts(op, values.size(), scales.size(), layouts);
   std::vector<LinearWeight> weights;
   weights.reserve(values.size());
-  std::size_t used = 0;
+  auto first = scales.begin();
   for (std::size_t i = 0; i < values.size(); ++i) {
-    const auto layout = layouts.begin() + static_cast<std::ptrdiff_t>(kLayoutEntries * i);
-    STD_TORCH_CHECK(layout[4] >= 0 && static_cast<std::size_t>(layout[4]) <= scales.size() - used,
-                    op, ": layouts claims ", layout[4], " scales for weight ", i, ", ",
-                    scales.size() - used, " of ", scales.size(), " are left");
-    const auto count = static_cast<std::size_t>(layout[4]);
-    const auto first = scales.begin() + static_cast<std::ptrdiff_t>(used);
-    const std::vector<Tensor> own(first, first + static_cast<std::ptrdiff_t>(count));
-    weights.push_back(check_weight(op, values[i], own, {layout, layout + 4}));
-    used += count;
+    const auto last = first + static_cast<std::ptrdiff_t>(read.scales[i]);
+    weights.push_back(check_weight(op, values[i], {first, last}, read.layouts[i]));
+    first = last;
   }
-  STD_TORCH_CHECK(used == scales.size(), op, ": ", scales.size(), " scales, layouts claims ", used);
   return weights;
 }
 

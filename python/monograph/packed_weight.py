@@ -9,8 +9,10 @@ import torch
 
 from monograph.formats import NF4, BlockShape, Format, format_named
 from monograph.ops.dequantize import dequantize as dequantize_op
+from monograph.ops.layout import make_layout, read_layout
 from monograph.ops.linear import linear as linear_op
 from monograph.ops.quantize import quantize as quantize_op
+from monograph.ops.slice_rows import slice_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,8 @@ class PackedWeight:
     scales: tuple[torch.Tensor, ...]
     dtype: torch.dtype  # of the weight that was quantised; what dequantize() gives unless told otherwise
     transposed: bool = False
+    origin: int = 0  # elements before the weight that values and scales begin with: see ops/layout.py
+    grid_rows: int = 0  # rows of the matrices that were quantised one by one; 0 for one grid
 
     @property
     def double_quant(self) -> bool:
@@ -38,8 +42,9 @@ class PackedWeight:
 
     @property
     def layout(self) -> list[int]:
-        """What the operators take besides the tensors: [format number, block size, *shape]."""
-        return [self.format.number, self.block_size, *self.shape]
+        """What the operators take besides the tensors: [format number, block size, *shape], or the longer
+        form of `monograph.ops.layout` where the weight was cut."""
+        return make_layout(self.format.number, self.block_size, self.shape, self.origin, self.grid_rows)
 
     @property
     def nbytes(self) -> int:
@@ -62,6 +67,20 @@ class PackedWeight:
         if len(self.shape) != 2:
             raise ValueError(f"t: the weight has shape {self.shape}, wanted two dimensions")
         return replace(self, transposed=not self.transposed)
+
+    def slice_rows(self, first: int, count: int) -> PackedWeight:
+        """Rows [first, first + count) as a weight of two dimensions: views of the same bytes, no copy.
+
+        Rows of several matrices are counted through. Those of more than one are refused where each matrix has
+        square blocks, a tensor scale or a grid of its own.
+        """
+        if self.transposed:
+            raise ValueError("slice_rows: the weight is transposed, wanted one that is not")
+        layout = read_layout("slice_rows", self.layout)
+        values, scales, part = slice_rows(self.values, self.scales, layout, first, count)
+        return replace(
+            self, shape=part.shape, values=values, scales=tuple(scales), origin=part.origin, grid_rows=0
+        )
 
     def to(self, device: torch.device | str) -> PackedWeight:
         return replace(self, values=self.values.to(device), scales=tuple(s.to(device) for s in self.scales))

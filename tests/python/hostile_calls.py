@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import monograph as mg
+from monograph.ops.layout import join_layouts, read_layout
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FORMATS = ("nf4", "fp4", "mxfp4", "mxfp8", "nvfp4", "nvfp4-divide", "fp8-block", "plain")
@@ -32,7 +33,13 @@ def weight(r: Random, rows: int, cols: int, name: str | None = None) -> list[Any
     name = name or r.choice(FORMATS)
     if name == "plain":
         return [floats(r, rows, cols, dtype=r.choice(DTYPES)), [], [0, 0, rows, cols]]
-    packed = _packed(name, rows, cols, name in ("nf4", "fp4") and r.random() < 0.5)
+    double = name in ("nf4", "fp4") and r.random() < 0.5
+    if r.random() < 0.3:  # rows of a larger weight: a layout with a version and, often, an origin
+        before = r.choice((1, 3, 130))
+        packed = _packed(name, before + rows, cols, double).slice_rows(before, rows)
+        layout = [-1, packed.format.number, packed.block_size, 2, rows, cols, packed.origin, 0]
+        return [packed.values.clone(), [s.clone() for s in packed.scales], layout]
+    packed = _packed(name, rows, cols, double)
     return [packed.values.clone(), [s.clone() for s in packed.scales], list(packed.layout)]
 
 
@@ -74,7 +81,7 @@ def linear_dx(r: Random) -> list[Any]:
 def _several(r: Random, cols: int) -> tuple[list[int], list[Any]]:
     rows = [r.choice((1, 8, 33)) for _ in range(r.randrange(1, 4))]
     own = [weight(r, n, cols) for n in rows]
-    numbers = [n for _, scales, layout in own for n in (*layout, len(scales))]
+    numbers = join_layouts([layout for _, _, layout in own], [len(scales) for _, scales, _ in own])
     return rows, [[w[0] for w in own], [s for w in own for s in w[1]], numbers]
 
 
@@ -119,7 +126,7 @@ linear_log_probs = linear_cross_entropy
 
 def linear_cross_entropy_dw(r: Random) -> list[Any]:
     x, _, _, layout, bias, labels, softcap, scale, _ = linear_cross_entropy(r)
-    dense = floats(r, *layout[2:], dtype=r.choice(DTYPES))
+    dense = floats(r, *read_layout("", layout).shape, dtype=r.choice(DTYPES))
     return [x, dense, bias, labels, *(floats(r, labels.numel()) for _ in range(2)), softcap, scale]
 
 
@@ -178,7 +185,7 @@ def dequantize(r: Random) -> list[Any]:
 
 def dequantize_out(r: Random) -> list[Any]:
     *packed, dtype = dequantize(r)
-    return [*packed, torch.empty(packed[2][2:], dtype=dtype)]
+    return [*packed, torch.empty(read_layout("", packed[2]).shape, dtype=dtype)]
 
 
 def pack(r: Random) -> list[Any]:

@@ -1,6 +1,7 @@
 #include "monograph/formats/bind.h"
 
 #include <string>
+#include <vector>
 
 #include "monograph/base/error.h"
 #include "monograph/base/float_types.h"
@@ -45,9 +46,36 @@ ScalesView double_quantised(std::span<const ByteSpan> scales, std::size_t blocks
   return view;
 }
 
-ScalesView bind_scales(const FormatInfo& info, const MatrixShape& shape, std::size_t block,
+void check_block(const FormatInfo& info, std::size_t block) {
+  if (!block_fits(info, block))
+    throw Error("block size is " + text(block) + ", format " + info.name +
+                " wants a power of two from " + text(info.smallest_block) + " to " +
+                text(info.largest_block));
+}
+
+// With the elements or rows before the weight.
+std::size_t blocks_of(const FormatInfo& info, const MatrixShape& shape, std::size_t block,
+                      std::size_t origin) {
+  if (origin == 0) return block_count(info.shape, block, shape.matrices, shape.rows, shape.cols);
+  if (info.shape == BlockShape::kFlat) return ceil_div(origin + shape.elements(), block);
+  return block_count(info.shape, block, 1, origin / shape.cols + shape.rows, shape.cols);
+}
+
+void check_origin(const FormatInfo& info, const MatrixShape& shape, std::size_t origin) {
+  if (origin == 0) return;
+  if (origin > kMostElements - shape.elements())
+    throw Error("the origin is " + text(origin) + ", wanted at most 2^56 elements with the weight");
+  if (info.shape == BlockShape::kFlat) return;
+  if (shape.matrices != 1)
+    throw Error("the origin is " + text(origin) + " and the weight has " + text(shape.matrices) +
+                " matrices, format " + info.name + " wants one");
+  if (shape.cols == 0 || origin % shape.cols != 0)
+    throw Error("the origin is " + text(origin) + ", format " + info.name +
+                " wants whole rows of " + text(shape.cols));
+}
+
+ScalesView bind_scales(const FormatInfo& info, const MatrixShape& shape, std::size_t blocks,
                        std::span<const ByteSpan> scales) {
-  const std::size_t blocks = block_count(info.shape, block, shape.matrices, shape.rows, shape.cols);
   const bool tensor = info.tensor_scale != TensorScale::kNone;
   const std::size_t more = tensor ? 2 : info.double_quant ? 4 : 1;
   if (scales.size() != 1 && scales.size() != more)
@@ -90,21 +118,66 @@ MatrixShape matrix_shape(const FormatInfo& info, std::size_t block,
 
 PackedView bind_packed(const FormatInfo& info, std::size_t block,
                        std::span<const std::size_t> shape, ByteSpan values,
-                       std::span<const ByteSpan> scales) {
-  if (!block_fits(info, block))
-    throw Error("block size is " + text(block) + ", format " + info.name +
-                " wants a power of two from " + text(info.smallest_block) + " to " +
-                text(info.largest_block));
+                       std::span<const ByteSpan> scales, std::size_t origin) {
+  check_block(info, block);
   const MatrixShape matrix = matrix_shape(info, block, shape);
+  check_origin(info, matrix, origin);
   PackedView view;
   view.format = info.kernels;
   view.block = block;
   view.cols = matrix.cols;
   view.rows = matrix.matrices * matrix.rows;
   if (matrix.matrices > 1) view.matrix_rows = matrix.rows;
-  view.values = sized("values", values, packed_bytes(info, matrix.elements()));
-  view.scales = bind_scales(info, matrix, block, scales);
+  view.origin = origin;
+  view.values = sized("values", values, packed_bytes(info, origin + matrix.elements()));
+  view.scales = bind_scales(info, matrix, blocks_of(info, matrix, block, origin), scales);
   return view;
+}
+
+PackedGrids bind_grids(const FormatInfo& info, std::size_t block,
+                       std::span<const std::size_t> shape, std::size_t grid_rows, ByteSpan values,
+                       std::span<const ByteSpan> scales) {
+  check_block(info, block);
+  const MatrixShape matrix = matrix_shape(info, block, shape);
+  const std::size_t rows = matrix.matrices * matrix.rows;
+  if (grid_rows == 0 || rows == 0 || rows % grid_rows != 0)
+    throw Error("a grid has " + text(grid_rows) + " rows, wanted a part of the weight's " +
+                text(rows));
+  PackedGrids grids;
+  grids.count = rows / grid_rows;
+  const auto share = [&](const std::string& what, ByteSpan bytes) {
+    if (bytes.size % grids.count != 0)
+      throw Error(what + " has " + text(bytes.size) + " bytes, wanted as many for each of the " +
+                  text(grids.count) + " grids");
+    return ByteSpan{bytes.data, bytes.size / grids.count};
+  };
+  const auto own = [&](ByteSpan bytes) {
+    return grids.count > 1 && bytes.size == 4 * grids.count;  // else one number for all
+  };
+  const ByteSpan first_values = share("values", values);
+  std::vector<ByteSpan> first(scales.begin(), scales.end());
+  if (!first.empty()) first[0] = share("scales[0]", scales[0]);
+  if (first.size() == 2) {
+    grids.tensor_each = own(scales[1]);
+    if (grids.tensor_each) first[1].size = 4;
+  }
+  if (first.size() == 4) {
+    first[1] = share("scales[1]", scales[1]);
+    if (own(scales[3])) {
+      grids.offsets = scales[3].data;
+      first[3].size = 4;
+    }
+    grids.group_bytes = first[1].size;
+  }
+  grids.value_bytes = first_values.size;
+  grids.block_bytes = first.empty() ? 0 : first[0].size;
+  const std::size_t one[] = {grid_rows, matrix.cols};
+  try {
+    grids.first = bind_packed(info, block, one, first_values, first);
+  } catch (const Error& error) {
+    throw Error("one of " + text(grids.count) + " grids: " + error.what());
+  }
+  return grids;
 }
 
 }  // namespace monograph

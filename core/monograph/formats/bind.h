@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "monograph/formats/packed_view.h"
+#include "monograph/formats/slice.h"
 
 namespace monograph {
 
@@ -21,8 +21,18 @@ struct ByteSpan {
 //   {blocks, tensor}                          with a tensor scale: one number, or one a matrix
 // The kind of the block scales follows from their size. Throws Error that names the thing, the
 // value found and the value wanted. The bytes must outlive the view.
+//
+// With an `origin` the weight is a part of a larger one: `values` and `scales` begin, with a block
+// and with a group of 256, that many elements before it, and end with it. Blocks that know rows
+// want whole rows of one matrix.
 PackedView bind_packed(const FormatInfo& info, std::size_t block,
                        std::span<const std::size_t> shape, ByteSpan values,
+                       std::span<const ByteSpan> scales, std::size_t origin = 0);
+
+// The same for matrices of `grid_rows` rows that were quantised one by one: `values`, blocks and
+// groups of all of them, one behind the other, and one offset or tensor scale each, or one for all.
+PackedGrids bind_grids(const FormatInfo& info, std::size_t block,
+                       std::span<const std::size_t> shape, std::size_t grid_rows, ByteSpan values,
                        std::span<const ByteSpan> scales);
 
 // The product of the dimensions of a shape, those of 0 left out, is at most this: no count of

@@ -7,6 +7,7 @@ from math import prod
 import torch
 
 from monograph.formats import SCALE_GROUP, format_named
+from monograph.ops.layout import make_layout
 from monograph.ops.quantize import dynamic_map
 
 BLOCK = 64
@@ -19,7 +20,7 @@ class Weights:
 
     def __init__(self, rows: int, cols: int, copies: int, fmt: str, block: int) -> None:
         self.fmt = format_named(fmt)
-        self.layout = [self.fmt.number, block, rows, cols]
+        self.layout = make_layout(self.fmt.number, block, (rows, cols))
         self.shape = (rows, cols)
         self.copies = copies
         dense = (torch.randn(rows, cols) * 0.02).bfloat16()

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from monograph.nn.lazy_weight import LazyWeight, traced_weight
+from monograph.ops.layout import make_layout
 from monograph.ops.linear import linear as linear_op
 from monograph.packed_weight import PackedWeight, quantize
 
@@ -81,7 +82,7 @@ class QuantLinear(nn.Linear):
 
     @property
     def layout(self) -> list[int]:
-        return [self.format.number, self.block_size, self.out_features, self.in_features]
+        return make_layout(self.format.number, self.block_size, (self.out_features, self.in_features))
 
     @property
     def packed(self) -> PackedWeight:

@@ -11,9 +11,9 @@ from math import isfinite, prod
 
 import torch
 
-from monograph.formats import SCALE_GROUP, format_numbered
+from monograph.formats import SCALE_GROUP, BlockShape, Format, format_numbered
+from monograph.ops.layout import PLAIN, Layout, read_matrix
 
-PLAIN = 0  # the format number of a weight that is not packed
 IGNORED = -100  # the label of a token that does not count
 
 Tensors = Sequence[torch.Tensor]
@@ -105,14 +105,62 @@ def check_dimensions(op: str, shape: Sequence[int]) -> None:
     require(small, op, f"the shape {list(shape)} has too many elements, wanted at most 2^56")
 
 
-def check_packed(op: str, values: torch.Tensor, scales: Tensors, layout: Sequence[int]) -> None:
+def _check_origin(op: str, fmt: Format, layout: Layout) -> None:
+    *matrices, _, cols = (1, *layout.shape)
+    check_dimensions(op, layout.shape)
+    check_dimensions(op, [layout.origin + prod(layout.shape)])
+    if layout.origin and fmt.shape is not BlockShape.FLAT:
+        whole = prod(matrices) == 1 and cols != 0 and layout.origin % cols == 0
+        found = f"the origin is {layout.origin} in a weight of shape {list(layout.shape)}"
+        require(whole, op, f"{found}, format {fmt.name} wants whole rows of one matrix")
+
+
+def grids_of(
+    op: str, values: torch.Tensor, scales: Tensors, layout: Layout
+) -> list[tuple[torch.Tensor, Tensors, Layout]]:
+    """(values, scales, layout) of each matrix that was quantised on its own; checks their number alone."""
+    if layout.grid_rows == 0:
+        return [(values, scales, layout)]
+    check_dimensions(op, layout.shape)
+    *lead, cols = layout.shape
+    rows = prod(lead)
+    found = f"a grid has {layout.grid_rows} rows"
+    require(rows > 0 and rows % layout.grid_rows == 0, op, f"{found}, wanted a part of the weight's {rows}")
+    count = rows // layout.grid_rows
+    # All but the map are one behind the other; the offset or a tensor scale may be one for all.
+    single = {1: 4} if len(scales) == 2 else {3: 4} if len(scales) == 4 else {}
+    parts = [values.reshape(-1), *(s.reshape(-1) for s in scales)]
+    for i, part in enumerate(parts):
+        if i - 1 == 2 or part.numel() == single.get(i - 1):
+            parts[i] = part.expand(count, -1)
+            continue
+        what = "values" if i == 0 else f"scales[{i - 1}]"
+        require(
+            part.numel() % count == 0,
+            op,
+            f"{what} has {part.numel()} bytes, wanted as many for each of the {count} grids",
+        )
+        parts[i] = part.reshape(count, -1)
+    own = Layout(layout.format, layout.block, (layout.grid_rows, cols))
+    return [(parts[0][i], [p[i] for p in parts[1:]], own) for i in range(count)]
+
+
+def check_packed(op: str, values: torch.Tensor, scales: Tensors, layout: Layout) -> None:
     """The sizes that a format wants; `values` and `scales` may lie in memory as they like."""
-    require(len(layout) >= 3, op, f"layout has {len(layout)} entries, wanted [format, block, *shape]")
-    number, block, *shape = layout
+    if layout.grid_rows:
+        try:
+            format_numbered(layout.format)
+        except ValueError as error:
+            raise ValueError(f"{op}: {error}") from None
+        for part in grids_of(op, values, scales, layout):
+            check_packed(op, *part)
+        return
     try:
-        fmt = format_numbered(number)
-        fmt.check_block(block)
-        check_dimensions(op, shape)
+        fmt = format_numbered(layout.format)
+        fmt.check_block(layout.block)
+        _check_origin(op, fmt, layout)
+        fmt.grid(layout.shape, layout.block)
+        shape, block = layout.stored_shape(fmt), layout.block
         blocks = prod(fmt.grid(shape, block))
     except ValueError as error:
         raise ValueError(f"{op}: {str(error).removeprefix(f'{op}: ')}") from None
@@ -145,36 +193,43 @@ def check_packed(op: str, values: torch.Tensor, scales: Tensors, layout: Sequenc
         )
 
 
-def check_weight(op: str, values: torch.Tensor, scales: Tensors, layout: Sequence[int]) -> None:
-    """A packed weight, or with layout [0, 0, rows, cols] a plain one."""
-    require(len(layout) == 4, op, f"layout has {len(layout)} entries, wanted [format, block, rows, cols]")
-    if layout[0] != PLAIN:
-        return check_packed(op, values, scales, layout)
+def check_weight(op: str, values: torch.Tensor, scales: Tensors, numbers: Sequence[int]) -> tuple[int, int]:
+    """A packed weight, or with layout [0, 0, rows, cols] a plain one. Its rows and columns."""
+    layout = read_matrix(op, numbers)
+    rows, cols = layout.shape
+    if layout.format != PLAIN:
+        check_packed(op, values, scales, layout)
+        grids = rows // layout.grid_rows if layout.grid_rows else 1
+        require(grids == 1, op, f"the weight has {grids} grids, wanted 1")
+        return rows, cols
     require(not scales, op, f"a plain weight has {len(scales)} scales, wanted 0")
-    require(layout[1] == 0, op, f"a plain weight has block size {layout[1]}, wanted 0")
+    require(layout.block == 0, op, f"a plain weight has block size {layout.block}, wanted 0")
+    cut = layout.origin or layout.grid_rows
+    require(not cut, op, "a plain weight has an origin or grids, wanted neither")
     check_float(op, "a plain weight", values)
-    rows, cols = layout[2:]
     fits = rows >= 0 and cols >= 0 and values.numel() == rows * cols
     require(fits, op, f"a plain weight has {values.numel()} elements, layout says {rows} x {cols}")
-    return None
+    return rows, cols
 
 
 def check_low_rank(
     op: str,
     x: torch.Tensor,
-    layout: Sequence[int],
+    shape: tuple[int, int],
     u: torch.Tensor | None,
     b: torch.Tensor | None,
     a: torch.Tensor | None,
 ) -> None:
+    """Beside a weight of this shape."""
     require((u is None) == (b is None), op, "u and b must come together")
     require(u is not None or a is None, op, "a is given without u and b, wanted all three")
     if u is not None and b is not None:
         check_beside(op, "u", u, x)
-        for what, t, shape in (("b", b, (layout[2], u.shape[-1])), ("a", a, (u.shape[-1], layout[3]))):
+        rows, cols = shape
+        for what, t, wanted in (("b", b, (rows, u.shape[-1])), ("a", a, (u.shape[-1], cols))):
             if t is not None:
                 check_float(op, what, t)
-                check_shape(op, what, t, shape)
+                check_shape(op, what, t, wanted)
 
 
 def check_head(
@@ -189,9 +244,9 @@ def check_head(
     scale: float,
 ) -> None:
     """What every operator of a language model's head takes; reads the labels."""
-    check_weight(op, values, scales, layout)
+    vocabulary, cols = check_weight(op, values, scales, layout)
     check_rows(op, "x", x)
-    require(x.shape[-1] == layout[3], op, f"x has {x.shape[-1]} columns, the weight has {layout[3]}")
+    require(x.shape[-1] == cols, op, f"x has {x.shape[-1]} columns, the weight has {cols}")
     found = dtype_name(labels.dtype)
     require(labels.dtype == torch.int64, op, f"labels has dtype {found}, wanted int64")
     rows = prod(x.shape[:-1])
@@ -199,12 +254,12 @@ def check_head(
     check_number(op, "softcap", softcap)
     check_number(op, "scale", scale, positive=True)
     if bias is not None:
-        check_vector(op, "bias", bias, layout[2], x.dtype)
-    outside = (labels != IGNORED) & ((labels < 0) | (labels >= layout[2]))
+        check_vector(op, "bias", bias, vocabulary, x.dtype)
+    outside = (labels != IGNORED) & ((labels < 0) | (labels >= vocabulary))
     if bool(outside.any()):
         wrong = int(labels[outside].reshape(-1)[0])
         raise ValueError(
-            f"{op}: label {wrong} is not in the vocabulary of {layout[2]}; wanted 0 to {layout[2] - 1}, "
+            f"{op}: label {wrong} is not in the vocabulary of {vocabulary}; wanted 0 to {vocabulary - 1}, "
             f"or {IGNORED} for none"
         )
 

@@ -9,7 +9,8 @@ import torch
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
 from monograph.formats import SCALE_GROUP, BlockShape, Format, format_numbered, value_table
-from monograph.ops.argument_checks import check_float, check_packed, check_shape, check_tensors, require
+from monograph.ops.argument_checks import check_float, check_packed, check_shape, check_tensors, grids_of
+from monograph.ops.layout import Layout, read_layout
 
 
 def dequantize(
@@ -21,7 +22,8 @@ def dequantize(
 ) -> torch.Tensor:
     """A packed weight as `dtype`; into `out`, whose dtype then counts, if given.
 
-    `layout` is [format number, block size, *shape]. Most people call `PackedWeight.dequantize` instead.
+    `layout` is [format number, block size, *shape] or the longer form of `monograph.ops.layout`. Most people
+    call `PackedWeight.dequantize` instead.
     """
     if out is None:
         return torch.ops.monograph.dequantize(values, scales, layout, dtype)
@@ -90,26 +92,31 @@ def portable_dequantize(
 ) -> torch.Tensor:
     """The operator in aten operations, for any device. Also a second reference in the tests."""
     check_tensors("dequantize", values=values, scales=scales)
-    check_packed("dequantize", values, scales, layout)
+    whole = read_layout("dequantize", layout)
+    check_packed("dequantize", values, scales, whole)
     check_float("dequantize", "the output", torch.empty(0, dtype=dtype))
-    number, block, *shape = layout
-    fmt = format_numbered(number)
+    grids = [_portable_grid(*part, dtype) for part in grids_of("dequantize", values, scales, whole)]
+    return (grids[0] if len(grids) == 1 else torch.cat(grids)).reshape(whole.shape)
+
+
+def _portable_grid(
+    values: torch.Tensor, scales: Sequence[torch.Tensor], layout: Layout, dtype: torch.dtype
+) -> torch.Tensor:
+    fmt, block = format_numbered(layout.format), layout.block
+    shape = layout.stored_shape(fmt)
     codes = values.reshape(-1)
     if fmt.bits == 4:
         pair = (codes & 15, codes >> 4) if fmt.low_nibble_first else (codes >> 4, codes & 15)
         codes = torch.stack(pair, dim=-1).reshape(-1)[: prod(shape)]
     decoded = value_table(fmt, values.device)[codes.long()]
     scale = per_element(fmt, portable_scales(fmt, scales, shape, block), shape, block)
-    return (decoded * scale).to(dtype).reshape(shape)
+    return (decoded * scale).to(dtype)[layout.origin :]
 
 
 @torch.library.register_fake("monograph::dequantize")
 def _(values, scales, layout, dtype):  # type: ignore[no-untyped-def]
     check_tensors("dequantize", values=values, scales=scales)
-    require(
-        len(layout) >= 3, "dequantize", f"layout has {len(layout)} entries, wanted [format, block, *shape]"
-    )
-    return values.new_empty(layout[2:], dtype=dtype)
+    return values.new_empty(read_layout("dequantize", layout).shape, dtype=dtype)
 
 
 @torch.library.register_fake("monograph::dequantize_out")
@@ -125,5 +132,5 @@ def portable_dequantize_out(
     values: torch.Tensor, scales: Sequence[torch.Tensor], layout: Sequence[int], out: torch.Tensor
 ) -> None:
     check_tensors("dequantize_out", values=values, scales=scales, out=out)
-    check_shape("dequantize_out", "out", out, layout[2:])
+    check_shape("dequantize_out", "out", out, read_layout("dequantize_out", layout).shape)
     out.copy_(portable_dequantize(values, scales, layout, out.dtype))

@@ -24,7 +24,6 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
-from monograph.ops.argument_checks import PLAIN as PLAIN
 from monograph.ops.argument_checks import (
     check_beside,
     check_float,
@@ -39,6 +38,8 @@ from monograph.ops.argument_checks import (
 from monograph.ops.autocast import cast
 from monograph.ops.autograd import register_autograd
 from monograph.ops.dequantize import portable_dequantize
+from monograph.ops.layout import PLAIN as PLAIN
+from monograph.ops.layout import plain_layout, read_matrix
 
 
 def linear(
@@ -69,15 +70,16 @@ def linear_dx(
 
 def plain_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x weight^T for a small dense weight, by the same kernels: a row's bits do not depend on the batch."""
-    return linear(x, weight, [], [PLAIN, 0, *weight.shape])
+    return linear(x, weight, [], plain_layout(weight.shape))
 
 
 def dense_weight(
     values: torch.Tensor, scales: Sequence[torch.Tensor], layout: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
     """The weight as a matrix of `dtype`, by aten operations."""
-    if layout[0] == PLAIN:
-        return values.reshape(layout[2:]).to(dtype)
+    own = read_matrix("linear", layout)
+    if own.format == PLAIN:
+        return values.reshape(own.shape).to(dtype)
     return portable_dequantize(values, scales, layout, dtype)
 
 
@@ -93,11 +95,11 @@ def portable_linear(
 ) -> torch.Tensor:
     """The operator in aten operations, for any device: dequantises, multiplies, keeps nothing."""
     check_tensors("linear", x=x, values=values, scales=scales, bias=bias, u=u, b=b, a=a)
-    check_weight("linear", values, scales, layout)
-    check_rows("linear", "x", x, None, layout[3])
-    check_low_rank("linear", x, layout, u, b, a)
+    rows, cols = check_weight("linear", values, scales, layout)
+    check_rows("linear", "x", x, None, cols)
+    check_low_rank("linear", x, (rows, cols), u, b, a)
     if bias is not None:
-        check_vector("linear", "bias", bias, layout[2], x.dtype)
+        check_vector("linear", "bias", bias, rows, x.dtype)
     y = torch.nn.functional.linear(x, dense_weight(values, scales, layout, x.dtype), bias)
     if u is None or b is None:
         return y
@@ -114,35 +116,36 @@ def portable_linear_dx(
 ) -> torch.Tensor:
     """The input gradient in aten operations, for any device."""
     check_tensors("linear_dx", dy=dy, values=values, scales=scales, du=du, a=a)
-    check_weight("linear_dx", values, scales, layout)
-    check_rows("linear_dx", "dy", dy, None, layout[2])
+    rows, cols = check_weight("linear_dx", values, scales, layout)
+    check_rows("linear_dx", "dy", dy, None, rows)
     require((du is None) == (a is None), "linear_dx", "du and a must come together")
     dx = dy @ dense_weight(values, scales, layout, dy.dtype)
     if du is None or a is None:
         return dx
     check_beside("linear_dx", "du", du, dy)
     check_float("linear_dx", "a", a)
-    check_shape("linear_dx", "a", a, (du.shape[-1], layout[3]))
+    check_shape("linear_dx", "a", a, (du.shape[-1], cols))
     return dx + du @ a.to(dy.dtype)
 
 
-def check_linear_layout(op: str, what: str, x: torch.Tensor, layout: Sequence[int]) -> None:
+def check_linear_layout(op: str, what: str, x: torch.Tensor, layout: Sequence[int]) -> tuple[int, ...]:
+    """For fakes: rows and columns of the weight."""
     require(x.dim() >= 1, op, f"{what} has no dimensions, wanted [..., cols]")
-    require(len(layout) == 4, op, f"layout has {len(layout)} entries, wanted [format, block, rows, cols]")
+    return read_matrix(op, layout).shape
 
 
 @torch.library.register_fake("monograph::linear")
 def _(x, values, scales, layout, bias, u, b, a):  # type: ignore[no-untyped-def]
     check_tensors("linear", x=x, values=values, scales=scales, bias=bias, u=u, b=b, a=a)
-    check_linear_layout("linear", "x", x, layout)
-    return x.new_empty([*x.shape[:-1], layout[2]])
+    rows, _ = check_linear_layout("linear", "x", x, layout)
+    return x.new_empty([*x.shape[:-1], rows])
 
 
 @torch.library.register_fake("monograph::linear_dx")
 def _(dy, values, scales, layout, du, a):  # type: ignore[no-untyped-def]
     check_tensors("linear_dx", dy=dy, values=values, scales=scales, du=du, a=a)
-    check_linear_layout("linear_dx", "dy", dy, layout)
-    return dy.new_empty([*dy.shape[:-1], layout[3]])
+    _, cols = check_linear_layout("linear_dx", "dy", dy, layout)
+    return dy.new_empty([*dy.shape[:-1], cols])
 
 
 torch.library.impl("monograph::linear", "CompositeExplicitAutograd")(portable_linear)
@@ -176,7 +179,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     dx = dvalues = dbias = du = db = da = None
     low = b is not None and (needs[5] or (a is not None and (needs[0] or needs[7])))
     if low:
-        du = linear_dx(dy, b.to(dy.dtype).contiguous(), [], [PLAIN, 0, *b.shape])
+        du = linear_dx(dy, b.to(dy.dtype).contiguous(), [], plain_layout(b.shape))
     if needs[0]:
         fused = a is not None and du is not None
         dx = linear_dx(
@@ -243,10 +246,12 @@ def _autocast(
 @register_flop_formula(torch.ops.monograph.linear)
 def _linear_flops(x, values, scales, layout, bias=None, u=None, b=None, a=None, **_):  # type: ignore[no-untyped-def]
     rank = 0 if u is None else u[-1]
-    return 2 * prod(x[:-1]) * layout[2] * (layout[3] + rank)
+    rows, cols = read_matrix("linear", layout).shape
+    return 2 * prod(x[:-1]) * rows * (cols + rank)
 
 
 @register_flop_formula(torch.ops.monograph.linear_dx)
 def _linear_dx_flops(dy, values, scales, layout, du=None, a=None, **_):  # type: ignore[no-untyped-def]
     rank = 0 if du is None else du[-1]
-    return 2 * prod(dy[:-1]) * layout[3] * (layout[2] + rank)
+    rows, cols = read_matrix("linear_dx", layout).shape
+    return 2 * prod(dy[:-1]) * cols * (rows + rank)

@@ -22,7 +22,6 @@ from torch.utils.flop_counter import register_flop_formula
 from monograph import _library  # noqa: F401  (the schemas are registered there)
 from monograph.ops.argument_checks import IGNORED as IGNORED
 from monograph.ops.argument_checks import (
-    PLAIN,
     check_head,
     check_tensors,
     check_token_numbers,
@@ -30,6 +29,7 @@ from monograph.ops.argument_checks import (
 )
 from monograph.ops.autocast import cast
 from monograph.ops.autograd import anchor, once, register_autograd, register_not_differentiable
+from monograph.ops.layout import plain_layout, read_matrix
 from monograph.ops.linear import as_rows, dense_weight
 
 # Logits of the portable implementation that exist at a time.
@@ -142,7 +142,7 @@ def check_dw(
     """What the operators of a trained plain weight take."""
     check_tensors(op, x=x, weight=weight, bias=bias, labels=labels, **vectors)
     require(weight.dim() == 2, op, f"the weight has {weight.dim()} dimensions, wanted [rows, cols]")
-    check_head(op, x, weight, [], [PLAIN, 0, *weight.shape], bias, labels, softcap, scale)
+    check_head(op, x, weight, [], plain_layout(weight.shape), bias, labels, softcap, scale)
     check_token_numbers(op, labels.numel(), **vectors)
 
 
@@ -206,7 +206,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor
     else:
         ctx.save_for_backward(dx)
     ctx.trained, ctx.need_dx, ctx.numbers = trained, need_dx, (softcap, scale)
-    ctx.packed, ctx.shape, ctx.scale_count = len(scales) > 0, list(layout[2:]), len(scales)
+    ctx.packed, ctx.scale_count = len(scales) > 0, len(scales)
+    ctx.shape = list(read_matrix("linear_cross_entropy", layout).shape)
 
 
 def _backward(ctx: Any, g: torch.Tensor, *_: Any) -> tuple[Any, ...]:
@@ -251,7 +252,7 @@ def register_head(name: str) -> None:
 
     def flops(x, values, scales, layout, bias, labels, softcap, scale, need_dx, **_):  # type: ignore[no-untyped-def]
         """As if every token had a label: shapes do not tell."""
-        return 2 * prod(x[:-1]) * layout[2] * layout[3] * (2 if need_dx else 1)
+        return 2 * prod(x[:-1]) * prod(read_matrix(name, layout).shape) * (2 if need_dx else 1)
 
     torch.library.impl(f"monograph::{name}", "AutocastCPU")(in_autocast)
     register_flop_formula(op)(flops)

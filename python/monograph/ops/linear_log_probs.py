@@ -26,6 +26,7 @@ from torch.utils.flop_counter import register_flop_formula
 from monograph import _library  # noqa: F401  (the schemas are registered there)
 from monograph.ops.argument_checks import IGNORED, check_head, check_tensors, check_token_numbers, require
 from monograph.ops.autograd import anchor, once, register_autograd, register_not_differentiable
+from monograph.ops.layout import read_matrix
 from monograph.ops.linear import as_rows, dense_weight
 from monograph.ops.linear_cross_entropy import (
     PORTABLE_LOGITS,
@@ -220,7 +221,7 @@ def _backward(ctx: Any, g: torch.Tensor | None, g_entropy: torch.Tensor | None, 
         )
         grad_x = more if grad_x is None else grad_x + more
     if trained:
-        head = (x, values.reshape(ctx.layout[2:]), bias, labels, lse)
+        head = (x, values.reshape(read_matrix("linear_log_probs", ctx.layout).shape), bias, labels, lse)
         parts = []
         if g is not None:
             parts.append(torch.ops.monograph.linear_cross_entropy_dw(*head, -g.float(), *ctx.numbers))
@@ -245,4 +246,4 @@ register_head("linear_log_probs")
 
 @register_flop_formula(torch.ops.monograph.linear_entropy_dx)
 def _entropy_flops(x, values, scales, layout, *rest, **_):  # type: ignore[no-untyped-def]
-    return 4 * prod(x[:-1]) * layout[2] * layout[3]
+    return 4 * prod(x[:-1]) * prod(read_matrix("linear_entropy_dx", layout).shape)

@@ -28,8 +28,8 @@ from monograph.ops.argument_checks import (
 )
 from monograph.ops.autocast import cast
 from monograph.ops.autograd import register_autograd
+from monograph.ops.layout import plain_layout, read_matrix
 from monograph.ops.linear import (
-    PLAIN,
     as_rows,
     check_linear_layout,
     dense_weight,
@@ -74,11 +74,11 @@ def portable_linear_scaled(
     op = "linear_scaled"
     check_tensors(op, x=x, values=values, scales=scales, gain=gain, u=u, b=b, a=a)
     require(a is not None and u is not None and b is not None, op, "u, b and a are wanted, found None")
-    check_weight(op, values, scales, layout)
-    check_rows(op, "x", x, None, layout[3])
-    check_low_rank(op, x, layout, u, b, a)
+    rows, cols = check_weight(op, values, scales, layout)
+    check_rows(op, "x", x, None, cols)
+    check_low_rank(op, x, (rows, cols), u, b, a)
     wide = _wide(x.dtype)
-    check_vector(op, "gain", gain, layout[2], wide)
+    check_vector(op, "gain", gain, rows, wide)
     product = torch.nn.functional.linear(x, dense_weight(values, scales, layout, x.dtype))
     low = torch.nn.functional.linear(u, b.to(x.dtype))
     return (gain * (product.to(wide) + low)).to(x.dtype)
@@ -90,8 +90,8 @@ torch.library.impl("monograph::linear_scaled", "CompositeExplicitAutograd")(port
 @torch.library.register_fake("monograph::linear_scaled")
 def _(x, values, scales, layout, gain, u, b, a):  # type: ignore[no-untyped-def]
     check_tensors("linear_scaled", x=x, values=values, scales=scales, gain=gain, u=u, b=b, a=a)
-    check_linear_layout("linear_scaled", "x", x, layout)
-    return x.new_empty([*x.shape[:-1], layout[2]])
+    rows, _ = check_linear_layout("linear_scaled", "x", x, layout)
+    return x.new_empty([*x.shape[:-1], rows])
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -137,7 +137,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     elif needs[4]:
         dgain = _column_dots(as_rows(dy), as_rows(y), gain.dtype) / gain
     dz = _scaled(dy, gain)
-    du = linear_dx(dz, b.to(dy.dtype).contiguous(), [], [PLAIN, 0, *b.shape])
+    du = linear_dx(dz, b.to(dy.dtype).contiguous(), [], plain_layout(b.shape))
     if needs[0]:
         dx = linear_dx(dz, values, scales, ctx.layout, du, a.to(dy.dtype))
     if needs[6]:
@@ -168,4 +168,5 @@ def _autocast(
 
 @register_flop_formula(torch.ops.monograph.linear_scaled)
 def _flops(x, values, scales, layout, gain, u, b, a, **_):  # type: ignore[no-untyped-def]
-    return 2 * prod(x[:-1]) * layout[2] * (layout[3] + u[-1])
+    rows, cols = read_matrix("linear_scaled", layout).shape
+    return 2 * prod(x[:-1]) * rows * (cols + u[-1])

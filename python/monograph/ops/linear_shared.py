@@ -18,13 +18,13 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
-from monograph.ops.argument_checks import PLAIN, check_beside, check_tensors, require
+from monograph.ops.argument_checks import check_beside, check_tensors, require
 from monograph.ops.autocast import cast
 from monograph.ops.autograd import register_autograd
+from monograph.ops.layout import join_layouts, plain_layout, read_matrix, split_layouts
 from monograph.ops.linear import as_rows, linear, linear_dx, plain_linear, portable_linear, portable_linear_dx
 
 Tensors = Sequence[torch.Tensor]
-_ENTRIES = 5  # of `layouts` a weight: format, block, rows, cols, number of scales
 
 
 def linear_shared(
@@ -39,7 +39,7 @@ def linear_shared(
 ) -> list[torch.Tensor]:
     """One output a weight. `scales[i]` and `layouts[i]` are those that `linear` takes for weight i."""
     flat = [scale for own in scales for scale in own]
-    numbers = [n for layout, own in zip(layouts, scales, strict=True) for n in (*layout, len(own))]
+    numbers = join_layouts(layouts, [len(own) for own in scales])
     lists = (list(part) for part in (bias, u, b, a))
     return torch.ops.monograph.linear_shared(x, list(values), flat, numbers, *lists)
 
@@ -47,11 +47,7 @@ def linear_shared(
 def _check_counts(op: str, layouts: Sequence[int], lists: dict[str, Tensors], left: str, right: str) -> None:
     """`left` and `right` are the names of the two factors of low rank."""
     n = len(lists["values"])
-    require(
-        n > 0 and len(layouts) == _ENTRIES * n,
-        op,
-        f"layouts has {len(layouts)} entries, wanted {_ENTRIES} for each of the {n} weights",
-    )
+    split_layouts(op, layouts, n)
     for name, given in lists.items():
         if name not in ("values", "scales"):
             fits = len(given) == n or (len(given) == 0 and name != "dy")
@@ -65,21 +61,26 @@ def _check_counts(op: str, layouts: Sequence[int], lists: dict[str, Tensors], le
     require(bool(lists[left]) or not lists["a"], op, "a is given without u and b, wanted all three")
 
 
-def _check_scales(op: str, scales: Tensors, layouts: Sequence[int]) -> None:
-    counts = layouts[4::_ENTRIES]
+def _check_scales(op: str, values: Tensors, scales: Tensors, layouts: Sequence[int]) -> None:
+    counts = [count for _, count in split_layouts(op, layouts, len(values))]
     fits = min(counts) >= 0 and sum(counts) == len(scales)
-    require(fits, op, f"layouts claims {list(counts)} scales, {len(scales)} are given")
+    require(fits, op, f"layouts claims {counts} scales, {len(scales)} are given")
+
+
+def _shapes(op: str, values: Tensors, layouts: Sequence[int]) -> list[tuple[int, ...]]:
+    """(rows, cols) of each weight."""
+    return [read_matrix(op, layout).shape for layout, _ in split_layouts(op, layouts, len(values))]
 
 
 def _weights(
     values: Tensors, scales: Tensors, layouts: Sequence[int]
 ) -> list[tuple[torch.Tensor, Tensors, Sequence[int]]]:
     """(values, scales, layout) of each weight; `layouts` was checked."""
-    counts = layouts[4::_ENTRIES]
-    ends = list(accumulate(counts))
+    own = split_layouts("linear_shared", layouts, len(values))
+    ends = list(accumulate(count for _, count in own))
     return [
-        (value, scales[end - count : end], layouts[_ENTRIES * i : _ENTRIES * i + 4])
-        for i, (value, count, end) in enumerate(zip(values, counts, ends, strict=True))
+        (value, scales[end - count : end], layout)
+        for value, (layout, count), end in zip(values, own, ends, strict=True)
     ]
 
 
@@ -97,7 +98,7 @@ def portable_linear_shared(
     lists = {"values": values, "scales": scales, "bias": bias, "u": u, "b": b, "a": a}
     check_tensors("linear_shared", x=x, **lists)
     _check_counts("linear_shared", layouts, lists, "u", "b")
-    _check_scales("linear_shared", scales, layouts)
+    _check_scales("linear_shared", values, scales, layouts)
     outputs = []
     for i, weight in enumerate(_weights(values, scales, layouts)):
         own_bias = bias[i] if bias else None
@@ -113,8 +114,8 @@ def portable_linear_shared_dx(
     lists = {"values": values, "scales": scales, "dy": dy, "du": du, "a": a}
     check_tensors("linear_shared_dx", **lists)
     _check_counts("linear_shared_dx", layouts, lists, "du", "a")
-    _check_scales("linear_shared_dx", scales, layouts)
-    cols = set(layouts[3::_ENTRIES])
+    _check_scales("linear_shared_dx", values, scales, layouts)
+    cols = {shape[1] for shape in _shapes("linear_shared_dx", values, layouts)}
     require(len(cols) == 1, "linear_shared_dx", f"the weights have {sorted(cols)} columns, wanted one number")
     parts = []
     for i, weight in enumerate(_weights(values, scales, layouts)):
@@ -131,7 +132,7 @@ def _(x, values, scales, layouts, bias, u, b, a):  # type: ignore[no-untyped-def
     check_tensors("linear_shared", x=x, **lists)
     _check_counts("linear_shared", layouts, lists, "u", "b")
     require(x.dim() >= 1, "linear_shared", "x has no dimensions, wanted [..., cols]")
-    return [x.new_empty([*x.shape[:-1], rows]) for rows in layouts[2::_ENTRIES]]
+    return [x.new_empty([*x.shape[:-1], rows]) for rows, _ in _shapes("linear_shared", values, layouts)]
 
 
 @torch.library.register_fake("monograph::linear_shared_dx")
@@ -140,7 +141,8 @@ def _(dy, values, scales, layouts, du, a):  # type: ignore[no-untyped-def]
     check_tensors("linear_shared_dx", **lists)
     _check_counts("linear_shared_dx", layouts, lists, "du", "a")
     require(dy[0].dim() >= 1, "linear_shared_dx", "dy has no dimensions, wanted [..., cols]")
-    return dy[0].new_empty([*dy[0].shape[:-1], layouts[3]])
+    _, cols = _shapes("linear_shared_dx", values, layouts)[0]
+    return dy[0].new_empty([*dy[0].shape[:-1], cols])
 
 
 torch.library.impl("monograph::linear_shared", "CompositeExplicitAutograd")(portable_linear_shared)
@@ -165,7 +167,7 @@ def _backward(ctx: Any, dy: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         # A second derivative wants u as the product that it is; the saved ones hang on nothing.
         u = [plain_linear(x, m.to(x.dtype)) for m in a]
     du = [
-        linear_dx(g, m.to(g.dtype).contiguous(), [], [PLAIN, 0, *m.shape])
+        linear_dx(g, m.to(g.dtype).contiguous(), [], plain_layout(m.shape))
         for g, m in zip(dy, b, strict=False)
     ]
     dx = None
@@ -232,12 +234,13 @@ def _autocast(
 
 @register_flop_formula(torch.ops.monograph.linear_shared)
 def _linear_shared_flops(x, values, scales, layouts, bias, u, b, a, **_):  # type: ignore[no-untyped-def]
-    rows = layouts[2::_ENTRIES]
-    ranks = [shape[-1] for shape in u] or [0] * len(rows)
-    return 2 * prod(x[:-1]) * sum(n * (layouts[3] + r) for n, r in zip(rows, ranks, strict=True))
+    shapes = _shapes("linear_shared", values, layouts)
+    ranks = [shape[-1] for shape in u] or [0] * len(shapes)
+    return 2 * prod(x[:-1]) * sum(n * (k + r) for (n, k), r in zip(shapes, ranks, strict=True))
 
 
 @register_flop_formula(torch.ops.monograph.linear_shared_dx)
 def _linear_shared_dx_flops(dy, values, scales, layouts, du, a, **_):  # type: ignore[no-untyped-def]
     ranks = sum(shape[-1] for shape in du)
-    return 2 * prod(dy[0][:-1]) * layouts[3] * (sum(layouts[2::_ENTRIES]) + ranks)
+    shapes = _shapes("linear_shared_dx", values, layouts)
+    return 2 * prod(dy[0][:-1]) * shapes[0][1] * (sum(rows for rows, _ in shapes) + ranks)

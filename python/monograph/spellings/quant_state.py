@@ -12,6 +12,7 @@ import torch
 
 from monograph.formats import ABSMAX_FORMATS, SCALE_GROUP, Format, value_table
 from monograph.integrations.torch.private_names import assert_async
+from monograph.ops.layout import make_layout
 from monograph.spellings.element_tensors import e4m3_weight
 from monograph.spellings.packed_state import PackedParts
 
@@ -80,7 +81,7 @@ def dequantize_4bit(tensor: torch.Tensor, quant_state: Any = None) -> torch.Tens
         )
     if quant_state.code is not None:
         _check_code(fmt, quant_state.code)
-    layout = [fmt.number, quant_state.blocksize, *quant_state.shape]
+    layout = make_layout(fmt.number, quant_state.blocksize, quant_state.shape)
     scales = _scales(quant_state)
     dense = torch.ops.monograph.dequantize(_bytes(tensor), scales, layout, quant_state.dtype)
     transposed = tensor.dim() == 2 and tensor.shape[0] == 1 and tensor.shape[1] != 1

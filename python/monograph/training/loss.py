@@ -17,7 +17,7 @@ from torch import nn
 
 from monograph.integrations.torch.private_names import children, hooks
 from monograph.nn import QuantLinear
-from monograph.ops.linear import PLAIN
+from monograph.ops.layout import plain_layout
 from monograph.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 
 # What configs of transformers call a number that multiplies the logits.
@@ -75,7 +75,7 @@ def head_weight(head: nn.Linear) -> tuple[torch.Tensor, list[torch.Tensor], list
     """values, scales and layout of a readable head, as our operators take them."""
     if isinstance(head, QuantLinear):
         return head.values, head.scales, head.layout
-    return head.weight.contiguous(), [], [PLAIN, 0, *head.weight.shape]
+    return head.weight.contiguous(), [], plain_layout(head.weight.shape)
 
 
 def token_losses(

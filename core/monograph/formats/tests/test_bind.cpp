@@ -77,5 +77,69 @@ TEST(Bind, RefusesByName) {
   EXPECT_EQ(refusal("nf4", 64, {4, 64}, 128, {4}), "scales[0] (absmax) has 4 bytes, wanted 16");
 }
 
+std::string refusal_at(std::size_t origin, const char* format, std::size_t block,
+                       std::vector<std::size_t> shape, std::size_t values,
+                       std::vector<std::size_t> scales) {
+  static const std::vector<std::uint8_t> bytes(1 << 16);
+  std::vector<ByteSpan> spans;
+  for (const std::size_t size : scales) spans.push_back({bytes.data(), size});
+  try {
+    bind_packed(*find_format(format), block, shape, {bytes.data(), values}, spans, origin);
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+TEST(Bind, APartBeginsWithABlockAndEndsWithItself) {
+  // 3 x 33 elements behind 40: two blocks of 64 and a part of a third.
+  EXPECT_EQ(refusal_at(40, "nf4", 64, {3, 33}, 70, {12}), "");
+  EXPECT_EQ(refusal_at(40, "nf4", 64, {3, 33}, 50, {12}), "values has 50 bytes, wanted 70");
+  EXPECT_EQ(refusal_at(40, "nf4", 64, {3, 33}, 70, {8}),
+            "scales[0] (absmax) has 8 bytes, wanted 12");
+  EXPECT_EQ(refusal_at(64 * 255, "nf4", 64, {1, 128}, 32 * 257, {257, 8, 1024, 4}), "");
+  // 100 rows behind 60 of them: two rows of square blocks.
+  EXPECT_EQ(refusal_at(60 * 40, "fp8-block", 128, {100, 40}, 160 * 40, {8}), "");
+  EXPECT_EQ(refusal_at(60, "fp8-block", 128, {100, 40}, 4060, {8}),
+            "the origin is 60, format fp8-block wants whole rows of 40");
+  EXPECT_EQ(refusal_at(64, "mxfp4", 32, {2, 3, 64}, 224, {14}),
+            "the origin is 64 and the weight has 2 matrices, format mxfp4 wants one");
+  EXPECT_EQ(refusal_at(kMostElements, "nf4", 64, {3, 33}, 70, {12}),
+            "the origin is 72057594037927936, wanted at most 2^56 elements with the weight");
+}
+
+std::string grids_refusal(std::size_t grid_rows, const char* format, std::size_t block,
+                          std::vector<std::size_t> shape, std::size_t values,
+                          std::vector<std::size_t> scales) {
+  static const std::vector<std::uint8_t> bytes(1 << 16);
+  std::vector<ByteSpan> spans;
+  for (const std::size_t size : scales) spans.push_back({bytes.data(), size});
+  try {
+    bind_grids(*find_format(format), block, shape, grid_rows, {bytes.data(), values}, spans);
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+TEST(Bind, GridsHaveWholeBytesBlocksAndGroupsEach) {
+  // Four matrices of 5 x 21: 53 bytes and two blocks each.
+  EXPECT_EQ(grids_refusal(5, "nf4", 64, {2, 10, 21}, 212, {8, 16, 1024, 16}), "");
+  EXPECT_EQ(grids_refusal(5, "nf4", 64, {2, 10, 21}, 212, {8, 16, 1024, 4}), "");
+  EXPECT_EQ(grids_refusal(5, "nf4", 64, {2, 10, 21}, 210, {8, 16, 1024, 16}),
+            "values has 210 bytes, wanted as many for each of the 4 grids");
+  EXPECT_EQ(grids_refusal(5, "nf4", 64, {2, 10, 21}, 208, {8, 16, 1024, 16}),
+            "one of 4 grids: values has 52 bytes, wanted 53");
+  EXPECT_EQ(grids_refusal(5, "nf4", 64, {2, 10, 21}, 212, {8, 16, 1024, 8}),
+            "one of 4 grids: scales[3] (offset) has 8 bytes, wanted 4");
+  EXPECT_EQ(grids_refusal(3, "nf4", 64, {2, 10, 21}, 212, {32}),
+            "a grid has 3 rows, wanted a part of the weight's 20");
+  EXPECT_EQ(grids_refusal(4, "nvfp4", 16, {3, 4, 16}, 96, {12, 12}), "");
+  EXPECT_EQ(grids_refusal(4, "nvfp4", 16, {3, 4, 16}, 96, {12, 8}),
+            "one of 3 grids: scales[1] (tensor) has 8 bytes, wanted 4");
+  EXPECT_EQ(grids_refusal(4, "mxfp4", 0, {3, 4, 32}, 192, {12}),
+            "block size is 0, format mxfp4 wants a power of two from 32 to 32");
+}
+
 }  // namespace
 }  // namespace monograph

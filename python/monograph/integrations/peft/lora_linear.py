@@ -23,7 +23,8 @@ from monograph.integrations.peft.private_names import DoraLinearVariant, caches,
 from monograph.integrations.torch.private_names import hooks
 from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.nn.row_squares import keep_row_squares
-from monograph.ops.linear import PLAIN, linear, plain_linear
+from monograph.ops.layout import plain_layout
+from monograph.ops.linear import linear, plain_linear
 from monograph.ops.linear_scaled import linear_scaled
 
 _MERGED_ROWS = 256  # merged at a time, in 64 bits: 30 MB per copy for 14,336 columns
@@ -142,7 +143,7 @@ class LoraLinear(StartedLora):
         if isinstance(base, QuantLinear):
             packed = (base.values, base.scales, base.layout)
         else:
-            packed = (base.weight, [], [PLAIN, 0, *base.weight.shape])
+            packed = (base.weight, [], plain_layout(base.weight.shape))
         bias = self._total_bias(names, x.dtype)
         a, b = self._factors(names, x.dtype)
         if not any(self._drops(name) for name in names):
