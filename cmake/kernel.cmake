@@ -16,13 +16,13 @@ set(MONOGRAPH_FLAGS_amx ${MONOGRAPH_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16 -ma
 
 function(add_kernel name)
   cmake_parse_arguments(KERNEL "" "" "ISAS;SOURCES;TESTS" ${ARGN})
-  target_sources(monograph_core PRIVATE kernels/${name}/${name}.cpp ${KERNEL_SOURCES})
+  target_sources(monograph_kernels PRIVATE kernels/${name}/${name}.cpp ${KERNEL_SOURCES})
   foreach(isa IN LISTS KERNEL_ISAS)
     if(NOT isa IN_LIST MONOGRAPH_ISAS)
       continue()
     endif()
     set(unit kernels/${name}/${isa}.cpp)
-    target_sources(monograph_core PRIVATE ${unit})
+    target_sources(monograph_kernels PRIVATE ${unit})
     # std::conditional_t over vector types drops an alignment attribute that a value type does not need.
     set(flags ${MONOGRAPH_FLAGS_${isa}} -O2 -fno-lto -Wno-ignored-attributes)
     if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND isa MATCHES "avx512|amx")

@@ -1,24 +1,32 @@
-# add_unit_test(NAME SOURCES ... [ISAS ...]): one GoogleTest program, run once for each of these instruction
-# sets (all that are built, if none are named).
+# add_unit_test(NAME SOURCES ... [ISAS ... | ONCE] [LIBRARY ...]): one GoogleTest program that links LIBRARY
+# (monograph_kernels, if none is named). It is run once for each of these instruction sets (all that are built, if none
+# are named), or ONCE where nothing depends on them.
 # A set the machine lacks is skipped by the tests themselves, which say so.
 find_package(GTest QUIET)
 if(NOT GTest_FOUND)
   # Cross builds have no package: Debian ships GoogleTest's sources.
-  add_subdirectory(/usr/src/googletest ${CMAKE_BINARY_DIR}/googletest EXCLUDE_FROM_ALL)
+  add_subdirectory(/usr/src/googletest ${PROJECT_BINARY_DIR}/googletest EXCLUDE_FROM_ALL)
   if(NOT TARGET GTest::gtest_main)
     add_library(GTest::gtest_main ALIAS gtest_main)
   endif()
 endif()
 
 function(add_unit_test name)
-  cmake_parse_arguments(TEST "" "" "SOURCES;ISAS" ${ARGN})
+  cmake_parse_arguments(TEST "ONCE" "LIBRARY" "SOURCES;ISAS" ${ARGN})
   if(NOT TEST_ISAS)
     set(TEST_ISAS ${MONOGRAPH_ISAS})
   endif()
+  if(NOT TEST_LIBRARY)
+    set(TEST_LIBRARY monograph_kernels)
+  endif()
   add_executable(test_${name} ${TEST_SOURCES})
-  target_link_libraries(test_${name} PRIVATE monograph_core GTest::gtest_main)
+  target_link_libraries(test_${name} PRIVATE ${TEST_LIBRARY} monograph_options GTest::gtest_main)
   # GoogleTest's macros end in an else of their own.
   target_compile_options(test_${name} PRIVATE -Wno-dangling-else)
+  if(TEST_ONCE)
+    add_test(NAME ${name} COMMAND test_${name})
+    return()
+  endif()
   foreach(isa IN LISTS TEST_ISAS)
     if(isa IN_LIST MONOGRAPH_ISAS)
       add_test(NAME ${name}.${isa} COMMAND test_${name})

@@ -3,8 +3,9 @@
     python tools/check_tree.py [--build build/release]
 
 File length, no torch in core, no conditional macros outside the listed places, no circle of imports in
-Python, no standard containers or algorithms in ISA units and, with --build, no weak symbol in an ISA object
-that lacks the tag of its instruction set: the linker could otherwise hand AVX-512 code to a baseline caller.
+Python, no include upwards in core, no standard containers or algorithms in ISA units and, with --build, no
+weak symbol in an ISA object that lacks the tag of its instruction set: the linker could otherwise hand
+AVX-512 code to a baseline caller.
 """
 
 import argparse
@@ -59,6 +60,30 @@ def check_core_is_torch_free() -> list[str]:
         for path in sources(".h", ".cpp")
         if path.is_relative_to(ROOT / "core") and re.search(r"#include.*torch|torch::", path.read_text())
     ]
+
+
+# The folders of the checkpoint library; all others of core are kernels, which know no files.
+CHECKPOINT = {"text", "files", "safetensors", "weights", "convert", "adapter", "hash", "merge"}
+# What stands on a folder, so that it must not include it.
+ABOVE = {
+    "text": CHECKPOINT,
+    "files": CHECKPOINT - {"text"},
+    "safetensors": CHECKPOINT - {"text", "files"},
+}
+
+
+def check_core_layers() -> list[str]:
+    findings = []
+    core = ROOT / "core/monograph"
+    for path in sources(".h", ".cpp"):
+        if not path.is_relative_to(core):
+            continue
+        folder = path.relative_to(core).parts[0]
+        above = ABOVE.get(folder, set()) if folder in CHECKPOINT else CHECKPOINT
+        for included in re.findall(r'#include "monograph/(\w+)/', path.read_text()):
+            if included != folder and included in above:
+                findings.append(f"{path.relative_to(ROOT)}: includes monograph/{included}, not for {folder}/")
+    return findings
 
 
 def check_conditionals() -> list[str]:
@@ -148,8 +173,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, help="a release build folder, for the weak symbols")
     arguments = parser.parse_args()
-    findings = check_length() + check_core_is_torch_free() + check_conditionals() + check_isa_units()
-    findings += check_import_circles()
+    findings = check_length() + check_core_is_torch_free() + check_core_layers() + check_conditionals()
+    findings += check_isa_units() + check_import_circles()
     if arguments.build:
         findings += check_weak_symbols(arguments.build)
     print("\n".join(findings) or "tree: ok")
