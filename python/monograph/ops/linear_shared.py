@@ -4,7 +4,7 @@
     dx  = sum_i (dy_i W_i + du_i a_i)
 
 x is packed once for all weights, and its gradient is one pass instead of a sum of several tensors. bias, u, b
-and a are empty or have one entry a weight; with `a`, u_i is x a_i^T, as in `monograph.ops.linear`.
+and a are empty or have one entry per weight; with `a`, u_i is x a_i^T, as in `monograph.ops.linear`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def linear_shared(
     b: Tensors = (),
     a: Tensors = (),
 ) -> list[torch.Tensor]:
-    """One output a weight. `scales[i]` and `layouts[i]` are those that `linear` takes for weight i."""
+    """One output per weight. `scales[i]` and `layouts[i]` are those that `linear` takes for weight i."""
     flat = [scale for own in scales for scale in own]
     numbers = join_layouts(layouts, [len(own) for own in scales])
     lists = (list(part) for part in (bias, u, b, a))
