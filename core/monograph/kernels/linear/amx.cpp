@@ -17,7 +17,7 @@ struct Forward {
   static constexpr std::size_t kTiles = kPanel / 16, kStep = kStepBytes<kPanel>;
   static constexpr bool kFinishInParts = true;
   template <class F>
-  using Cursor = ForwardCursor<F, V, kPanel, 2>;
+  using Cursor = PanelCursor<F, V, ForwardPanel<kPanel>, 2>;
   template <class F>
   static constexpr DecodeFn* kDecode = decode_forward_panel<F, V, kPanel>;
   template <class F>
@@ -41,7 +41,7 @@ struct Dx {
   static constexpr std::size_t kTiles = kPanel / 16, kStep = kStepBytes<kPanel>;
   static constexpr bool kFinishInParts = false;
   template <class F>
-  using Cursor = DxCursor<F, V, kPanel, 2>;
+  using Cursor = PanelCursor<F, V, DxPanel<kPanel>, 2>;
   template <class F>
   static constexpr DecodeFn* kDecode = decode_dx_panel<F, V, kPanel>;
   template <class F>

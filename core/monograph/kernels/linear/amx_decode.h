@@ -19,108 +19,141 @@ inline constexpr std::size_t kStepBytes = kPanel / 16 * kTileBytes + 64;
 // Elements of a row that pass through a buffer at a time.
 inline constexpr std::size_t kBuffer = 512;
 
+// Bytes of elements of a row.
+template <class F>
+[[gnu::always_inline]] constexpr std::size_t bytes_of(std::size_t elements) {
+  if constexpr (std::is_same_v<F, Plain>)
+    return 2 * elements;
+  else
+    return elements / F::kPerByte;
+}
 // Bytes of a group.
 template <class F>
-inline constexpr std::size_t kGroupBytes = 32 / F::kPerByte;
+inline constexpr std::size_t kGroupBytes = bytes_of<F>(32);
+
+[[gnu::always_inline]] inline void store_interleaved(__m512i even, __m512i odd, std::byte* out) {
+  _mm512_store_si512(out, _mm512_unpacklo_epi16(even, odd));
+  _mm512_store_si512(out + kTileBytes, _mm512_unpackhi_epi16(even, odd));
+}
+
+// How a panel lies on the weight. Forward a unit is groups of one row, and rows of the weight are
+// rows of tiles: [step][row / 16][row % 16][32].
+template <std::size_t kPanel>
+struct ForwardPanel {
+  static constexpr std::size_t kRows = 1;  // of the weight in a unit
+  static constexpr std::size_t kGroupStride = kStepBytes<kPanel>;
+  // Rows on that are prefetched: soon wanted, and far enough for memory.
+  static constexpr std::size_t kAhead = 4;
+  static constexpr bool kScalesAhead = false;
+  [[gnu::always_inline]] static WeightArea area(const DecodeJob& job) {
+    return {job.first, job.width, job.begin, job.count};
+  }
+  [[gnu::always_inline]] static std::size_t offset(std::size_t row) { return row * 64; }
+};
+
+// For dx a unit is groups of two rows, which interleaved are a row of eight tiles:
+// [step][col / 16][row / 2][16][2]. An odd last row is in no unit.
+template <std::size_t kPanel>
+struct DxPanel {
+  static constexpr std::size_t kRows = 2;
+  static constexpr std::size_t kGroupStride = 2 * kTileBytes;
+  // The same columns: a line of memory that the hardware does not foresee.
+  static constexpr std::size_t kAhead = 16;
+  static constexpr bool kScalesAhead = true;  // few bytes of a row, each row's in a line of its own
+  [[gnu::always_inline]] static WeightArea area(const DecodeJob& job) {
+    return {job.begin, job.count, job.first, job.width};
+  }
+  [[gnu::always_inline]] static std::size_t offset(std::size_t row) {
+    return row / 32 * kStepBytes<kPanel> + row % 32 * 32;
+  }
+};
 
 // A place in a panel that is being decoded, unit by unit: kUnit groups of 32 elements in one block.
 // It can be left and taken up again, so that a product decodes the next panel between its tiles.
-template <class F, class V, std::size_t kPanel, std::size_t kUnit>
-class ForwardCursor {
+template <class F, class V, class Panel, std::size_t kUnit>
+class PanelCursor {
  public:
-  [[gnu::always_inline]] ForwardCursor(const DecodeJob& job, std::size_t done)
+  [[gnu::always_inline]] PanelCursor(const DecodeJob& job, std::size_t done)
       : job_(job),
-        decoder_(job, {job.first, job.width, job.begin, job.count}),
+        area_(Panel::area(job)),
+        decoder_(job, area_),
         cols_(job.weight->packed.cols),
-        units_(job.count / (32 * kUnit)),
-        rows_(job.width),
-        ahead_(4 * cols_ / F::kPerByte),
-        row_(done / units_) {
+        units_(area_.cols / (32 * kUnit)),
+        rows_(area_.rows / kRows * kRows),
+        ahead_(bytes_of<F>(Panel::kAhead * cols_)),
+        row_(done / units_ * kRows) {
     start_row(done % units_);
   }
-  static std::size_t total(const DecodeJob& job) { return job.width * (job.count / (32 * kUnit)); }
-  std::size_t done() const { return row_ * units_ + unit_; }
+  static std::size_t total(const DecodeJob& job) {
+    const WeightArea area = Panel::area(job);
+    return area.rows / kRows * (area.cols / (32 * kUnit));
+  }
+  std::size_t done() const { return row_ / kRows * units_ + unit_; }
 
   [[gnu::always_inline]] void step(std::size_t units) {
     for (; units != 0 && row_ != rows_; --units) {
-      // Four rows on: soon wanted, and far enough for memory.
-      _mm_prefetch(values_ + ahead_, _MM_HINT_T0);
-      const auto unit = decoder_.unit(job_.first + row_, job_.begin + unit_ * 32 * kUnit, element_);
-      unit.template groups<kUnit>(
-          values_, [&](auto g, __m512i group) __attribute__((always_inline)) {
-            _mm512_store_si512(out_ + g * kStepBytes<kPanel>, group);
-          });
-      values_ += kGroupBytes<F> * kUnit;
+      prefetch();
+      decode_unit();
+      values_ += kUnitBytes;
+      second_ += kUnitBytes;
       element_ += 32 * kUnit;
-      out_ += kUnit * kStepBytes<kPanel>;
+      out_ += kUnit * Panel::kGroupStride;
       if (++unit_ == units_) {
-        ++row_;
+        row_ += kRows;
         start_row(0);
       }
     }
   }
 
  private:
+  static constexpr std::size_t kRows = Panel::kRows, kUnitBytes = kUnit * kGroupBytes<F>;
+
+  [[gnu::always_inline]] void prefetch() const {
+    unrolled<ceil_div(kUnitBytes, 64)>([&](auto line) __attribute__((always_inline)) {
+      _mm_prefetch(values_ + ahead_ + 64 * line, _MM_HINT_T0);
+      if constexpr (kRows == 2) _mm_prefetch(second_ + ahead_ + 64 * line, _MM_HINT_T0);
+    });
+  }
+
+  [[gnu::always_inline]] void decode_unit() const {
+    const std::size_t row = area_.row + row_, col = area_.col + unit_ * 32 * kUnit;
+    const auto first = decoder_.unit(row, col, element_);
+    if constexpr (kRows == 1) {
+      first.template groups<kUnit>(
+          values_, [&](auto g, __m512i group) __attribute__((always_inline)) {
+            _mm512_store_si512(out_ + g * Panel::kGroupStride, group);
+          });
+    } else {
+      const auto second = decoder_.unit(row + 1, col, element_ + cols_);
+      __m512i even[kUnit];
+      first.template groups<kUnit>(
+          values_, [&](auto g, __m512i group) __attribute__((always_inline)) { even[g] = group; });
+      second.template groups<kUnit>(
+          second_, [&](auto g, __m512i group) __attribute__((always_inline)) {
+            store_interleaved(even[g], group, out_ + g * Panel::kGroupStride);
+          });
+    }
+  }
+
   [[gnu::always_inline]] void start_row(std::size_t unit) {
     unit_ = unit;
     if (row_ == rows_) return;
-    element_ = job_.weight->packed.element(job_.first + row_, job_.begin + unit * 32 * kUnit);
-    values_ = job_.weight->packed.values + element_ / F::kPerByte;
-    out_ = job_.out + row_ * 64 + unit * kUnit * kStepBytes<kPanel>;
+    element_ = job_.weight->packed.element(area_.row + row_, area_.col + unit * 32 * kUnit);
+    values_ = job_.weight->packed.values + bytes_of<F>(element_);
+    second_ = values_ + bytes_of<F>(cols_);
+    if constexpr (Panel::kScalesAhead && !std::is_same_v<F, Plain>) {
+      _mm_prefetch(decoder_.scale_of(element_ + Panel::kAhead * cols_), _MM_HINT_T0);
+      _mm_prefetch(decoder_.scale_of(element_ + (Panel::kAhead + 1) * cols_), _MM_HINT_T0);
+    }
+    out_ = job_.out + Panel::offset(row_) + unit * kUnit * Panel::kGroupStride;
   }
 
   const DecodeJob job_;  // a copy: the compiler would read a reference again after every store
+  const WeightArea area_;
   const TileDecoder<F> decoder_;
   const std::size_t cols_, units_, rows_, ahead_;
   std::size_t row_, unit_, element_;
-  const std::uint8_t* values_;
-  std::byte* out_;
-};
-
-// The same for a weight in bf16, which only needs another order.
-template <class V, std::size_t kPanel, std::size_t kUnit>
-class ForwardCursor<Plain, V, kPanel, kUnit> {
- public:
-  [[gnu::always_inline]] ForwardCursor(const DecodeJob& job, std::size_t done)
-      : first_(job.weight->packed.values + 2 * job.weight->packed.element(job.first, job.begin)),
-        panel_(job.out),
-        stride_(2 * job.weight->packed.cols),
-        units_(job.count / (32 * kUnit)),
-        rows_(job.width),
-        row_(done / units_) {
-    start_row(done % units_);
-  }
-  static std::size_t total(const DecodeJob& job) { return job.width * (job.count / (32 * kUnit)); }
-  std::size_t done() const { return row_ * units_ + unit_; }
-
-  [[gnu::always_inline]] void step(std::size_t units) {
-    for (; units != 0 && row_ != rows_; --units) {
-      unrolled<kUnit>([&](auto g) __attribute__((always_inline)) {
-        _mm_prefetch(values_ + 4 * stride_ + 64 * g, _MM_HINT_T0);
-        _mm512_store_si512(out_ + g * kStepBytes<kPanel>,
-                           to_tile_order(_mm512_loadu_si512(values_ + 64 * g)));
-      });
-      values_ += 64 * kUnit;
-      out_ += kUnit * kStepBytes<kPanel>;
-      if (++unit_ == units_) {
-        ++row_;
-        start_row(0);
-      }
-    }
-  }
-
- private:
-  [[gnu::always_inline]] void start_row(std::size_t unit) {
-    unit_ = unit;
-    values_ = first_ + row_ * stride_ + unit * 64 * kUnit;
-    out_ = panel_ + row_ * 64 + unit * kUnit * kStepBytes<kPanel>;
-  }
-
-  const std::uint8_t* const first_;
-  std::byte* const panel_;
-  const std::size_t stride_, units_, rows_;
-  std::size_t row_, unit_;
-  const std::uint8_t* values_;
+  const std::uint8_t *values_, *second_;  // of the unit, and of its second row
   std::byte* out_;
 };
 
@@ -165,142 +198,19 @@ template <class F, class V, std::size_t kPanel>
   }
 }
 
-// Rows of the weight are rows of tiles: [step][row / 16][row % 16][32]. Rows beyond job.width are
-// not written: they give rows of the result that nobody reads.
+// Rows beyond job.width are not written: they give rows of the result that nobody reads.
 template <class F, class V, std::size_t kPanel>
 void decode_forward_panel(const DecodeJob& job) {
   if (in_pairs_of_groups<F>(job, job.begin | job.count))
-    return decode_from<ForwardCursor<F, V, kPanel, 2>, V>(job, 0);
+    return decode_from<PanelCursor<F, V, ForwardPanel<kPanel>, 2>, V>(job, 0);
   if constexpr (!std::is_same_v<F, Plain>) {
-    if (in_groups<F>(job)) return decode_from<ForwardCursor<F, V, kPanel, 1>, V>(job, 0);
+    if (in_groups<F>(job))
+      return decode_from<PanelCursor<F, V, ForwardPanel<kPanel>, 1>, V>(job, 0);
   }
   for (std::size_t r = 0; r < job.width; ++r)
     decode_groups_buffered<F, V, kPanel>(*job.weight, job.first + r, job.begin, job.count,
                                          job.out + r * 64);
 }
-
-[[gnu::always_inline]] inline void store_interleaved(__m512i even, __m512i odd, std::byte* out) {
-  _mm512_store_si512(out, _mm512_unpacklo_epi16(even, odd));
-  _mm512_store_si512(out + kTileBytes, _mm512_unpackhi_epi16(even, odd));
-}
-
-// The same for dx: a unit is kUnit groups of two rows. An odd last row is not its business.
-template <class F, class V, std::size_t kPanel, std::size_t kUnit>
-class DxCursor {
- public:
-  [[gnu::always_inline]] DxCursor(const DecodeJob& job, std::size_t done)
-      : job_(job),
-        decoder_(job, {job.begin, job.count, job.first, job.width}),
-        cols_(job.weight->packed.cols),
-        units_(job.width / (32 * kUnit)),
-        rows_(job.count / 2 * 2),
-        ahead_(16 * cols_ / F::kPerByte),
-        row_(done / units_ * 2) {
-    start_row(done % units_);
-  }
-  static std::size_t total(const DecodeJob& job) {
-    return job.count / 2 * (job.width / (32 * kUnit));
-  }
-  std::size_t done() const { return row_ / 2 * units_ + unit_; }
-
-  [[gnu::always_inline]] void step(std::size_t units) {
-    for (; units != 0 && row_ != rows_; --units) {
-      // Sixteen rows on, the same columns: a line of memory that the hardware does not foresee.
-      _mm_prefetch(even_ + ahead_, _MM_HINT_T0);
-      _mm_prefetch(odd_ + ahead_, _MM_HINT_T0);
-      const std::size_t row = job_.begin + row_, col = job_.first + unit_ * 32 * kUnit;
-      const auto even = decoder_.unit(row, col, element_);
-      const auto odd = decoder_.unit(row + 1, col, element_ + cols_);
-      __m512i first[kUnit];
-      even.template groups<kUnit>(
-          even_, [&](auto g, __m512i group) __attribute__((always_inline)) { first[g] = group; });
-      odd.template groups<kUnit>(
-          odd_, [&](auto g, __m512i group) __attribute__((always_inline)) {
-            store_interleaved(first[g], group, out_ + g * 2 * kTileBytes);
-          });
-      even_ += kGroupBytes<F> * kUnit;
-      odd_ += kGroupBytes<F> * kUnit;
-      element_ += 32 * kUnit;
-      out_ += kUnit * 2 * kTileBytes;
-      if (++unit_ == units_) {
-        row_ += 2;
-        start_row(0);
-      }
-    }
-  }
-
- private:
-  [[gnu::always_inline]] void start_row(std::size_t unit) {
-    unit_ = unit;
-    if (row_ == rows_) return;
-    element_ = job_.weight->packed.element(job_.begin + row_, job_.first + unit * 32 * kUnit);
-    even_ = job_.weight->packed.values + element_ / F::kPerByte;
-    odd_ = even_ + cols_ / F::kPerByte;
-    // Their scales: few bytes of a row, each row's in a line of its own.
-    _mm_prefetch(decoder_.scale_of(element_ + 16 * cols_), _MM_HINT_T0);
-    _mm_prefetch(decoder_.scale_of(element_ + 17 * cols_), _MM_HINT_T0);
-    out_ =
-        job_.out + row_ / 32 * kStepBytes<kPanel> + row_ % 32 * 32 + unit * kUnit * 2 * kTileBytes;
-  }
-
-  const DecodeJob job_;
-  const TileDecoder<F> decoder_;
-  const std::size_t cols_, units_, rows_, ahead_;
-  std::size_t row_, unit_, element_;
-  const std::uint8_t *even_, *odd_;
-  std::byte* out_;
-};
-
-// The same for a weight in bf16.
-template <class V, std::size_t kPanel, std::size_t kUnit>
-class DxCursor<Plain, V, kPanel, kUnit> {
- public:
-  [[gnu::always_inline]] DxCursor(const DecodeJob& job, std::size_t done)
-      : first_(job.weight->packed.values + 2 * job.weight->packed.element(job.begin, job.first)),
-        panel_(job.out),
-        stride_(2 * job.weight->packed.cols),
-        units_(job.width / (32 * kUnit)),
-        rows_(job.count / 2 * 2),
-        row_(done / units_ * 2) {
-    start_row(done % units_);
-  }
-  static std::size_t total(const DecodeJob& job) {
-    return job.count / 2 * (job.width / (32 * kUnit));
-  }
-  std::size_t done() const { return row_ / 2 * units_ + unit_; }
-
-  [[gnu::always_inline]] void step(std::size_t units) {
-    for (; units != 0 && row_ != rows_; --units) {
-      unrolled<kUnit>([&](auto g) __attribute__((always_inline)) {
-        const std::uint8_t *even = values_ + 64 * g, *odd = even + stride_;
-        _mm_prefetch(even + 16 * stride_, _MM_HINT_T0);
-        _mm_prefetch(odd + 16 * stride_, _MM_HINT_T0);
-        store_interleaved(to_tile_order(_mm512_loadu_si512(even)),
-                          to_tile_order(_mm512_loadu_si512(odd)), out_ + g * 2 * kTileBytes);
-      });
-      values_ += 64 * kUnit;
-      out_ += kUnit * 2 * kTileBytes;
-      if (++unit_ == units_) {
-        row_ += 2;
-        start_row(0);
-      }
-    }
-  }
-
- private:
-  [[gnu::always_inline]] void start_row(std::size_t unit) {
-    unit_ = unit;
-    values_ = first_ + row_ * stride_ + unit * 64 * kUnit;
-    out_ = panel_ + row_ / 32 * kStepBytes<kPanel> + row_ % 32 * 32 + unit * kUnit * 2 * kTileBytes;
-  }
-
-  const std::uint8_t* const first_;
-  std::byte* const panel_;
-  const std::size_t stride_, units_, rows_;
-  std::size_t row_, unit_;
-  const std::uint8_t* values_;
-  std::byte* out_;
-};
 
 // Up to two rows of any weight, by way of a buffer; zeros for a row that is not there.
 template <class F, class V, std::size_t kPanel>
@@ -316,17 +226,16 @@ template <class F, class V, std::size_t kPanel>
                       to_tile_order(_mm512_load_si512(elements[1] + i)), out);
 }
 
-// Two rows of the weight, interleaved, are a row of eight tiles: [step][col / 16][row / 2][16][2].
 template <class F, class V, std::size_t kPanel>
 void decode_dx_panel(const DecodeJob& job) {
   std::size_t r = 0;
   if (in_pairs_of_groups<F>(job, job.first | job.width)) {
     r = job.count / 2 * 2;
-    decode_from<DxCursor<F, V, kPanel, 2>, V>(job, 0);
+    decode_from<PanelCursor<F, V, DxPanel<kPanel>, 2>, V>(job, 0);
   } else if constexpr (!std::is_same_v<F, Plain>) {
     if (in_groups<F>(job)) {
       r = job.count / 2 * 2;
-      decode_from<DxCursor<F, V, kPanel, 1>, V>(job, 0);
+      decode_from<PanelCursor<F, V, DxPanel<kPanel>, 1>, V>(job, 0);
     }
   }
   for (; r < (job.count + 31) / 32 * 32; r += 2) {

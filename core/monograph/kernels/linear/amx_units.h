@@ -5,11 +5,12 @@
 // TileDecoder<F> is what a panel's decoder knows of a weight; it can decode the panels for which it
 // fits(job), the others pass through a buffer. Its unit(row, col, element) finds the scales of a
 // unit, the unit's groups<kUnit>(bytes, store) calls store(g, elements) for each group, and
-// scale_of(element) is where a scale stands, to prefetch it. There are three kinds:
+// scale_of(element) is where a scale stands, to prefetch it. There are four kinds:
 //   absmax formats     one scale for the unit: sixteen products, rounded to bf16, in a register
 //   scales of a byte   (MXFP4, NVFP4): the products of all 256 scales stand ready in CodeTables
 //   E4M3 elements      (MXFP8, FP8 blocks): the rounded product of each mantissa with the scale
 //                      from a register, and the exponent added to it
+//   plain bf16         no scales
 #pragma once
 
 #include <immintrin.h>
@@ -60,8 +61,8 @@ class TileDecoder {
  public:
   [[gnu::always_inline]] static bool fits(const DecodeJob&) { return true; }
   [[gnu::always_inline]] TileDecoder(const DecodeJob& job, const WeightArea&)
-      : weight_(job.weight->packed),
-        shift_(__builtin_ctzll(weight_.block)) {}  // a block is a power of two
+      : scales_(job.weight->packed.scales),
+        shift_(__builtin_ctzll(job.weight->packed.block)) {}  // a block is a power of two
 
   struct Unit {
     __m512i values;
@@ -78,19 +79,38 @@ class TileDecoder {
 
   // Where the scale of an element stands.
   [[gnu::always_inline]] const void* scale_of(std::size_t element) const {
-    return weight_.scales.blocks +
-           (element >> shift_) * (weight_.scales.double_quantised() ? 1 : 4);
+    return scales_.blocks + (element >> shift_) * (scales_.double_quantised() ? 1 : 4);
   }
   [[gnu::always_inline]] Unit unit(std::size_t, std::size_t, std::size_t element) const {
-    const __m512 scale = _mm512_set1_ps(F::block_scale(weight_, element >> shift_));
+    const __m512 scale = _mm512_set1_ps(absmax_scale(scales_, element >> shift_));
     const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(F::kValues), scale);
     // Flushes subnormals, as the tile product does with what it reads.
     return {reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(scaled, scaled))};
   }
 
  private:
-  const PackedView weight_;  // a copy: the compiler would read a reference again after every store
+  const ScalesView scales_;  // a copy: the compiler would read a reference again after every store
   const int shift_;
+};
+
+// A weight in bf16, which only needs another order.
+template <>
+class TileDecoder<Plain> {
+ public:
+  [[gnu::always_inline]] static bool fits(const DecodeJob& job) {
+    return job.weight->dtype == DType::kBFloat16;
+  }
+  [[gnu::always_inline]] TileDecoder(const DecodeJob&, const WeightArea&) {}
+
+  struct Unit {
+    template <std::size_t kUnit, class Store>
+    [[gnu::always_inline]] void groups(const std::uint8_t* elements, Store store) const {
+      unrolled<kUnit>([&](auto g) __attribute__((always_inline)) {
+        store(g, to_tile_order(_mm512_loadu_si512(elements + 64 * g)));
+      });
+    }
+  };
+  [[gnu::always_inline]] Unit unit(std::size_t, std::size_t, std::size_t) const { return {}; }
 };
 
 // A decoder whose scales are bytes, for which CodeTables stand ready.
