@@ -250,19 +250,16 @@ constexpr LinearKernels kernels(std::size_t load_chunks = kAnyChunks) {
           .panel = P::kPanel,
           .step = 32,
           .chunk = kChunk,
-          .load_chunks = load_chunks,
           .left_bytes = 2,
           .panel_step_bytes = P::kStep,
-          .few_rows = 0,
-          .few = nullptr,
-          .enter = enter,
-          .leave = leave,
-          .prepare = prepare,
           .pack = P::pack,
           .multiply = multiply<P>,
           .decoder = decoder<P>,
-          .ahead = ahead<P>,
-          .direct = nullptr};
+          .load_chunks = load_chunks,
+          .enter = enter,
+          .leave = leave,
+          .prepare = prepare,
+          .ahead = ahead<P>};
 }
 
 template <class... Fs>
@@ -296,6 +293,7 @@ constexpr LinearKernels kForward = with_few(kernels<Forward<128>, 512>(), &kFewF
 // faster for one token.
 constexpr LinearKernels kFewDx = kernels<Dx<256>, 256>(/*load_chunks=*/1);
 constexpr LinearKernels kDx = with_few(kernels<Dx<128>, 512>(), &kFewDx);
+static_assert(kForward.complete() && kFewForward.complete() && kDx.complete() && kFewDx.complete());
 
 }  // namespace
 

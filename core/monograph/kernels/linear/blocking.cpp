@@ -44,20 +44,20 @@ class BlockedProduct::Worker {
   void run(std::size_t from, std::size_t to) {
     Item item;
     if (!first_item(from, to, item)) return;
-    if (k_.enter != nullptr) k_.enter();
-    if (k_.direct != nullptr)
+    k_.begin_thread();
+    if (k_.multiplies_directly())
       run_directly(from, to, item);
     else
       run_ahead(from, to, item);
-    if (k_.leave != nullptr) k_.leave();
+    k_.end_thread();
   }
 
  private:
   void run_directly(std::size_t from, std::size_t to, Item item) const {
     do {
       const DecodeJob job = decode_job(item, local_);
-      DirectFn* direct = job.count == 0 ? nullptr : k_.direct(job);
-      if (direct == nullptr) decode(job);
+      DirectFn* direct = k_.direct_for(job);
+      if (direct == nullptr) k_.decode(job);
       multiply(item, job, [&](const MultiplyJob& multiply) {
         if (direct != nullptr)
           direct(multiply, job);
@@ -69,13 +69,13 @@ class BlockedProduct::Worker {
 
   void run_ahead(std::size_t from, std::size_t to, Item item) const {
     DecodeJob job = decode_job(item, local_);
-    decode(job);
+    k_.decode(job);
     while (true) {
       Item next = item;
       const bool more = next_item(from, to, next);
       std::byte* other = job.out == local_ ? local_ + panel_bytes_ : local_;
       DecodeJob next_job = more ? decode_job(next, other) : DecodeJob{};
-      const AheadKernels* ahead = more ? find_ahead(item, next_job) : nullptr;
+      const AheadKernels* ahead = more ? k_.ahead_for(next_job, item.rows) : nullptr;
       if (ahead != nullptr) {
         DecodeAhead state = {next_job, 0, p_.blocks(item.rows)};
         multiply(item, job, [&](const MultiplyJob& multiply) { ahead->multiply(multiply, state); });
@@ -84,7 +84,7 @@ class BlockedProduct::Worker {
         multiply(item, job, k_.multiply);
         if (!more) break;
         next_job.out = job.out;  // where it is still in a near cache
-        decode(next_job);
+        k_.decode(next_job);
       }
       item = next;
       job = next_job;
@@ -125,19 +125,10 @@ class BlockedProduct::Worker {
             chunk.tables};
   }
 
-  void decode(const DecodeJob& job) const {
-    if (job.count != 0) k_.decoder(job.weight->packed.format)(job);
-  }
-
   float* sums_of(const Item& item) const {
     if (stage_.sums == nullptr) return reinterpret_cast<float*>(local_ + 2 * panel_bytes_);
     return stage_.sums + item.panel * p_.sums_bytes(p_.blocking_.rows) / sizeof(float) +
            item.row * k_.panel;
-  }
-
-  const AheadKernels* find_ahead(const Item& item, const DecodeJob& next) const {
-    const AheadKernels* ahead = next.count == 0 ? nullptr : k_.ahead(next);
-    return ahead != nullptr && item.rows >= ahead->least_rows ? ahead : nullptr;
   }
 
   // product(job) for every block of an item.
@@ -197,12 +188,10 @@ void BlockedProduct::add_term(const LinearTerm& term) {
   if (k_.decoder(term.weight.packed.format) == nullptr)
     throw Error("linear: no variant for this format");
   const CodeTables* tables = nullptr;
-  if (k_.prepare != nullptr && term.weight.packed.format != Format::kPlain) {
-    auto filled = std::make_unique_for_overwrite<CodeTables>();
-    if (k_.prepare(term.weight, *filled)) {
-      tables = filled.get();
-      tables_.push_back(std::move(filled));
-    }
+  auto filled = std::make_unique_for_overwrite<CodeTables>();
+  if (k_.fill_tables(term.weight, *filled)) {
+    tables = filled.get();
+    tables_.push_back(std::move(filled));
   }
   for (std::size_t r = 0; r < term.left.cols; r += k_.chunk)
     chunks_.push_back({&term, r, std::min(k_.chunk, term.left.cols - r), 0, tables});

@@ -241,54 +241,34 @@ DecodeFn* dx_decoder(Format format) {
                       []<class F>() -> DecodeFn* { return decode_dx_rows<F, V, T>; });
 }
 
-template <class V>
-const AheadKernels* no_ahead(const DecodeJob&) {
-  return nullptr;
-}
-
 template <class V, class T>
 inline constexpr LinearKernels kForwardKernels = {
     .block = RegisterBlock<V>::kRows,
     .panel = VectorSizes<V>::kForwardPanel,
     .step = RegisterBlock<V>::L::kLanes,
     .chunk = VectorSizes<V>::kForwardChunk,
-    .load_chunks = kAnyChunks,
     .left_bytes = 4,
     .panel_step_bytes = VectorSizes<V>::kForwardPanel* RegisterBlock<V>::L::kLanes * 4,
-    .few_rows = 0,
-    .few = nullptr,
-    .enter = nullptr,
-    .leave = nullptr,
-    .prepare = nullptr,
     .pack = pack_forward_rows<V, T>,
     .multiply = multiply_forward<V, T>,
-    .decoder = forward_decoder<V, T>,
-    .ahead = no_ahead<V>,
-    .direct = nullptr};
+    .decoder = forward_decoder<V, T>};
 
 template <class V, class T>
 inline constexpr LinearKernels kDxKernels = {.block = RegisterBlock<V>::kDxRows,
                                              .panel = VectorSizes<V>::kDxPanel,
                                              .step = 1,
                                              .chunk = VectorSizes<V>::kDxChunk,
-                                             .load_chunks = kAnyChunks,
                                              .left_bytes = 4,
                                              .panel_step_bytes = VectorSizes<V>::kDxPanel * 4,
-                                             .few_rows = 0,
-                                             .few = nullptr,
-                                             .enter = nullptr,
-                                             .leave = nullptr,
-                                             .prepare = nullptr,
                                              .pack = pack_dx_rows<V, T>,
                                              .multiply = multiply_dx<V, T>,
-                                             .decoder = dx_decoder<V, T>,
-                                             .ahead = no_ahead<V>,
-                                             .direct = nullptr};
+                                             .decoder = dx_decoder<V, T>};
 
 template <class V>
 const LinearKernels* find_linear(DType dtype, Pass pass) {
   return with_type(
       dtype, [&]<class T>() __attribute__((always_inline)) {
+        static_assert(kForwardKernels<V, T>.complete() && kDxKernels<V, T>.complete());
         return pass == Pass::kForward ? &kForwardKernels<V, T> : &kDxKernels<V, T>;
       });
 }

@@ -76,30 +76,61 @@ using DirectFn = void(const MultiplyJob&, const DecodeJob& decode);
 
 inline constexpr std::size_t kAnyChunks = ~std::size_t{0};
 
+// What an instruction set fills in for a type and a pass. Whoever uses it asks by the functions
+// below and never looks whether a part is there.
 struct LinearKernels {
+  // Every instruction set has these.
   std::size_t block;             // rows of the left operand packed together
   std::size_t panel;             // entries of P computed together
   std::size_t step;              // the reduction is padded with zeros to a multiple of this
   std::size_t chunk;             // reduction of one multiply
-  std::size_t load_chunks;       // at most so many chunks of the left operand are packed together
   std::size_t left_bytes;        // of one packed element
   std::size_t panel_step_bytes;  // of one step of a panel
-
-  std::size_t few_rows;      // for so many rows or fewer
-  const LinearKernels* few;  // these kernels give the same bits sooner; may be nullptr
-
-  void (*enter)();  // on a thread before and after it multiplies; nullptr for nothing to do
-  void (*leave)();
-  bool (*prepare)(const LinearWeight&, CodeTables&);  // false if it needs none; may be nullptr
   void (*pack)(const PackJob&);
   void (*multiply)(const MultiplyJob&);
-  DecodeFn* (*decoder)(Format format);             // nullptr for a format it does not know
-  const AheadKernels* (*ahead)(const DecodeJob&);  // nullptr for a panel it decodes only as a whole
-  DirectFn* (*direct)(const DecodeJob&);  // nullptr for one it decodes first; may be nullptr
+  DecodeFn* (*decoder)(Format format);  // nullptr for a format it does not know
+
+  // What it may leave out.
+  std::size_t load_chunks = kAnyChunks;  // at most so many chunks of the left operand are packed
+  std::size_t few_rows = 0;              // for so many rows or fewer
+  const LinearKernels* few = nullptr;    // these kernels give the same bits sooner
+  void (*enter)() = nullptr;             // on a thread before and after it multiplies
+  void (*leave)() = nullptr;
+  bool (*prepare)(const LinearWeight&, CodeTables&) = nullptr;  // false if it needs none
+  const AheadKernels* (*ahead)(const DecodeJob&) = nullptr;  // nullptr for a panel to decode first
+  DirectFn* (*direct)(const DecodeJob&) = nullptr;           // the same; comes before `ahead`
+
+  constexpr bool complete() const {
+    return block != 0 && panel != 0 && step != 0 && chunk % step == 0 && left_bytes != 0 &&
+           panel_step_bytes != 0 && pack != nullptr && multiply != nullptr && decoder != nullptr &&
+           (enter == nullptr) == (leave == nullptr) && (few == nullptr) == (few_rows == 0);
+  }
 
   const LinearKernels& for_rows(std::size_t rows) const {
     return few != nullptr && rows <= few_rows ? *few : *this;
   }
+  void begin_thread() const {
+    if (enter != nullptr) enter();
+  }
+  void end_thread() const {
+    if (leave != nullptr) leave();
+  }
+  bool fill_tables(const LinearWeight& weight, CodeTables& tables) const {
+    return prepare != nullptr && weight.packed.format != Format::kPlain && prepare(weight, tables);
+  }
+  bool multiplies_directly() const { return direct != nullptr; }
+  DirectFn* direct_for(const DecodeJob& job) const {
+    return direct == nullptr || job.count == 0 ? nullptr : direct(job);
+  }
+  // How to decode the panel `next` while `rows` rows are multiplied.
+  const AheadKernels* ahead_for(const DecodeJob& next, std::size_t rows) const {
+    const AheadKernels* found = ahead == nullptr || next.count == 0 ? nullptr : ahead(next);
+    return found != nullptr && rows >= found->least_rows ? found : nullptr;
+  }
+  void decode(const DecodeJob& job) const {
+    if (job.count != 0) decoder(job.weight->packed.format)(job);
+  }
+
   std::size_t steps(std::size_t count) const { return (count + step - 1) / step; }
   std::size_t packed_row_bytes(std::size_t count) const { return steps(count) * step * left_bytes; }
 };
