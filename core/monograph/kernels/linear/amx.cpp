@@ -107,7 +107,7 @@ template <class P, class Side>
 
 // One tile of the left operand by four of the weight: for 16 rows or fewer. Two accumulators would
 // wait for each other: a product takes 52 cycles, one starts every 16. Here decoding the next panel
-// takes longer than the products, so it goes between any two of them: once a step was 9 % slower.
+// takes longer than the products, so it goes between any two of them: once per step was 9 % slower.
 template <class P, class Side>
 [[gnu::always_inline]] inline void multiply_1x4(const std::byte* left, const std::byte* panel,
                                                 std::size_t steps, float* c, bool accumulate,
@@ -178,20 +178,21 @@ void multiply(const MultiplyJob& job) {
   multiply_tiles<P>(job, nothing);
 }
 
+// Decodes a share of the next panel at each step of a product.
 template <class Cursor>
-struct Beside {
+struct DecodeBetween {
   Cursor cursor;
   std::size_t per_step;
   [[gnu::always_inline]] void step() { cursor.step(per_step); }
 };
 
-// The next panel's units are spread evenly over the places between this product's steps.
+// The next panel's units are spread evenly over this product's calls of step().
 template <class P, class Cursor>
-void multiply_beside(const MultiplyJob& job, DecodeAhead& ahead) {
+void multiply_and_decode(const MultiplyJob& job, DecodeAhead& ahead) {
   const std::size_t tiles = (job.width + 15) / 16;
-  const std::size_t places = (job.count + 31) / 32 * (job.rows > 16 ? (tiles + 1) / 2 : tiles);
+  const std::size_t calls = (job.count + 31) / 32 * (job.rows > 16 ? (tiles + 1) / 2 : tiles);
   const std::size_t left = Cursor::total(ahead.job) - ahead.done;
-  Beside<Cursor> side{Cursor(ahead.job, ahead.done), left / (places * ahead.blocks + 1) + 1};
+  DecodeBetween<Cursor> side{Cursor(ahead.job, ahead.done), left / (calls * ahead.blocks + 1) + 1};
   multiply_tiles<P>(job, side);
   ahead.done = side.cursor.done();
   --ahead.blocks;
@@ -203,7 +204,8 @@ void decode_rest(const DecodeAhead& ahead) {
 }
 
 template <class P, class Cursor>
-constexpr AheadKernels kAhead = {multiply_beside<P, Cursor>, decode_rest<Cursor>, P::kAheadRows};
+constexpr AheadKernels kAhead = {multiply_and_decode<P, Cursor>, decode_rest<Cursor>,
+                                 P::kAheadRows};
 
 // The common case only: rows of whole units.
 template <class P, class... Fs>

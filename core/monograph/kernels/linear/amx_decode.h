@@ -176,7 +176,7 @@ template <class F>
   return (packed.cols | packed.origin) % 32 == 0 && TileDecoder<F>::fits(job);
 }
 
-// All of a panel. Out of line: beside the buffered road the loop would spill its registers.
+// All of a panel. Out of line: next to the buffered path the loop would spill its registers.
 template <class Cursor, class V>
 [[gnu::noinline]] void decode_from(const DecodeJob& job, std::size_t done) {
   Cursor(job, done).step(Cursor::total(job));

@@ -2,7 +2,7 @@
 // multiplied once, so what it decodes to should not leave the first-level cache. A piece is 32 rows
 // of the weight by 256 columns; while its tiles are multiplied, the next piece is decoded between
 // them. The sums stay in two tiles over the whole reduction of a job: the chain over tiles of 32 in
-// which every other road sums, and so the same bits.
+// which every other path sums, and so the same bits.
 #pragma once
 
 #include <immintrin.h>

@@ -197,7 +197,7 @@ template <std::size_t g>
 }
 
 // One group with any codes and scale. The scale by value: a reference to all of an E4m3Scale would
-// keep it in memory on the fast road too.
+// keep it in memory on the fast path too.
 template <class V>
 [[gnu::noinline]] __m512i e4m3_group_slowly(const std::uint8_t* packed, float scale) {
   const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed));

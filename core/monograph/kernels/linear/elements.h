@@ -12,7 +12,7 @@
 
 namespace monograph {
 
-// Stands beside the packed formats for a weight that is not packed.
+// Takes the place of a packed format for a weight that is not packed.
 struct Plain {
   static constexpr Format kFormat = Format::kPlain;
 };

@@ -1,7 +1,6 @@
 // The seam between the driver (blocking, threads, scratch) and the units of the instruction sets.
 // Forward and dx are the same blocked product, seen from it:
-//   out[M,P] = sum over r of left[M,r] * weight(p,r)     P = N, r = K forward;  P = K, r = N for
-//   dx.
+//   out[M,P] = sum over r of left[M,r] * weight(p,r)    P = N, r = K forward; P = K, r = N for dx.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +20,7 @@ struct PackJob {
 };
 
 // For a format whose scales are bytes: its sixteen values times each of the 256 scales, rounded to
-// the type of the panel. Filled once a product.
+// the type of the panel. Filled once per product.
 struct alignas(64) CodeTables {
   std::uint16_t entries[256][16];
 };
@@ -58,7 +57,7 @@ struct MultiplyJob {
 using DecodeFn = void(const DecodeJob&);
 
 // A panel that is decoded in pieces between the steps of a product: its loads and shuffles then run
-// beside the tile products instead of before them.
+// during the tile products instead of before them.
 struct DecodeAhead {
   DecodeJob job;
   std::size_t done;    // units of it

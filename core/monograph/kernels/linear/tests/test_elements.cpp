@@ -147,7 +147,7 @@ TEST(LinearElements, AllCodesTimesAllScaleBytesComeOutExactly) {
           std::memcpy(x.data() + (i * 512 + i) * sizeof(T), &one, sizeof(T));
         });
       const Bytes y = product(kernels, dtype, Pass::kForward, x, 512, w.view);
-      // Few rows may take another road.
+      // Few rows may take another path.
       for (std::size_t first = 0; kernels.few != nullptr && first < 512; first += 16) {
         const auto* const from = x.data() + first * 512 * size_bytes(dtype);
         const Bytes part(from, from + 16 * 512 * size_bytes(dtype));

@@ -91,7 +91,7 @@ std::vector<std::size_t> sizes() {
   return counts;
 }
 
-TEST(CrossEntropyRow, LossAndGradientOfEverySizeBesideDouble) {
+TEST(CrossEntropyRow, LossAndGradientOfEverySizeAgainstDouble) {
   const LogitsMap maps[] = {{1, 0}, {0.125f, 0}, {1, 3}, {2, 5}};
   for_each_kernel([&](const CrossEntropyKernels& kernels, DType dtype) {
     for (const std::size_t count : sizes()) {
@@ -118,7 +118,7 @@ TEST(CrossEntropyRow, LossAndGradientOfEverySizeBesideDouble) {
   });
 }
 
-TEST(CrossEntropyRow, StatisticsAndTheGradientOfTheEntropyBesideDouble) {
+TEST(CrossEntropyRow, StatisticsAndTheGradientOfTheEntropyAgainstDouble) {
   const LogitsMap maps[] = {{1, 0}, {0.125f, 0}, {1, 3}, {2, 5}};
   for_each_kernel([&](const CrossEntropyKernels& kernels, DType dtype) {
     for (const std::size_t count : sizes()) {
@@ -284,7 +284,7 @@ TEST(LinearCrossEntropy, TheSameBitsForAnyChunksThreadsAndNeighbours) {
   }
 }
 
-TEST(LinearCrossEntropy, LossAndEveryGradientBesideDouble) {
+TEST(LinearCrossEntropy, LossAndEveryGradientAgainstDouble) {
   for (const DType dtype : kTypes) {
     const Head head(dtype, 41, 70, 24);
     const Result got = run(head, serial_for, 70 * 4 * 8);
