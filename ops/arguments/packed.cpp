@@ -6,13 +6,13 @@
 namespace monograph::ops {
 namespace {
 
-ByteSpan bytes_of(const char* op, const std::string& what, const Tensor& tensor) {
+ByteSpan bytes_of(const char* op, const std::string& what, const Tensor& tensor, Memory memory) {
   check_given(op, what.c_str(), tensor);
   STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Byte, op, ": ", what, " has dtype ",
                   name_of(tensor.scalar_type()), ", wanted uint8");
   STD_TORCH_CHECK(tensor.is_contiguous(), op, ": ", what, " is not contiguous");
   return {static_cast<const std::uint8_t*>(tensor.const_data_ptr()),
-          static_cast<std::size_t>(tensor.numel())};
+          static_cast<std::size_t>(tensor.numel()), memory};
 }
 
 }  // namespace
@@ -92,11 +92,13 @@ PackedArgument check_packed(const char* op, const Tensor& values, const std::vec
     STD_TORCH_CHECK(size >= 0, op, ": layout has the negative dimension ", size);
     shape.push_back(static_cast<std::size_t>(size));
   }
+  check_given(op, "values", values);
+  const Memory memory = values.is_cpu() ? Memory::kHost : Memory::kDevice;
   std::vector<ByteSpan> scale_bytes;
   for (std::size_t i = 0; i < scales.size(); ++i)
-    scale_bytes.push_back(bytes_of(op, "scales[" + std::to_string(i) + "]", scales[i]));
+    scale_bytes.push_back(bytes_of(op, "scales[" + std::to_string(i) + "]", scales[i], memory));
   const std::size_t block = static_cast<std::size_t>(layout.block);
-  const ByteSpan bytes = bytes_of(op, "values", values);
+  const ByteSpan bytes = bytes_of(op, "values", values, memory);
   try {
     if (layout.grid_rows != 0)
       argument.weight = bind_grids(info, block, shape, layout.grid_rows, bytes, scale_bytes);

@@ -1,5 +1,6 @@
 #include "monograph/formats/bind.h"
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,10 @@ ScalesView double_quantised(std::span<const ByteSpan> scales, std::size_t blocks
   view.blocks = sized("scales[0] (absmax codes)", scales[0], blocks);
   view.groups = sized("scales[1] (groups)", scales[1], 4 * ceil_div(blocks, kScaleGroup));
   view.map = sized("scales[2] (map)", scales[2], 4 * 256);
-  view.offset = load_f32(sized("scales[3] (offset)", scales[3], 4));
+  const std::uint8_t* offset = sized("scales[3] (offset)", scales[3], 4);
+  const bool on_host = scales[3].memory == Memory::kHost;
+  view.offset = on_host ? load_f32(offset) : std::numeric_limits<float>::quiet_NaN();
+  if (!on_host) view.offset_on_device = offset;
   return view;
 }
 

@@ -10,9 +10,13 @@
 
 namespace monograph {
 
+// Bytes of another device are measured here and never read.
+enum class Memory { kHost, kDevice };
+
 struct ByteSpan {
   const std::uint8_t* data = nullptr;
   std::size_t size = 0;
+  Memory memory = Memory::kHost;
 };
 
 // `shape` is the logical shape, (rows, cols) or (experts, rows, cols) or more; `scales` are

@@ -23,6 +23,9 @@ struct ScalesView {
   const std::uint8_t* tensor = nullptr;  // fp32, one a matrix or one for all; nullptr for none
   std::size_t blocks_per_tensor = 0;     // 0 if one serves all
   bool tensor_divides = false;
+  // On another device the offset is read by the kernel, from here; `offset` is then NaN, so that
+  // nobody computes without it. nullptr on the host.
+  const std::uint8_t* offset_on_device = nullptr;
 
   bool double_quantised() const { return groups != nullptr; }
 };

@@ -54,7 +54,10 @@ PackedView PackedGrids::grid(std::size_t i) const {
   view.values += i * value_bytes;
   view.scales.blocks += i * block_bytes;
   if (view.scales.groups != nullptr) view.scales.groups += i * group_bytes;
-  if (offsets != nullptr) view.scales.offset = load_f32(offsets + 4 * i);
+  if (view.scales.offset_on_device != nullptr && offsets != nullptr)
+    view.scales.offset_on_device = offsets + 4 * i;
+  else if (offsets != nullptr)
+    view.scales.offset = load_f32(offsets + 4 * i);
   if (tensor_each) view.scales.tensor += 4 * i;
   return view;
 }

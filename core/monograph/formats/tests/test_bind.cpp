@@ -1,6 +1,8 @@
 // bind_packed: what it accepts for each format, and what it refuses by name.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -32,6 +34,47 @@ PackedView bound(const char* format, std::size_t block, std::vector<std::size_t>
   for (const std::size_t n : shape) elements *= n;
   const FormatInfo& info = *find_format(format);
   return bind_packed(info, block, shape, {bytes.data(), packed_bytes(info, elements)}, spans);
+}
+
+// No byte lies at these addresses: reading one would end the test.
+TEST(Bind, BytesOfADeviceAreMeasuredAndNotRead) {
+  const auto at = [](std::uintptr_t address) {
+    return reinterpret_cast<const std::uint8_t*>(address);
+  };
+  for (const FormatInfo& info : formats()) {
+    const std::size_t shape[] = {2, 256};
+    const std::size_t blocks = block_count(info.shape, info.largest_block, 1, 2, 256);
+    std::vector<ByteSpan> scales = {
+        {at(2), blocks * size_bytes(info.kinds.front()), Memory::kDevice}};
+    const ByteSpan values = {at(1), packed_bytes(info, 512), Memory::kDevice};
+    const PackedView plain = bind_packed(info, info.largest_block, shape, values, scales);
+    EXPECT_EQ(plain.values, at(1)) << info.name;
+    EXPECT_EQ(plain.scales.blocks, at(2)) << info.name;
+    EXPECT_EQ(plain.scales.offset_on_device, nullptr) << info.name;
+    if (!info.double_quant) continue;
+    scales = {{at(2), blocks, Memory::kDevice},
+              {at(3), 4, Memory::kDevice},
+              {at(4), 1024, Memory::kDevice},
+              {at(5), 4, Memory::kDevice}};
+    const PackedView nested = bind_packed(info, info.largest_block, shape, values, scales);
+    EXPECT_EQ(nested.scales.offset_on_device, at(5)) << info.name;
+    EXPECT_TRUE(std::isnan(nested.scales.offset)) << info.name;
+    scales[1].size = scales[3].size = 8;  // two rows, quantised one by one
+    scales[0].size = 2;
+    const PackedGrids rows = bind_grids(info, info.largest_block, shape, 1, values, scales);
+    EXPECT_EQ(rows.grid(1).scales.offset_on_device, at(9)) << info.name;
+    EXPECT_TRUE(std::isnan(rows.grid(1).scales.offset)) << info.name;
+  }
+  const float offset = 0.25f;
+  std::vector<std::uint8_t> bytes(2048);
+  std::memcpy(bytes.data(), &offset, sizeof offset);
+  const std::size_t shape[] = {64};
+  const ByteSpan host = {bytes.data(), 32};
+  const ByteSpan scales[] = {
+      {bytes.data(), 1}, {bytes.data(), 4}, {bytes.data(), 1024}, {bytes.data(), 4}};
+  const PackedView on_host = bind_packed(*find_format("nf4"), 64, shape, host, scales);
+  EXPECT_EQ(on_host.scales.offset, offset);
+  EXPECT_EQ(on_host.scales.offset_on_device, nullptr);
 }
 
 TEST(Bind, TheKindOfAScaleFollowsFromItsSize) {
