@@ -1,19 +1,6 @@
 #include "arguments/head.h"
 
 namespace monograph::ops {
-namespace {
-
-void check_labels(const char* op, const std::int64_t* labels, std::size_t count,
-                  std::size_t vocabulary) {
-  for (std::size_t t = 0; t < count; ++t)
-    STD_TORCH_CHECK(labels[t] == kIgnoredLabel ||
-                        (labels[t] >= 0 && static_cast<std::size_t>(labels[t]) < vocabulary),
-                    op, ": label ", labels[t], " of token ", t, " is not in the vocabulary of ",
-                    vocabulary, "; wanted 0 to ", static_cast<std::int64_t>(vocabulary) - 1,
-                    ", or ", kIgnoredLabel, " for none");
-}
-
-}  // namespace
 
 HeadArguments check_head(const char* op, const Tensor& x, const Tensor& values,
                          const std::vector<Tensor>& scales, const std::vector<std::int64_t>& layout,
@@ -32,11 +19,12 @@ HeadArguments check_head(const char* op, const Tensor& x, const Tensor& values,
   STD_TORCH_CHECK(scale > 0, op, ": scale is ", scale, ", wanted more than 0");
   a.labels = torch::stable::contiguous(labels);
   if (bias) a.bias = vector_of(op, "bias", *bias, weight.packed.rows, a.x.dtype);
-  const auto* places = static_cast<const std::int64_t*>(a.labels.const_data_ptr());
-  check_labels(op, places, a.x.matrix.rows, weight.packed.rows);
-  a.problem = {a.x.dtype, a.x.matrix,
-               weight,    a.bias ? a.bias->matrix.data : nullptr,
-               places,    {float32_of(op, "scale", scale), float32_of(op, "softcap", softcap)}};
+  a.problem = {a.x.dtype,
+               a.x.matrix,
+               weight,
+               a.bias ? a.bias->matrix.data : nullptr,
+               static_cast<const std::int64_t*>(a.labels.const_data_ptr()),
+               {float32_of(op, "scale", scale), float32_of(op, "softcap", softcap)}};
   return a;
 }
 

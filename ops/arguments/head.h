@@ -1,4 +1,5 @@
-// Arguments of the operators of a language model's head, checked.
+// Arguments of the operators of a language model's head, checked. The labels are data: whether they
+// are in the vocabulary is for the backend to see, where they are.
 #pragma once
 
 #include "arguments/linear.h"

@@ -32,8 +32,8 @@ RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor, std
   return argument;
 }
 
-RowsArgument rows_beside(const char* op, const char* what, const Tensor& tensor, const Tensor& x,
-                         const RowsArgument& x_rows) {
+RowsArgument rows_matching(const char* op, const char* what, const Tensor& tensor, const Tensor& x,
+                           const RowsArgument& x_rows) {
   RowsArgument argument = rows_of(op, what, tensor, x_rows.matrix.rows, x_rows.dtype);
   bool same = tensor.dim() == x.dim();
   for (std::int64_t i = 0; same && i + 1 < x.dim(); ++i) same = tensor.size(i) == x.size(i);
@@ -117,6 +117,44 @@ void check_a(const char* op, const Tensor& a, std::size_t rank, std::size_t cols
   STD_TORCH_CHECK(a.dim() == 2 && static_cast<std::size_t>(a.size(0)) == rank &&
                       static_cast<std::size_t>(a.size(1)) == cols,
                   op, ": a has the wrong shape, wanted [", rank, ", ", cols, "]");
+}
+
+LinearArguments check_linear(const char* op, const Tensor& x, const Tensor& values,
+                             const std::vector<Tensor>& scales,
+                             const std::vector<std::int64_t>& layout,
+                             const std::optional<Tensor>& bias, const std::optional<Tensor>& u,
+                             const std::optional<Tensor>& b, const std::optional<Tensor>& a) {
+  LinearArguments found = {
+      check_weight(op, values, scales, layout), rows_of(op, "x", x), {}, {}, {}, {}};
+  const PackedView& weight = found.weight.packed;
+  STD_TORCH_CHECK(found.x.matrix.cols == weight.cols, op, ": x has ", found.x.matrix.cols,
+                  " columns, the weight has ", weight.cols);
+  STD_TORCH_CHECK(u.has_value() == b.has_value(), op, ": u and b must come together");
+  STD_TORCH_CHECK(u || !a, op, ": a is given without u and b, wanted all three");
+  if (bias) found.bias = vector_of(op, "bias", *bias, weight.rows, found.x.dtype);
+  if (!u) return found;
+  found.u = rows_matching(op, "u", *u, x, found.x);
+  const std::size_t rank = found.u->matrix.cols;
+  found.low_rank = {found.u->matrix, plain_weight(op, "b", *b, weight.rows, rank, found.b_owner)};
+  if (a) check_a(op, *a, rank, weight.cols);
+  return found;
+}
+
+LinearDxArguments check_linear_dx(const char* op, const Tensor& dy, const Tensor& values,
+                                  const std::vector<Tensor>& scales,
+                                  const std::vector<std::int64_t>& layout,
+                                  const std::optional<Tensor>& du, const std::optional<Tensor>& a) {
+  const LinearWeight weight = check_weight(op, values, scales, layout);
+  LinearDxArguments found = {{}, rows_of(op, "dy", dy), {}, {}};
+  found.terms[0] = {found.dy.matrix, weight};
+  STD_TORCH_CHECK(found.dy.matrix.cols == weight.packed.rows, op, ": dy has ", found.dy.matrix.cols,
+                  " columns, the weight has ", weight.packed.rows, " rows");
+  STD_TORCH_CHECK(du.has_value() == a.has_value(), op, ": du and a must come together");
+  if (!du) return found;
+  found.du = rows_matching(op, "du", *du, dy, found.dy);
+  found.terms[1] = {found.du->matrix, plain_weight(op, "a", *a, found.du->matrix.cols,
+                                                   weight.packed.cols, found.a_owner)};
+  return found;
 }
 
 Tensor empty_rows(const char* op, const Tensor& x, std::size_t cols) {

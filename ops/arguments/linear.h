@@ -27,9 +27,9 @@ RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor, std
 RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor, std::size_t rows,
                      std::size_t cols, DType dtype);
 
-// The same as `x`, but for the last dimension: what stands beside x in a product.
-RowsArgument rows_beside(const char* op, const char* what, const Tensor& tensor, const Tensor& x,
-                         const RowsArgument& x_rows);
+// The dimensions of `x` but for the last: u beside x, du beside dy.
+RowsArgument rows_matching(const char* op, const char* what, const Tensor& tensor, const Tensor& x,
+                           const RowsArgument& x_rows);
 // [size], as one row.
 RowsArgument vector_of(const char* op, const char* what, const Tensor& tensor, std::size_t size,
                        DType dtype);
@@ -48,6 +48,32 @@ LinearWeight plain_weight(const char* op, const char* what, const Tensor& tensor
 
 // Checks what the gradient of a low-rank part takes and the forward does not: `a` [rank, cols].
 void check_a(const char* op, const Tensor& a, std::size_t rank, std::size_t cols);
+
+// What linear takes. `a` is only checked: it tells the autograd formula that u = x * a^T.
+struct LinearArguments {
+  LinearWeight weight;
+  RowsArgument x;
+  std::optional<RowsArgument> bias, u;
+  Tensor b_owner;
+  LinearTerm low_rank;  // u * b^T, where u is given
+};
+LinearArguments check_linear(const char* op, const Tensor& x, const Tensor& values,
+                             const std::vector<Tensor>& scales,
+                             const std::vector<std::int64_t>& layout,
+                             const std::optional<Tensor>& bias, const std::optional<Tensor>& u,
+                             const std::optional<Tensor>& b, const std::optional<Tensor>& a);
+
+// What linear_dx takes.
+struct LinearDxArguments {
+  LinearTerm terms[2];  // dy * weight, and du * a where du is given
+  RowsArgument dy;
+  std::optional<RowsArgument> du;
+  Tensor a_owner;
+};
+LinearDxArguments check_linear_dx(const char* op, const Tensor& dy, const Tensor& values,
+                                  const std::vector<Tensor>& scales,
+                                  const std::vector<std::int64_t>& layout,
+                                  const std::optional<Tensor>& du, const std::optional<Tensor>& a);
 
 // Like `x` with another last dimension.
 Tensor empty_rows(const char* op, const Tensor& x, std::size_t cols);

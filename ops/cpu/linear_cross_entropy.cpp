@@ -2,7 +2,7 @@
 #include <tuple>
 
 #include "arguments/device.h"
-#include "arguments/head.h"
+#include "cpu/labels.h"
 
 namespace monograph::ops {
 namespace {
@@ -17,7 +17,8 @@ std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_cpu(const Tensor& x, con
   check_device(
       op, DeviceType::CPU,
       {{"x", x}, {"values", values}, {"scales", scales}, {"bias", bias}, {"labels", labels}});
-  const HeadArguments a = check_head(op, x, values, scales, layout, bias, labels, softcap, scale);
+  const HeadArguments a =
+      check_head_and_labels(op, x, values, scales, layout, bias, labels, softcap, scale);
   const Matrix& rows = a.x.matrix;
   Tensor loss = float_vector(x, rows.rows), lse = float_vector(x, rows.rows);
   Tensor dx = need_dx ? empty_rows(op, x, rows.cols) : torch::stable::new_empty(x, {0});
@@ -42,8 +43,8 @@ std::tuple<Tensor, Tensor> linear_cross_entropy_dw_cpu(const Tensor& x, const Te
   STD_TORCH_CHECK(weight.dim() == 2, op, ": the weight has ", weight.dim(),
                   " dimensions, wanted [rows, cols]");
   const Tensor values = torch::stable::contiguous(weight);
-  const HeadArguments a = check_head(op, x, values, {}, {0, 0, weight.size(0), weight.size(1)},
-                                     bias, labels, softcap, scale);
+  const HeadArguments a = check_head_and_labels(
+      op, x, values, {}, {0, 0, weight.size(0), weight.size(1)}, bias, labels, softcap, scale);
   const std::size_t tokens = a.x.matrix.rows;
   const RowsArgument sums = vector_of(op, "lse", lse, tokens, DType::kFloat32);
   const RowsArgument factors = vector_of(op, "g", g, tokens, DType::kFloat32);

@@ -2,22 +2,25 @@
 #include <tuple>
 
 #include "arguments/device.h"
-#include "arguments/head.h"
+#include "cpu/labels.h"
 
 namespace monograph::ops {
 namespace {
 
-using Seven = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+// Log-probabilities, entropy, squares, mean, top, log-sum-exp, dx.
+using LogProbs = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-Seven linear_log_probs_cpu(const Tensor& x, const Tensor& values, const std::vector<Tensor>& scales,
-                           const std::vector<std::int64_t>& layout,
-                           const std::optional<Tensor>& bias, const Tensor& labels, double softcap,
-                           double scale, bool need_dx) {
+LogProbs linear_log_probs_cpu(const Tensor& x, const Tensor& values,
+                              const std::vector<Tensor>& scales,
+                              const std::vector<std::int64_t>& layout,
+                              const std::optional<Tensor>& bias, const Tensor& labels,
+                              double softcap, double scale, bool need_dx) {
   const char* const op = "linear_log_probs";
   check_device(
       op, DeviceType::CPU,
       {{"x", x}, {"values", values}, {"scales", scales}, {"bias", bias}, {"labels", labels}});
-  const HeadArguments a = check_head(op, x, values, scales, layout, bias, labels, softcap, scale);
+  const HeadArguments a =
+      check_head_and_labels(op, x, values, scales, layout, bias, labels, softcap, scale);
   const Matrix& rows = a.x.matrix;
   const auto data = [](Tensor& t) { return static_cast<float*>(t.mutable_data_ptr()); };
   Tensor log_probs = float_vector(x, rows.rows), lse = float_vector(x, rows.rows);
@@ -54,7 +57,8 @@ Tensor linear_entropy_dx_cpu(const Tensor& x, const Tensor& values,
                 {"lse", lse},
                 {"entropy", entropy},
                 {"g", g}});
-  const HeadArguments a = check_head(op, x, values, scales, layout, bias, labels, softcap, scale);
+  const HeadArguments a =
+      check_head_and_labels(op, x, values, scales, layout, bias, labels, softcap, scale);
   const std::size_t tokens = a.x.matrix.rows;
   const RowsArgument sums = vector_of(op, "lse", lse, tokens, DType::kFloat32);
   const RowsArgument found = vector_of(op, "entropy", entropy, tokens, DType::kFloat32);

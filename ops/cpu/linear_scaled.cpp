@@ -24,7 +24,7 @@ Tensor linear_scaled_cpu(const Tensor& x, const Tensor& values, const std::vecto
   STD_TORCH_CHECK(input.matrix.cols == weight.packed.cols, op, ": x has ", input.matrix.cols,
                   " columns, the weight has ", weight.packed.cols);
   const RowsArgument factors = vector_of(op, "gain", gain, weight.packed.rows, DType::kFloat32);
-  const RowsArgument low = rows_beside(op, "u", u, x, input);
+  const RowsArgument low = rows_matching(op, "u", u, x, input);
   Tensor b_owner;
   const LinearTerm term = {low.matrix,
                            plain_weight(op, "b", b, weight.packed.rows, low.matrix.cols, b_owner)};

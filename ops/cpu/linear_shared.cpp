@@ -109,7 +109,7 @@ std::vector<Tensor> linear_shared_cpu(const Tensor& x, const std::vector<Tensor>
       outputs[i].bias = kept.back().matrix.data;
     }
     if (!u.empty()) {
-      kept.push_back(rows_beside(op, "u", u[i], x, input));
+      kept.push_back(rows_matching(op, "u", u[i], x, input));
       const std::size_t rank = kept.back().matrix.cols;
       terms[i] = {kept.back().matrix,
                   plain_weight(op, "b", b[i], weights[i].packed.rows, rank, owners[i])};
@@ -146,14 +146,14 @@ Tensor linear_shared_dx_cpu(const std::vector<Tensor>& dy, const std::vector<Ten
   for (std::size_t i = 0; i < n; ++i) {
     STD_TORCH_CHECK(weights[i].packed.cols == cols, op, ": weight ", i, " has ",
                     weights[i].packed.cols, " columns, weight 0 has ", cols);
-    kept.push_back(rows_beside(op, "dy", dy[i], dy[0], first));
+    kept.push_back(rows_matching(op, "dy", dy[i], dy[0], first));
     STD_TORCH_CHECK(kept.back().matrix.cols == weights[i].packed.rows, op, ": dy[", i, "] has ",
                     kept.back().matrix.cols, " columns, weight ", i, " has ",
                     weights[i].packed.rows, " rows");
     terms.push_back({kept.back().matrix, weights[i]});
   }
   for (std::size_t i = 0; i < du.size(); ++i) {
-    kept.push_back(rows_beside(op, "du", du[i], dy[0], first));
+    kept.push_back(rows_matching(op, "du", du[i], dy[0], first));
     const std::size_t rank = kept.back().matrix.cols;
     terms.push_back({kept.back().matrix, plain_weight(op, "a", a[i], rank, cols, owners[i])});
   }

@@ -5,9 +5,7 @@
 #include <cstring>
 
 #include "arguments/device.h"
-#include "arguments/packed.h"
-#include "monograph/base/error.h"
-#include "monograph/formats/bind.h"
+#include "arguments/quantize.h"
 #include "monograph/formats/dynamic_map.h"
 
 namespace monograph::ops {
@@ -30,37 +28,7 @@ std::vector<Tensor> double_quantized(const Tensor& input, const float* scales, s
   return {codes, groups, map, offset};
 }
 
-// The rule and the kind of scales by number; 0 for the format's first.
-ScaleRule check_rule(const FormatInfo& info, std::int64_t number) {
-  std::string wanted;
-  for (const ScaleRule rule : info.rules) {
-    if (number == 0 || number == static_cast<std::int64_t>(rule)) return rule;
-    wanted += std::string(wanted.empty() ? "" : ", ") + std::to_string(static_cast<int>(rule)) +
-              " (" + name_of(rule) + ")";
-  }
-  refuse("quantize: rule is ", number, ", format ", info.name, " wants 0 (default), ", wanted);
-}
-
-ScaleKind check_kind(const FormatInfo& info, std::int64_t bytes) {
-  for (const ScaleKind kind : info.kinds)
-    if (bytes == 0 || bytes == static_cast<std::int64_t>(size_bytes(kind))) return kind;
-  refuse("quantize: scale_bytes is ", bytes, ", format ", info.name, " has no scales of this size");
-}
-
-MatrixShape check_shape(const FormatInfo& info, std::int64_t block, const Tensor& input) {
-  STD_TORCH_CHECK(block > 0 && block_fits(info, static_cast<std::size_t>(block)),
-                  "quantize: block size is ", block, ", format ", info.name,
-                  " wants a power of two from ", info.smallest_block, " to ", info.largest_block);
-  std::vector<std::size_t> shape;
-  for (const std::int64_t size : input.sizes()) shape.push_back(static_cast<std::size_t>(size));
-  try {
-    return matrix_shape(info, static_cast<std::size_t>(block), shape);
-  } catch (const Error& error) {
-    refuse("quantize: ", error.what());
-  }
-}
-
-// One number a matrix, as it is stored; fills `tensors` in both directions.
+// One number per matrix, as it is stored; fills `tensors` in both directions.
 Tensor tensor_scales(const FormatInfo& info, const MatrixShape& shape, const Tensor& input,
                      const QuantizeJob& job, std::vector<TensorScales>& tensors) {
   const std::size_t count = shape.rows * shape.cols;
@@ -80,24 +48,8 @@ std::vector<Tensor> quantize_cpu(const Tensor& input, std::int64_t format, std::
                                  bool double_quant, bool saturate_nonfinite, std::int64_t rule,
                                  std::int64_t scale_bytes) {
   check_device("quantize", DeviceType::CPU, {{"input", input}});
-  const FormatInfo& info = check_format("quantize", "format", format);
-  check_given("quantize", "input", input);
-  STD_TORCH_CHECK(input.is_contiguous(), "quantize: input is not contiguous");
-  STD_TORCH_CHECK(!double_quant || info.double_quant, "quantize: format ", info.name,
-                  " has no double quantisation");
-  const MatrixShape shape = check_shape(info, block, input);
-  QuantizeJob job = {};
-  job.format = info.kernels;
-  job.dtype = dtype_of(input.scalar_type(), "quantize", "input");
-  job.input = input.const_data_ptr();
-  job.elements = shape.elements();
-  job.block = static_cast<std::size_t>(block);
-  job.nonfinite = saturate_nonfinite ? NonFinite::kSaturate : NonFinite::kError;
-  job.rule = check_rule(info, rule);
-  job.kind = check_kind(info, scale_bytes);
-  job.shape = info.shape;
-  job.matrix_rows = shape.rows;
-  job.cols = shape.cols;
+  auto [info, shape, job] =
+      check_quantize(input, format, block, double_quant, saturate_nonfinite, rule, scale_bytes);
   const std::size_t blocks = job.blocks();
   Tensor values = bytes_like(input, packed_bytes(info, job.elements));
   Tensor scales = bytes_like(input, size_bytes(job.kind) * blocks);
