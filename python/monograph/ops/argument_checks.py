@@ -1,4 +1,4 @@
-"""Checks of arguments for fakes and portable implementations; for the CPU kernels ops/*.cpp check the same.
+"""Checks of arguments for fakes and portable implementations; for kernels ops/arguments/ checks the same.
 
 An error names the operator, the thing, the value found and the value wanted. A fake checks counts, kinds and
 devices only: sizes may be symbols there, and a comparison would become a guard.
