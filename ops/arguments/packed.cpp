@@ -1,5 +1,7 @@
 #include "arguments/packed.h"
 
+#include <algorithm>
+
 #include "monograph/base/error.h"
 #include "monograph/formats/bind.h"
 
@@ -108,6 +110,20 @@ PackedArgument check_packed(const char* op, const Tensor& values, const std::vec
     refuse(op, ": ", error.what());
   }
   return argument;
+}
+
+DType check_output(const char* op, const Tensor& out, const PackedArgument& weight,
+                   const Tensor& values, const std::vector<Tensor>& scales) {
+  check_given(op, "out", out);
+  const DType type = dtype_of(out.scalar_type(), op, "out");
+  STD_TORCH_CHECK(out.is_contiguous(), op, ": out is not contiguous");
+  STD_TORCH_CHECK(out.sizes().size() == weight.shape.size() &&
+                      std::equal(weight.shape.begin(), weight.shape.end(), out.sizes().begin()),
+                  op, ": the shape of out is not that of the weight");
+  STD_TORCH_CHECK(!overlap(out, values), op, ": out shares memory with values");
+  for (const Tensor& scale : scales)
+    STD_TORCH_CHECK(!overlap(out, scale), op, ": out shares memory with the scales");
+  return type;
 }
 
 }  // namespace monograph::ops

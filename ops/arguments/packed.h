@@ -40,6 +40,10 @@ struct PackedArgument {
 PackedArgument check_packed(const char* op, const Tensor& values, const std::vector<Tensor>& scales,
                             const Layout& layout);
 
+// The type of `out`, which has the shape of the weight and shares no memory with it.
+DType check_output(const char* op, const Tensor& out, const PackedArgument& weight,
+                   const Tensor& values, const std::vector<Tensor>& scales);
+
 const FormatInfo& check_format(const char* op, const char* what, std::int64_t number);
 
 }  // namespace monograph::ops

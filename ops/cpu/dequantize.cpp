@@ -1,8 +1,6 @@
 // monograph::dequantize and dequantize_out: a packed weight to bf16, fp16 or fp32.
 #include "monograph/kernels/dequantize/dequantize.h"
 
-#include <algorithm>
-
 #include "arguments/device.h"
 #include "arguments/packed.h"
 
@@ -38,15 +36,7 @@ void dequantize_out_cpu(const Tensor& values, const std::vector<Tensor>& scales,
                {{"values", values}, {"scales", scales}, {"out", out}});
   const PackedArgument weight =
       check_packed("dequantize_out", values, scales, read_layout("dequantize_out", layout));
-  check_given("dequantize_out", "out", out);
-  const DType type = dtype_of(out.scalar_type(), "dequantize_out", "out");
-  STD_TORCH_CHECK(out.is_contiguous(), "dequantize_out: out is not contiguous");
-  STD_TORCH_CHECK(out.sizes().size() == weight.shape.size() &&
-                      std::equal(weight.shape.begin(), weight.shape.end(), out.sizes().begin()),
-                  "dequantize_out: the shape of out is not that of the weight");
-  STD_TORCH_CHECK(!overlap(out, values), "dequantize_out: out shares memory with values");
-  for (const Tensor& scale : scales)
-    STD_TORCH_CHECK(!overlap(out, scale), "dequantize_out: out shares memory with the scales");
+  const DType type = check_output("dequantize_out", out, weight, values, scales);
   const bool large = static_cast<std::size_t>(out.numel()) * size_bytes(type) >= kStreamingBytes;
   dequantize_grids(weight.weight, type, out, large ? Stores::kStreaming : Stores::kCached);
 }
