@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "monograph/version.h"
 #include "program.h"
-#include "version.h"
 
 namespace monograph::cli {
 namespace {

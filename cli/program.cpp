@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "version.h"
+#include "monograph/version.h"
 
 namespace monograph::cli {
 namespace {

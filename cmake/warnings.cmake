@@ -1,7 +1,10 @@
-# Warnings and sanitizers that every target of ours shares.
+# Warnings and sanitizers that every target of ours shares; linked PRIVATE, so that none reaches a project that links
+# the libraries. Warnings are for those who work on them.
 add_library(monograph_options INTERFACE)
-target_compile_options(monograph_options INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
-                                                   -ffp-contract=off)
+if(MONOGRAPH_WARNINGS)
+  target_compile_options(monograph_options INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion)
+endif()
+target_compile_options(monograph_options INTERFACE -ffp-contract=off)
 if(MONOGRAPH_WERROR)
   target_compile_options(monograph_options INTERFACE -Werror)
 endif()
