@@ -58,7 +58,7 @@ struct Lanes<simd::Scalar> {
 // products need. Products are rounded before they are added, as above.
 template <>
 struct Lanes<simd::Scalar8> {
-  static constexpr std::int64_t kLanes = 8;
+  static constexpr std::size_t kLanes = 8;
   struct F32 {
     float lane[kLanes];
   };
@@ -66,18 +66,18 @@ struct Lanes<simd::Scalar8> {
   [[gnu::always_inline]] static F32 set(float x) { return {{x, x, x, x, x, x, x, x}}; }
   [[gnu::always_inline]] static F32 load(const float* p) { return load_as(p); }
   [[gnu::always_inline]] static void store(float* p, F32 v) {
-    for (std::int64_t i = 0; i < kLanes; ++i) p[i] = v.lane[i];
+    for (std::size_t i = 0; i < kLanes; ++i) p[i] = v.lane[i];
   }
   [[gnu::always_inline]] static F32 add(F32 a, F32 b) {
-    for (std::int64_t i = 0; i < kLanes; ++i) a.lane[i] += b.lane[i];
+    for (std::size_t i = 0; i < kLanes; ++i) a.lane[i] += b.lane[i];
     return a;
   }
   [[gnu::always_inline]] static F32 fma(F32 a, F32 b, F32 c) {
-    for (std::int64_t i = 0; i < kLanes; ++i) c.lane[i] += a.lane[i] * b.lane[i];
+    for (std::size_t i = 0; i < kLanes; ++i) c.lane[i] += a.lane[i] * b.lane[i];
     return c;
   }
   [[gnu::always_inline]] static void sum4(const F32 (&v)[4], float* out) {
-    for (std::int64_t n = 0; n < 4; ++n) {
+    for (std::size_t n = 0; n < 4; ++n) {
       const float* a = v[n].lane;
       out[n] = ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
     }
@@ -86,7 +86,7 @@ struct Lanes<simd::Scalar8> {
   template <class T>
   [[gnu::always_inline]] static F32 load_as(const T* p) {
     F32 v;
-    for (std::int64_t i = 0; i < kLanes; ++i) v.lane[i] = to_float(p[i]);
+    for (std::size_t i = 0; i < kLanes; ++i) v.lane[i] = to_float(p[i]);
     return v;
   }
 };
