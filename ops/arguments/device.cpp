@@ -52,8 +52,10 @@ void check_device(const char* op, DeviceType type, std::initializer_list<NamedTe
   std::optional<torch::stable::Device> common;
   for (const NamedTensors& argument : arguments)
     for (std::size_t i = 0; i < argument.count; ++i) {
-      if (!argument.first[i].defined()) continue;
-      const torch::stable::Device device = argument.first[i].device();
+      const Tensor& tensor = argument.first[i];
+      // The CPU has no index to compare.
+      if (!tensor.defined() || (type == DeviceType::CPU && tensor.is_cpu())) continue;
+      const torch::stable::Device device = tensor.device();
       if (device.type() != type) refuse_device(op, argument, i, type_name(type));
       if (!common) common = device;
       if (device.index() != common->index())

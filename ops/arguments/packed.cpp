@@ -90,6 +90,7 @@ PackedArgument check_packed(const char* op, const Tensor& values, const std::vec
   PackedArgument argument;
   argument.shape = layout.shape;
   std::vector<std::size_t> shape;
+  shape.reserve(layout.shape.size());
   for (const std::int64_t size : layout.shape) {
     STD_TORCH_CHECK(size >= 0, op, ": layout has the negative dimension ", size);
     shape.push_back(static_cast<std::size_t>(size));
@@ -97,6 +98,7 @@ PackedArgument check_packed(const char* op, const Tensor& values, const std::vec
   check_given(op, "values", values);
   const Memory memory = values.is_cpu() ? Memory::kHost : Memory::kDevice;
   std::vector<ByteSpan> scale_bytes;
+  scale_bytes.reserve(scales.size());
   for (std::size_t i = 0; i < scales.size(); ++i)
     scale_bytes.push_back(bytes_of(op, "scales[" + std::to_string(i) + "]", scales[i], memory));
   const std::size_t block = static_cast<std::size_t>(layout.block);
