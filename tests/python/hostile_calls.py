@@ -223,6 +223,12 @@ def seeded_dropout(r: Random) -> list[Any]:
     return [floats(r, 3, r.choice((4, 33)), dtype=r.choice(DTYPES)), torch.tensor(7), r.randrange(9), 0.5]
 
 
+def gain_backward(r: Random) -> list[Any]:
+    dtype = r.choice(DTYPES)
+    dy, y = (floats(r, 3, 5, dtype=dtype) for _ in range(2))
+    return [dy, r.choice((y, None)), floats(r, 5).abs() + 1]
+
+
 def limit_move(r: Random) -> list[Any]:
     return [torch.zeros(16384, dtype=torch.uint8), torch.zeros(65536, dtype=torch.uint8)]
 

@@ -28,6 +28,7 @@ from monograph.ops.argument_checks import (
 )
 from monograph.ops.autocast import cast
 from monograph.ops.autograd import register_autograd
+from monograph.ops.gain_backward import gain_backward
 from monograph.ops.layout import plain_layout, read_matrix
 from monograph.ops.linear import (
     as_rows,
@@ -37,8 +38,6 @@ from monograph.ops.linear import (
     linear_dx,
     plain_linear,
 )
-
-_ROWS_AT_ONCE = 64
 
 
 def linear_scaled(
@@ -103,28 +102,24 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
     ctx.layout = layout
 
 
-def _column_dots(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The sum over rows of left * right in `dtype`."""
-    if torch.compiler.is_compiling():  # fused there
-        return (left.to(dtype) * right).sum(0)
-    total = left.new_zeros(left.shape[1], dtype=dtype)
-    # Wide copies of few rows at a time stay in the cache: a third of the time at 512 x 2048.
-    for some, others in zip(left.split(_ROWS_AT_ONCE), right.split(_ROWS_AT_ONCE), strict=True):
-        total += some.to(dtype, copy=True).mul_(others).sum(0)
-    return total
-
-
-def _scaled(dy: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-    """dy * gain, rounded once to the dtype of dy."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return (dy * gain).to(dy.dtype)
-    return torch.mul(dy, gain, out=torch.empty_like(dy))  # one pass, no wide intermediate
+def _of_gain(
+    dy: torch.Tensor, y: torch.Tensor | None, gain: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """dz = dy * gain and the gradient of the gain. Written out where a compiler fuses it or somebody
+    differentiates it again."""
+    if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+        dz, dgain = gain_backward(dy, y, gain)
+        return dz, None if y is None else dgain
+    dz = (dy * gain).to(dy.dtype)
+    if y is None:
+        return dz, None
+    return dz, (as_rows(dy).to(gain.dtype) * as_rows(y)).sum(0) / gain
 
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     x, values, *scales, gain, u, b, a, y = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    dx = dgain = db = da = None
+    dx = db = da = None
     product = None  # what the gain multiplies
     if torch.is_grad_enabled():
         # A second derivative wants u and the product as what they are; those saved hang on nothing.
@@ -132,11 +127,9 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
             raise RuntimeError("linear_scaled: no second derivative with a frozen `a`, wanted a trained one")
         u = plain_linear(x, a.to(x.dtype))
         product = linear(x, values, scales, ctx.layout, None, u, b, a)
+    dz, dgain = _of_gain(dy, y if needs[4] and product is None else None, gain)
     if needs[4] and product is not None:
         dgain = (as_rows(dy).to(gain.dtype) * as_rows(product)).sum(0)
-    elif needs[4]:
-        dgain = _column_dots(as_rows(dy), as_rows(y), gain.dtype) / gain
-    dz = _scaled(dy, gain)
     du = linear_dx(dz, b.to(dy.dtype).contiguous(), [], plain_layout(b.shape))
     if needs[0]:
         dx = linear_dx(dz, values, scales, ctx.layout, du, a.to(dy.dtype))
