@@ -59,9 +59,11 @@ HUGE_AND_EMPTY = ((2**62, 0), (0, 2**62), (2**40, 0), (0, 2**31, 2**31), (2**31,
 
 
 def operators() -> list[str]:
-    """The names of all operators that the library and its Python files registered."""
+    """The names of all operators that the library and its Python files registered, but for regions: those are
+    called by a layer that was taken over (test_regions.py)."""
     names = torch._C._dispatch_get_all_op_names()
-    return sorted({name.split("::")[1].split(".")[0] for name in names if name.startswith("monograph::")})
+    found = {name.split("::")[1].split(".")[0] for name in names if name.startswith("monograph::")}
+    return sorted(found - {"region", "region_backward"})
 
 
 # What can be wrong with a tensor. Copies are of exact size, so that a sanitizer sees each byte beyond.

@@ -26,11 +26,14 @@ from monograph.integrations.trl import head as trl_head
 from monograph.nn.dense_source import local_folder, remember_dense
 from monograph.nn.quant_linear import QuantLinear
 from monograph.packing.layers_with_state import guard_packed
+from monograph.regions import make_regions
 
 _log = logging.getLogger("monograph")
 
 
-def optimize(model: nn.Module, *, attention: bool | None = None, head: bool = True) -> nn.Module:
+def optimize(
+    model: nn.Module, *, attention: bool | None = None, head: bool = True, regions: bool = False
+) -> nn.Module:
     """Changes a PEFT model in place and returns it. Call it once, after the adapters are there.
 
     - PEFT's LoRA layers over a QuantLinear, or over a frozen nn.Linear in bf16 on a CPU, become `LoraLinear`:
@@ -43,6 +46,8 @@ def optimize(model: nn.Module, *, attention: bool | None = None, head: bool = Tr
       same numbers without a graph break, and nothing for tokens that have no label.
     - The input hook of checkpointing breaks the graph. It is removed where checkpointing does not need it and
       else kept out of graphs: only reentrant checkpointing wants inputs that require gradients.
+    - With `regions`, each decoder layer is one operator, traced once per kind of layer (docs/training.md). A
+      trainer then wants `torch_compile_backend="aot_eager"`: the first step takes seconds and no compiler.
 
         model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))
         mg.optimize(model)
@@ -66,6 +71,8 @@ def optimize(model: nn.Module, *, attention: bool | None = None, head: bool = Tr
         _drop_input_hook(base)
         # A trainer turns checkpointing on, and with it the hook, only in `train()`.
         base.enable_input_require_grads = MethodType(enable_input_require_grads, base)  # type: ignore[method-assign]
+    if regions:
+        make_regions(model)
     return model
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.autograd import forward_ad
 
 from monograph.integrations.private_name import PrivateName, loads_on_use
 
 _READ = "2.13.0"
+
+_REGIONS = "regions: a layer is traced once for all lengths"
 
 NAMES = {
     # operators and tensors
@@ -72,6 +76,25 @@ NAMES = {
         "functorch.compile:min_cut_rematerialization_partition", _READ, "doctor: what backward keeps"
     ),
     "make_boxed_func": PrivateName("functorch.compile:make_boxed_func", _READ, "doctor: its backend"),
+    # regions
+    "make_fx": PrivateName("torch.fx.experimental.proxy_tensor:make_fx", _READ, _REGIONS),
+    "FakeTensorMode": PrivateName("torch._subclasses.fake_tensor:FakeTensorMode", _READ, _REGIONS),
+    "ShapeEnv": PrivateName("torch.fx.experimental.symbolic_shapes:ShapeEnv", _READ, _REGIONS),
+    "guards_expression": PrivateName(
+        "torch.fx.experimental.symbolic_shapes:ShapeEnv.produce_guards_expression", _READ, _REGIONS
+    ),
+    "evaluate_guards_expression": PrivateName(
+        "torch.fx.experimental.symbolic_shapes:ShapeEnv.evaluate_guards_expression", _READ, _REGIONS
+    ),
+    "DimDynamic": PrivateName("torch.fx.experimental.symbolic_shapes:DimDynamic", _READ, _REGIONS),
+    "StatelessSymbolicContext": PrivateName(
+        "torch.fx.experimental.symbolic_shapes:StatelessSymbolicContext", _READ, _REGIONS
+    ),
+    "ConstantSource": PrivateName("torch._dynamo.source:ConstantSource", _READ, _REGIONS),
+    "enable_python_dispatcher": PrivateName(
+        "torch._dispatch.python:enable_python_dispatcher", _READ, _REGIONS
+    ),
+    "is_compiling_flag": PrivateName("torch.compiler:_is_compiling_flag", _READ, _REGIONS),
     "optimization_hint": PrivateName(
         "torch.fx.experimental.symbolic_shapes:optimization_hint",
         _READ,
@@ -95,6 +118,11 @@ def written(operator: Any, args: Any, kwargs: Any) -> list[Any]:
         for position, argument in enumerate(operator._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
+
+
+def schema_of(operator: Any) -> Any:
+    """None for what is no operator."""
+    return getattr(operator, "_schema", None)
 
 
 def in_forward_mode() -> bool:
@@ -123,3 +151,27 @@ def hooks(module: nn.Module) -> list[dict[int, Callable[..., Any]]]:
 def original_module(module: nn.Module) -> nn.Module:
     """The module that torch.compile has wrapped, or the module itself."""
     return getattr(module, "_orig_mod", module)
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    return module._parameters
+
+
+def buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    return module._buffers
+
+
+@contextmanager
+def as_if_not_compiling() -> Iterator[None]:
+    """torch.compiler.is_compiling() is False inside: code takes its eager branches."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = False
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def sympy_code(size: Any) -> str:
+    """A size of a traced tensor as Python code over the names of its symbols."""
+    return str(size.node.expr) if isinstance(size, torch.SymInt) else str(int(size))

@@ -94,7 +94,11 @@ def keep_in_fp32_modules(model: Any) -> Any:
 
 def attn_implementation(model: Any) -> str | None:
     """The attention of a model: `sdpa` if its user said nothing."""
-    return model.config._attn_implementation
+    return attn_implementation_of(model.config)
+
+
+def attn_implementation_of(config: Any) -> str | None:
+    return getattr(config, "_attn_implementation", None)
 
 
 def supports_attention_backend(model: Any) -> bool:

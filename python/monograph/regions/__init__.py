@@ -1,0 +1,12 @@
+"""Regions: the decoder layers of a model as operators, traced once for each kind of layer.
+
+    mg.optimize(model, regions=True)     # or make_regions(model)
+
+A step is then one outer graph with a node per layer. It compiles in seconds whatever the depth, generates no
+code and has the bits of eager mode.
+"""
+
+from monograph.regions.find import make_regions, region_layers, undo_regions
+from monograph.regions.registry import TRACES, forget
+
+__all__ = ["TRACES", "forget", "make_regions", "region_layers", "undo_regions"]

@@ -1,0 +1,140 @@
+"""RegionLayer: a decoder layer of transformers whose call is one operator.
+
+Its class stays what it was for everybody who asks (isinstance, name, state dict, hooks, checkpointing): only
+`__call__` of the instances that `make_regions` took over is another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from monograph.integrations.transformers.private_names import attn_implementation_of
+from monograph.ops.seeded_dropout import SeededDropout
+from monograph.regions import registry
+from monograph.regions.call import described, only_constants, taken_apart
+from monograph.regions.kind import state_of
+from monograph.regions.trace import FORWARD, KEEP, RECOMPUTE
+from monograph.regions.trained import Layout, number_of, one_by_one
+
+# Numbers for flash attention that change with each batch. Ours does not read them.
+_NOT_READ = ("max_length_q", "max_length_k")
+# What transformers, too, sets to None in a checkpointed layer.
+_CACHES = ("past_key_values", "layer_past", "past_key_value")
+
+
+class RegionLayer(nn.Module):
+    region_original: type[nn.Module]
+    region_name: str  # its path in the model
+    region_word: str  # in the registry
+    region_tensors: list[torch.Tensor]
+    region_seed: torch.Tensor | None
+    region_draws: bool  # whether dropouts want a seed of torch's generator
+    region_ignored: tuple[str, ...]  # keywords that its attention does not read
+    region_slices: tuple[Layout, list[torch.Tensor]] | None
+
+    @staticmethod
+    def region_forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        return layer.region_original.forward(layer, *args, **kwargs)
+
+    # Runs while the tracer traces, and at each call without one.
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def region_refresh(self) -> str:
+        """Brings `region_tensors` and `region_seed` up to date; gives the number of their layout, or "" if
+        the layer cannot be a region now."""
+        self.region_tensors, self.region_seed = [], None
+        dropouts = [m for m in self.modules() if isinstance(m, nn.Dropout) and m.p > 0 and m.training]
+        seeds = [m.seed for m in dropouts if isinstance(m, SeededDropout)]
+        state = state_of(self)
+        if state.hooked is not None or (seeds and len(seeds) < len(dropouts)):
+            return ""
+        self.region_seed = seeds[0] if seeds else None
+        self.region_draws = bool(dropouts) and not seeds
+        attentions = {attn_implementation_of(vars(m).get("config")) for m in self.modules()} - {None}
+        self.region_ignored = _NOT_READ if attentions == {"monograph"} else ()
+        trained = {name: t for name, t in state.tensors.items() if t.requires_grad}
+        if self.region_slices is not None:
+            layout, self.region_tensors = self.region_slices
+            if layout.names != trained.keys():
+                changed = sorted(layout.names ^ trained.keys())
+                raise RuntimeError(
+                    f"region {self.region_word}: the trained parameters are not those that the step was made "
+                    f"for, {changed[:3]} changed; wanted a new TrainStep"
+                )
+            return number_of(layout)
+        self.region_tensors = list(trained.values())
+        return number_of(one_by_one(trained))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        trained = self.region_refresh()
+        grad = torch.is_grad_enabled()
+        given = {name: value for name, value in kwargs.items() if name not in self.region_ignored}
+        if grad and self.training:
+            for name in _CACHES:
+                if name in given:
+                    given[name] = None
+        first = (given.pop("hidden_states"), *args) if "hidden_states" in given else args
+        tensors: list[torch.Tensor] = []
+        structure = taken_apart((first, given), tensors)
+        # A cache, a hook or a second input to differentiate: the layer computes it as ever.
+        fits = trained and only_constants(structure) and isinstance(first[0], torch.Tensor)
+        if not fits or any([t.requires_grad for t in tensors[1:]]):
+            return super().__call__(*args, **kwargs)
+        checkpointed = getattr(self, "gradient_checkpointing", False) and self.training
+        mode = (RECOMPUTE if checkpointed else KEEP) if grad else FORWARD
+        seed = self.region_seed
+        if seed is not None:
+            seed = seed.clone()  # it is filled anew before the next forward, maybe before this backward
+        elif self.region_draws:
+            seed = torch.randint(2**62, (), dtype=torch.int64)
+        hidden, *inputs = tensors
+        call = described(structure)
+        results = torch.ops.monograph.region(
+            self.region_word, call, trained, mode, hidden, seed, inputs, self.region_tensors
+        )
+        return results[0]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # a copy is a layer of its own
+        self.region_word = registry.enter(self.region_name, self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced: Any = super().__reduce_ex__(protocol)
+        return _made, (self.region_original,), *reduced[2:]
+
+
+def _made(original: type[nn.Module]) -> RegionLayer:
+    made = region_class(original)
+    return made.__new__(made)
+
+
+_CLASSES: dict[type[nn.Module], Any] = {}
+
+
+def region_class(original: type[nn.Module]) -> Any:
+    """The class of `original`'s instances that are regions. It has its name: transformers and accelerate find
+    layers that are not to be split by it."""
+    if original not in _CLASSES:
+        attributes = {
+            "region_original": original,
+            "__module__": original.__module__,
+            "__doc__": original.__doc__,
+        }
+        _CLASSES[original] = type(original.__name__, (RegionLayer, original), attributes)
+    return _CLASSES[original]
+
+
+def take_over(layer: Any, name: str) -> None:
+    layer.region_name, layer.region_slices = name, None
+    layer.region_tensors, layer.region_seed = [], None
+    layer.region_draws, layer.region_ignored = False, ()
+    layer.__class__ = region_class(type(layer))
+    layer.region_word = registry.enter(name, layer)
+
+
+def give_back(layer: Any) -> None:
+    layer.__class__ = layer.region_original
+    for name in [name for name in vars(layer) if name.startswith("region_")]:
+        del vars(layer)[name]

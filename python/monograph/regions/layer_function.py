@@ -1,0 +1,94 @@
+"""A layer as a function of its tensors: what is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from monograph.ops.seeded_dropout import SeededDropout, seeded_dropout
+from monograph.regions.call import put_together
+from monograph.regions.trained import Layout
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that a trace is made from. `seed` is None if nothing drops. Tensors are real; of activations only
+    the shapes count."""
+
+    layer: nn.Module
+    call: str
+    layout: Layout
+    mode: str
+    activations: list[torch.Tensor]  # the hidden states first
+    seed: torch.Tensor | None
+    trained: list[torch.Tensor]
+    frozen: dict[str, torch.Tensor]
+    autocasts: torch.dtype | None  # what torch.autocast casts to, if it is on
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast("cpu", dtype=self.autocasts, enabled=self.autocasts is not None)
+
+
+class _Body(nn.Module):
+    """The forward of the layer's own class, whose tensors `functional_call` can replace."""
+
+    def __init__(self, layer: nn.Module, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.layer, self.own = layer, forward
+
+    def forward(self, args: Any, kwargs: Any) -> Any:
+        return self.own(self.layer, *args, **kwargs)
+
+
+@contextmanager
+def _replaced(places: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
+    """Attributes that are neither parameters nor buffers have other values."""
+    before = [vars(module).get(name, _Body) for module, name, _ in places]
+    try:
+        for module, name, value in places:
+            vars(module)[name] = value
+        yield
+    finally:
+        for (module, name, _), value in zip(places, before, strict=True):
+            if value is _Body:
+                vars(module).pop(name, None)
+            else:
+                vars(module)[name] = value
+
+
+def run(request: Request, activations: Any, seed: Any, trained: Any, frozen: Any) -> torch.Tensor:
+    """The layer as a function of its tensors; dropouts draw from `seed`."""
+    layer = request.layer
+    args, kwargs = put_together(request.call, list(activations))
+    named = request.layout.parameters(trained) | dict(zip(request.frozen, frozen, strict=True))
+    modules = dict(layer.named_modules())
+    plain: list[tuple[nn.Module, str, Any]] = []
+    swapped: dict[str, torch.Tensor] = {}
+    for name, tensor in named.items():
+        path, _, last = name.rpartition(".")
+        if last in vars(modules[path]):
+            plain.append((modules[path], last, tensor))
+        else:
+            swapped[f"layer.{name}"] = tensor
+    for stream, module in enumerate(m for m in modules.values() if isinstance(m, nn.Dropout)):
+        if isinstance(module, SeededDropout):
+            plain.append((module, "seed", seed))
+        elif module.training and module.p > 0:
+            plain.append((module, "forward", _seeded(seed, stream, module.p)))
+    with _replaced(plain):
+        output = functional_call(
+            _Body(layer, cast(Any, layer.region_forward)), swapped, (args, kwargs), tie_weights=False
+        )
+    if not isinstance(output, torch.Tensor):
+        raise ValueError(f"it returns {type(output).__name__}, wanted a tensor")
+    return output
+
+
+def _seeded(seed: torch.Tensor, stream: int, probability: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: seeded_dropout(x.contiguous(), seed, stream, probability)

@@ -1,0 +1,127 @@
+"""monograph::region and monograph::region_backward: a decoder layer as one operator.
+
+    region(layer, call, trained, mode, hidden, seed, inputs, parameters) -> [output, kind, *kept]
+    region_backward(layer, hidden, seed, inputs, parameters, kind, kept, dy) -> [dhidden, *dparameters]
+
+layer: the layer's word in the registry; its frozen tensors are looked up there at each call. call: what else
+the layer is called with (call.py). trained: how `parameters` lie (trained.py). mode: of trace.MODES. seed:
+int64 [], what dropouts draw from. kind: int64 [], the trace that was used, so that backward uses the same,
+whatever became of the layer since.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from monograph import _library  # noqa: F401  (creates the namespace)
+from monograph.ops.autograd import register_autograd, register_not_differentiable
+from monograph.regions.kind import state_of
+from monograph.regions.registry import TRACES, Called, layer_of, traced_for
+from monograph.regions.trace import KEEP
+
+torch.library.define(
+    "monograph::region",
+    "(str layer, str call, str trained, str mode, Tensor hidden, Tensor? seed, Tensor[] inputs, "
+    "Tensor[] parameters) -> Tensor[]",
+)
+torch.library.define(
+    "monograph::region_backward",
+    "(str layer, Tensor hidden, Tensor? seed, Tensor[] inputs, Tensor[] parameters, Tensor kind, "
+    "Tensor[] kept, Tensor dy) -> Tensor[]",
+)
+
+
+def _activations(hidden: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """A trace is of contiguous tensors."""
+    return [hidden.contiguous(), *(t.contiguous() for t in inputs)]
+
+
+@torch.library.impl("monograph::region", "CompositeExplicitAutograd")
+def _region(
+    layer: str,
+    call: str,
+    trained: str,
+    mode: str,
+    hidden: torch.Tensor,
+    seed: torch.Tensor | None,
+    inputs: list[torch.Tensor],
+    parameters: list[torch.Tensor],
+) -> list[torch.Tensor]:
+    activations = _activations(hidden, inputs)
+    traced, state = traced_for(Called(layer, call, trained, mode, activations, seed))
+    frozen = [state.tensors[name] for name in traced.frozen]
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):  # casts are in the trace
+        output, *kept = traced.forward(*activations, *_given(seed), *parameters, *frozen, *state.streams)
+    return [output, torch.tensor(traced.number), *kept]
+
+
+def _given(seed: torch.Tensor | None) -> list[torch.Tensor]:
+    return [] if seed is None else [seed]
+
+
+@torch.library.register_fake("monograph::region")
+def _(layer, call, trained, mode, hidden, seed, inputs, parameters):  # type: ignore[no-untyped-def]
+    output = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    results = [output, torch.empty((), dtype=torch.int64)]
+    if mode != KEEP:
+        return results
+    activations = [hidden, *inputs]
+    traced, _ = traced_for(Called(layer, call, trained, mode, activations, seed))
+    return results + traced.kept_like(activations)
+
+
+@torch.library.impl("monograph::region_backward", "CompositeExplicitAutograd")
+def _region_backward(
+    layer: str,
+    hidden: torch.Tensor,
+    seed: torch.Tensor | None,
+    inputs: list[torch.Tensor],
+    parameters: list[torch.Tensor],
+    kind: torch.Tensor,
+    kept: list[torch.Tensor],
+    dy: torch.Tensor,
+) -> list[torch.Tensor]:
+    traced = TRACES.all[int(kind)]
+    state = state_of(layer_of(layer))
+    if missing := [name for name in traced.frozen if name not in state.tensors]:
+        raise RuntimeError(
+            f"region {layer}: {missing[:3]} were there in the forward and are gone in the backward"
+        )
+    frozen = [state.tensors[name] for name in traced.frozen]
+    if traced.backward is None:
+        raise RuntimeError(f"region {layer}: the forward was told that no gradient is wanted")
+    given = (*_activations(hidden, inputs), *_given(seed), *parameters, *frozen, *state.streams)
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        return list(traced.backward(*given, *kept, dy.contiguous()))
+
+
+@torch.library.register_fake("monograph::region_backward")
+def _(layer, hidden, seed, inputs, parameters, kind, kept, dy):  # type: ignore[no-untyped-def]
+    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (hidden, *parameters)]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+    ctx.layer, *_, hidden, seed, tensors, parameters = inputs
+    ctx.counts = (len(tensors), len(parameters), seed is not None)
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(hidden, *_given(seed), *tensors, *parameters, *output[1:])
+
+
+def _backward(ctx: Any, gradients: list[torch.Tensor | None]) -> tuple[Any, ...]:
+    inputs, parameters, seeded = ctx.counts
+    hidden, *rest = ctx.saved_tensors
+    seed = rest.pop(0) if seeded else None
+    tensors, rest = rest[:inputs], rest[inputs:]
+    trained, (kind, *kept) = rest[:parameters], rest[parameters:]
+    dy = gradients[0]
+    if dy is None:
+        return (None,) * 6 + ([None] * inputs, [None] * parameters)
+    found = torch.ops.monograph.region_backward(ctx.layer, hidden, seed, tensors, trained, kind, kept, dy)
+    return None, None, None, None, found[0], None, [None] * inputs, list(found[1:])
+
+
+register_autograd("region", _backward, _setup_context)
+register_not_differentiable("region_backward")

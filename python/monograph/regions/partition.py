@@ -1,0 +1,94 @@
+"""The joint graph of a layer becomes a forward graph and a backward graph that share the layer's inputs.
+
+Backward gets all inputs of the layer again, so that sizes and views of inputs are computed there and only new
+tensors are kept. With nothing kept it computes the whole forward again: checkpointing.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from monograph.integrations.torch.private_names import schema_of
+
+# Shares memory with its input although its schema does not say so.
+_SHARES_MEMORY = ("aten::_unsafe_view", "aten::lift_fresh")
+
+
+def _is_view(node: Node) -> bool:
+    schema = schema_of(node.target)
+    if schema is None:
+        return False
+    shares = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    return shares or schema.name in _SHARES_MEMORY
+
+
+def owner(node: Node) -> Node:
+    """The node whose memory a view shows; the node itself if it has its own."""
+    while node.op == "call_function" and node.args:
+        first = node.args[0]
+        if not isinstance(first, Node):
+            break
+        if node.target is operator.getitem:
+            if not _is_view(first):
+                break
+        elif not _is_view(node):
+            break
+        node = first
+    return node
+
+
+def worth_keeping(nodes: Iterable[Node], output: Node) -> list[Node]:
+    """What a partitioner wants to keep, as tensors with memory of their own.
+
+    Never an input, a view of one or the output: an operator's results may share no memory with its arguments
+    or with each other. Whoever wants a view gets what it shows.
+    """
+    kept: dict[Node, None] = {}
+    for node in nodes:
+        found = owner(node)
+        if found.op != "placeholder" and isinstance(found.meta.get("val"), torch.Tensor):
+            kept[found] = None
+    kept.pop(owner(output), None)
+    return list(kept)
+
+
+def extracted(joint: GraphModule, inputs: Sequence[Node], outputs: Sequence[Node | None]) -> GraphModule:
+    """The graph that computes `outputs` from `inputs`, nodes of the joint graph, in its order."""
+    needed: set[Node] = set()
+    waiting = [node for node in outputs if node is not None]
+    given = set(inputs)
+    while waiting:
+        node = waiting.pop()
+        if node not in needed and node not in given:
+            needed.add(node)
+            waiting.extend(node.all_input_nodes)
+    graph = Graph()
+    made: dict[Node, Node] = {}
+    for node in inputs:
+        made[node] = graph.placeholder(node.name)
+        made[node].meta = dict(node.meta)
+    for node in joint.graph.nodes:
+        if node in needed:
+            if node.op == "placeholder":
+                raise ValueError(f"region: the graph reads {node.name}, which it does not get")
+            made[node] = graph.node_copy(node, made.__getitem__)
+    graph.output([None if node is None else made[node] for node in outputs])
+    return GraphModule(joint, graph)
+
+
+def refuse_what_cannot_be_repeated(graph: GraphModule) -> None:
+    """Recomputing must give the forward's numbers, and what is kept must not change."""
+    for node in graph.graph.nodes:
+        target: Any = node.target
+        if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
+            raise ValueError(
+                f"it draws random numbers with {target}, which a recomputation would draw anew; wanted "
+                "dropout as nn.Dropout modules"
+            )
+        if getattr(schema_of(target), "is_mutable", False):
+            raise ValueError(f"it changes a tensor in place with {target}")

@@ -1,0 +1,167 @@
+"""Which layers are regions, and the traces they share."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+
+from monograph.regions import layer_index
+from monograph.regions.kind import State, state_of
+from monograph.regions.layer_function import Request
+from monograph.regions.lengths import fixed_sizes
+from monograph.regions.trace import Traced, trace
+from monograph.regions.trained import layout_of
+
+_LAYERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_LOCK = threading.RLock()
+
+
+@dataclass
+class Traces:
+    """by_kind: the traces of each kind; more than one if lengths did not keep the relations of the first."""
+
+    by_kind: dict[Hashable, list[Traced]] = field(default_factory=dict)
+    all: list[Traced] = field(default_factory=list)
+    numbered: set[Hashable] = field(default_factory=set)  # kinds that compute with the layer's number
+
+    @property
+    def graphs(self) -> int:
+        return sum(1 + (traced.backward is not None) for traced in self.all)
+
+    @property
+    def kinds(self) -> int:
+        return len(self.by_kind)
+
+    @property
+    def retraced(self) -> int:
+        return len(self.all) - len(self.by_kind)
+
+
+TRACES = Traces()
+
+
+def forget() -> None:
+    """All traces are gone. A graph that was compiled before cannot run its backward any more."""
+    TRACES.by_kind.clear()
+    TRACES.all.clear()
+    TRACES.numbered.clear()
+
+
+def enter(name: str, layer: Any) -> str:
+    """Gives a layer a word of its own, by which the operator finds it."""
+    with _LOCK:
+        number = 0
+        while f"{name}#{number}" in _LAYERS:
+            number += 1
+        _LAYERS[f"{name}#{number}"] = layer
+    return f"{name}#{number}"
+
+
+def layer_of(word: str) -> Any:
+    layer = _LAYERS.get(word)
+    if layer is None:
+        raise RuntimeError(f"region {word}: the layer no longer exists; wanted the model to be kept")
+    return layer
+
+
+def autocast_dtype() -> torch.dtype | None:
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with these sizes for a trace: itself, or an empty one in the place of a symbolic one."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta:
+        return tensor
+    sizes = [n if isinstance(n, int) else n.node.hint for n in tensor.shape]
+    return torch.empty(sizes, dtype=tensor.dtype, device=tensor.device)
+
+
+def _kind_of_lengths(tensor: torch.Tensor) -> Hashable:
+    sizes = zip(tensor.shape, fixed_sizes(tensor), strict=True)
+    return tensor.dtype, tensor.device, tuple(int(size) if fixed else None for size, fixed in sizes)
+
+
+@dataclass(frozen=True)
+class Called:
+    """A call of the operator: its arguments but for the trained parameters."""
+
+    word: str
+    call: str
+    trained: str
+    mode: str
+    activations: Sequence[torch.Tensor]
+    seed: torch.Tensor | None
+
+
+def traced_for(called: Called) -> tuple[Traced, State]:
+    """The trace that fits a layer as it is now, made if there is none."""
+    layer = layer_of(called.word)
+    state = state_of(layer)
+    layout = layout_of(called.trained)
+    _check(called.word, state, layout.names)
+    lengths = tuple(_kind_of_lengths(t) for t in called.activations)
+    seeded = called.seed is not None
+    key: Hashable = (state.key, called.call, layout, called.mode, seeded, lengths, autocast_dtype())
+    with _LOCK:
+        if key in TRACES.numbered:
+            key = (key, layer_index.numbers_of(layer))
+        for found in TRACES.by_kind.get(key, ()):
+            if found.holds(called.activations):
+                return found, state
+        made, key = _made(called, layer, state, key)
+        TRACES.by_kind.setdefault(key, []).append(made)
+        TRACES.all.append(made)
+        return made, state
+
+
+def _made(called: Called, layer: Any, state: State, key: Hashable) -> tuple[Traced, Hashable]:
+    """A new trace and its key, with the layer's number in it if the layer computes with it."""
+    layout = layout_of(called.trained)
+    if layout.sliced:
+        sizes = [sum(prod(shape) for _, shape, _ in part) for part in layout.parts]
+        trained = [torch.empty(size, dtype=torch.float32) for size in sizes]
+    else:
+        trained = [state.tensors[part[0][0]] for part in layout.parts]
+    request = Request(
+        layer=layer,
+        call=called.call,
+        layout=layout,
+        mode=called.mode,
+        activations=[real(t) for t in called.activations],
+        seed=None if called.seed is None else real(called.seed),
+        trained=trained,
+        frozen={name: t for name, t in state.tensors.items() if name not in layout.names},
+        autocasts=autocast_dtype(),
+    )
+    with layer_index.watched(layer) as indexes:
+        try:
+            made = trace(request, len(TRACES.all))
+        except Exception as error:
+            kind = type(layer).__name__
+            raise RuntimeError(f"region {called.word} ({kind}) cannot be traced: {error}") from error
+        used = any(index.used for index in indexes)
+    if used and not (isinstance(key, tuple) and key[0] in TRACES.numbered):
+        TRACES.numbered.add(key)
+        key = (key, layer_index.numbers_of(layer))
+    return made, key
+
+
+def _check(word: str, state: State, names: frozenset[str]) -> None:
+    if state.hooked is not None:
+        raise RuntimeError(
+            f"region {word}: {state.hooked} has a hook that came after the step was compiled, wanted none; "
+            "torch.compiler.reset() compiles anew"
+        )
+    missing = sorted(names - state.tensors.keys())
+    extra = sorted(n for n, t in state.tensors.items() if t.requires_grad and n not in names)
+    if missing or extra:
+        raise RuntimeError(
+            f"region {word}: the trained parameters are no longer those that the step was compiled for: "
+            f"missing {missing[:3]}, new {extra[:3]}; torch.compiler.reset() compiles anew"
+        )

@@ -1,0 +1,169 @@
+"""Tracing a layer once for all lengths: a joint graph with symbolic sizes, split in forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from monograph.integrations.torch.private_names import (
+    ConstantSource,
+    DimDynamic,
+    FakeTensorMode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    as_if_not_compiling,
+    enable_python_dispatcher,
+    make_fx,
+    min_cut_rematerialization_partition,
+)
+from monograph.ops.seeded_dropout import SeededDropout
+from monograph.regions.layer_function import Request, run
+from monograph.regions.lengths import KeptShape, fixed_sizes, guard, kept_shape
+from monograph.regions.partition import extracted, refuse_what_cannot_be_repeated, worth_keeping
+
+FORWARD, RECOMPUTE, KEEP = "forward", "recompute", "keep"
+MODES = {
+    FORWARD: "no gradient is wanted",
+    RECOMPUTE: "backward computes the forward again: gradient checkpointing",
+    KEEP: "backward gets what the forward kept",
+}
+
+
+@dataclass(frozen=True)
+class Traced:
+    """forward(*activations, *seed, *trained, *frozen, *streams) -> [output, *kept];
+    backward(the same, *kept, dy) -> gradients of the hidden states and of what is trained."""
+
+    number: int
+    forward: GraphModule
+    backward: GraphModule | None
+    frozen: tuple[str, ...]
+    kept: tuple[KeptShape, ...]
+    symbols: tuple[tuple[int, int], ...]  # (activation, dimension) of each size that may change
+    guard: Callable[[Sequence[int]], bool]
+
+    def holds(self, activations: Sequence[torch.Tensor]) -> bool:
+        """Whether these lengths have the relations that tracing relied on."""
+        return self.guard([activations[place].shape[dim] for place, dim in self.symbols])
+
+    def kept_like(self, activations: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the forward would keep for these (symbolic) lengths."""
+        lengths = [activations[place].shape[dim] for place, dim in self.symbols]
+        return [
+            torch.empty_strided(
+                [size(*lengths) for size in shape.sizes],
+                [stride(*lengths) for stride in shape.strides],
+                dtype=shape.dtype,
+                device=shape.device,
+            )
+            for shape in self.kept
+        ]
+
+
+def _faked(request: Request, env: Any) -> tuple[list[torch.Tensor], Any]:
+    mode = FakeTensorMode(shape_env=env)
+    mode.cache_enabled = False  # its keys cost more than what a layer repeats
+
+    def lengths(tensor: torch.Tensor, name: str) -> torch.Tensor:
+        sizes = [DimDynamic.STATIC if fixed else DimDynamic.DYNAMIC for fixed in fixed_sizes(tensor)]
+        context = StatelessSymbolicContext(dynamic_sizes=sizes)
+        return mode.from_tensor(tensor.detach(), source=ConstantSource(name), symbolic_context=context)
+
+    found = [lengths(t, f"activation_{n}") for n, t in enumerate(request.activations)]
+    fixed = [] if request.seed is None else [request.seed]
+    fixed += [*request.trained, *request.frozen.values()]
+    # Two names of one tensor would be one fake, and the gradient of one the gradient of both.
+    found += [mode.from_tensor(t.detach(), static_shapes=True) for t in fixed]
+    return found, mode
+
+
+def trace(request: Request, number: int) -> Traced:
+    """In a thread of its own, which sees nothing of what goes on around the call: the operator is called
+    below autograd, and its fake while somebody else traces. What is traced is what eager mode computes."""
+    with ThreadPoolExecutor(max_workers=1) as thread, as_if_not_compiling():
+        return thread.submit(_trace, request, number).result()
+
+
+def _trace(request: Request, number: int) -> Traced:
+    env = ShapeEnv(duck_shape=False)
+    primals, mode = _faked(request, env)
+    counts = [len(request.activations), int(request.seed is not None), len(request.trained)]
+    begins = [0, counts[0], counts[0] + counts[1], sum(counts)]
+
+    def forward(given: list[torch.Tensor]) -> torch.Tensor:
+        seed = given[begins[1]] if request.seed is not None else None
+        with request.autocast():
+            return run(request, given[: begins[1]], seed, given[begins[2] : begins[3]], given[begins[3] :])
+
+    def joint(primals: list[torch.Tensor], tangents: list[torch.Tensor]) -> list[torch.Tensor]:
+        output = forward(primals)
+        wanted = [primals[0], *primals[begins[2] : begins[3]]]
+        gradients = torch.autograd.grad(output, wanted, tangents, allow_unused=True)
+        return [
+            output,
+            *(torch.zeros_like(w) if g is None else g for w, g in zip(wanted, gradients, strict=True)),
+        ]
+
+    with mode, enable_python_dispatcher():
+        if request.mode == FORWARD:
+            with torch.no_grad():
+                graph = make_fx(lambda primals, tangents: [forward(primals)])(primals, [])
+        else:
+            for tensor in (primals[0], *primals[begins[2] : begins[3]]):
+                tensor.requires_grad_(True)
+            with torch.enable_grad():
+                graph = make_fx(joint)(primals, [torch.empty_like(primals[0]).detach()])
+    graph.graph.eliminate_dead_code()
+    refuse_what_cannot_be_repeated(graph)
+    return _split(request, graph, primals, env, number)
+
+
+def _split(request: Request, graph: GraphModule, primals: Any, env: Any, number: int) -> Traced:
+    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    inputs, tangents = nodes[: len(primals)], nodes[len(primals) :]
+    output, *gradients = next(n for n in graph.graph.nodes if n.op == "output").args[0]
+    found, wanted = output.meta["val"], primals[0]
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        raise ValueError(f"it returns {found.dtype} {list(found.shape)}, wanted those of its input")
+    kept: list[Node] = []
+    if request.mode == KEEP:
+        copied = extracted(graph, nodes, [output, *gradients])  # the partitioner changes its graph
+        chosen = min_cut_rematerialization_partition(copied, [*primals, wanted], num_fwd_outputs=1)[0]
+        names = {n.name for n in next(n for n in chosen.graph.nodes if n.op == "output").args[0][1:]}
+        kept = worth_keeping([n for n in graph.graph.nodes if n.name in names], output)
+    streams = _streams_as_inputs(graph, request.layer)
+    inputs = [*inputs, *streams]
+    forward = extracted(graph, inputs, [output, *kept])
+    backward = extracted(graph, [*inputs, *kept, *tangents], gradients) if gradients else None
+    symbols = [
+        (place, dim, tensor.shape[dim])
+        for place, tensor in enumerate(primals[: len(request.activations)])
+        for dim in range(tensor.dim())
+        if isinstance(tensor.shape[dim], torch.SymInt)
+    ]
+    lengths = [size for _, _, size in symbols]
+    shapes = tuple(kept_shape(node.meta["val"], lengths) for node in kept)
+    places = tuple((place, dim) for place, dim, _ in symbols)
+    return Traced(number, forward, backward, tuple(request.frozen), shapes, places, guard(env, lengths))
+
+
+def _streams_as_inputs(graph: GraphModule, layer: nn.Module) -> list[Node]:
+    """The streams of a layer's dropouts, constants of the trace, become inputs of the graph."""
+    streams = [m.stream for m in layer.modules() if isinstance(m, SeededDropout)]
+    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
+    made = []
+    for place in range(len(streams)):
+        with graph.graph.inserting_after(last):
+            last = graph.graph.placeholder(f"stream_{place}")
+        made.append(last)
+    by_number = dict(zip(streams, made, strict=True))
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.monograph.seeded_dropout.default and by_number:
+            node.args = (*node.args[:2], by_number[node.args[2]], node.args[3])
+    return made
