@@ -15,7 +15,7 @@ from monograph.training import MODES, TrainStep
 from recipe_files import make_instruction_world, small_recipe
 
 # per_layer has two: the input of the first layer needs no gradient.
-GRAPHS = {"graph": 1, "whole_step": 1, "per_layer": 2}
+GRAPHS = {"graph": 1, "whole_step": 1, "regions": 1, "per_layer": 2}
 
 
 @pytest.fixture(scope="module")

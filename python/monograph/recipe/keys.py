@@ -139,7 +139,7 @@ class Recipe:
     torch_compile_options: dict[str, bool | int | float | str] | None = key(
         None, "ten Inductor options; see below"
     )
-    step_mode: Literal["graph", "whole_step", "per_layer"] = key(
+    step_mode: Literal["graph", "whole_step", "regions", "per_layer"] = key(
         "graph", "what is compiled, see training.md; ours"
     )
     # Output

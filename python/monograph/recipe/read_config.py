@@ -182,7 +182,7 @@ def _surroundings(recipe: Recipe) -> list[str]:
             f"WORLD_SIZE is {world}: one process trains for now; start `python -m monograph train` without "
             "torchrun or accelerate launch"
         )
-    if recipe.torch_compile is True and not has_compiler():
+    if recipe.torch_compile is True and recipe.step_mode != "regions" and not has_compiler():
         errors.append("torch_compile: no C++ compiler is found; install g++, or write torch_compile: auto")
     return errors
 

@@ -99,7 +99,7 @@ class Run:
         verify_head(self.model)
         if self.batches.packing or (self.held is not None and self.held.packing):
             verify_packing(self.model)
-        compiled = recipe.torch_compile is not False and has_compiler()
+        compiled = recipe.torch_compile is not False and (recipe.step_mode == "regions" or has_compiler())
         self.step = TrainStep(
             self.model,
             mode=recipe.step_mode if compiled else "eager",

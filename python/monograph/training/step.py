@@ -14,13 +14,16 @@ from monograph.integrations.torch.private_names import dynamo_config, mark_dynam
 from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.ops.seeded_dropout import seed_dropouts
 from monograph.packing.layers_with_state import guard_packed
+from monograph.regions import make_regions, region_layers
 from monograph.training.flat_parameters import FlatParameters
 from monograph.training.loss import count_targets, forward_loss
 from monograph.training.loss_scale import LossScale, needs_scaling
+from monograph.training.region_slices import give_slices
 
 MODES = {
     "graph": "forward and backward as one graph; the update is one operator after it",
     "whole_step": "forward, backward, clipping and update as one graph",
+    "regions": "one graph of one operator per layer, without generated code: eager mode's bits",
     "per_layer": "one graph for each decoder layer: starts fastest, and is not one graph",
     "eager": "no compilation",
 }
@@ -67,7 +70,7 @@ class TrainStep:
 
     mode: a key of MODES.
     dynamic: whether lengths change from batch to batch. If all batches have one shape, False is faster.
-    backend: of torch.compile.
+    backend: of torch.compile; None: "inductor", and for "regions" one that runs the graph as it is.
     loss_scaling: whether the loss is scaled as torch.amp.GradScaler does; None: if the model has parameters
         in float16.
     """
@@ -83,7 +86,7 @@ class TrainStep:
         weight_decay: float = 0.0,
         max_grad_norm: float = 1.0,
         seed: int = 0,
-        backend: str | Callable[..., Any] = "inductor",
+        backend: str | Callable[..., Any] | None = None,
         loss_scaling: bool | None = None,
     ) -> None:
         if mode not in MODES:
@@ -92,11 +95,18 @@ class TrainStep:
         guard_packed(model)
         self._module = _Loss(model)
         self.state = FlatParameters(model)
+        if mode == "regions":
+            make_regions(model)
+        elif mode == "whole_step" and region_layers(model):
+            raise ValueError("mode is 'whole_step' on a model with regions, wanted 'regions'")
+        # What gradients are taken of: they follow each other as in `state.flat`.
+        self._leaves = give_slices(model, self.state)
         scaled = needs_scaling(model) if loss_scaling is None else loss_scaling
         self.loss_scale = LossScale() if scaled else None
         self._dropout_seed = seed_dropouts(model)
         self._rows = 0
         self._hyper = (betas, eps, weight_decay, max_grad_norm)
+        backend = backend or ("aot_eager" if mode == "regions" else "inductor")
         self._compile: dict[str, Any] = {"backend": backend, "fullgraph": True}
         self._forward: Callable[..., torch.Tensor] = self._loss
         self._evaluate: Callable[..., torch.Tensor] = self._eval_loss
@@ -161,7 +171,7 @@ class TrainStep:
             for index, batch in enumerate(batches):
                 self._seed(index)
                 part = self._forward(batch, targets)
-                own = torch.autograd.grad(part, self.state.parameters, scale, materialize_grads=True)
+                own = torch.autograd.grad(part, self._leaves, scale, materialize_grads=True)
                 gathered = self.state.gathered(own)
                 gradient = gathered if index == 0 else gradient.add_(gathered)
                 loss = loss + part.detach()

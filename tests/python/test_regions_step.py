@@ -1,0 +1,98 @@
+"""The step as one outer graph of regions: counted and compared bit for bit with eager mode."""
+
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.utils import counters
+
+import test_train_step
+from monograph.regions import TRACES, forget, region_layers
+from monograph.training import TrainStep
+
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+LAYER_TYPES = {"gemma3": ["sliding_attention", "full_attention"] * 2}
+# family, checkpointing, dropout, DoRA, format, nested, packed; test_regions.py has every format.
+COVER = [
+    ("llama", False, 0.0, True, "fp4", False, False),
+    ("qwen3", False, 0.05, False, "nf4", True, True),
+    ("gemma3", True, 0.05, True, "nf4", False, True),
+    ("mistral", True, 0.0, False, "mxfp8", False, False),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    for name, value in SMALL.items():
+        monkeypatch.setitem(test_train_step.SMALL, name, value)
+    forget()
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def build(family, *arguments):
+    options = test_train_step.FAMILIES[family][2]
+    types = LAYER_TYPES.get(family)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(test_train_step.SMALL, "num_hidden_layers", len(types) if types else 2)
+        if types:
+            patch.setitem(options, "layer_types", types)
+        return test_train_step.build(family, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("family", "checkpointing", "dropout", "dora", "format", "nested", "packed"),
+    COVER,
+    ids=["-".join(str(value) for value in row) for row in COVER],
+)
+def test_one_outer_graph_and_the_bits_of_eager(family, checkpointing, dropout, dora, format, nested, packed):
+    """8 lengths, the last batch of one document: parameters and moments, and so all gradients, are eager
+    mode's after each step; one outer graph, two inner ones per kind of layer, no recompile of either."""
+    arguments = (family, checkpointing, dropout, dora, format, nested)
+    regions = TrainStep(build(*arguments), mode="regions")
+    eager = TrainStep(build(*arguments), mode="eager")
+    kinds = len(set(LAYER_TYPES.get(family, [None])))
+    for number, batch in enumerate(test_train_step.batches(packed)):
+        with torch._dynamo.config.patch(error_on_recompile=number > 0):
+            got = regions([batch], 1e-2)
+        want = eager([batch], 1e-2)
+        assert got.loss.item() == want.loss.item()
+        assert got.grad_norm.item() == want.grad_norm.item() > 0
+        assert torch.equal(regions.state.flat, eager.state.flat)
+        assert torch.equal(regions.state.exp_avg, eager.state.exp_avg)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    assert (TRACES.kinds, TRACES.graphs, TRACES.retraced) == (kinds, 2 * kinds, 0)
+    for batch in test_train_step.batches(packed, 2, seed=2):
+        assert regions.evaluate(batch)[0].item() == eager.evaluate(batch)[0].item()
+    assert counters["stats"]["unique_graphs"] == 2
+    assert (TRACES.kinds, TRACES.graphs, TRACES.retraced) == (2 * kinds, 3 * kinds, 0)
+
+
+def test_sixteen_bit_adapters_and_accumulation():
+    """Slices hold float32 masters of 16-bit parameters; the micro-batches of a step share one graph."""
+    steps = []
+    for mode in ("regions", "eager"):
+        model = build("llama")
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.data = parameter.data.to(torch.bfloat16)
+        steps.append(TrainStep(model, mode=mode))
+    rows = test_train_step.batches(True, 4)
+    for pair in (rows[:2], rows[2:]):
+        got, want = (step(pair, 1e-2) for step in steps)
+        assert got.loss.item() == want.loss.item()
+    assert torch.equal(steps[0].state.flat, steps[1].state.flat)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_misuse_is_named():
+    model = build("llama")
+    step = TrainStep(model, mode="regions", backend="eager")
+    layer = next(iter(region_layers(model).values()))
+    with pytest.raises(ValueError, match="mode is 'whole_step' on a model with regions, wanted 'regions'"):
+        TrainStep(model, mode="whole_step")
+    layer.input_layernorm.weight.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"\['input_layernorm.weight'\] changed; wanted a new TrainStep"):
+        step(test_train_step.batches(True, 1), 1e-2)
