@@ -135,7 +135,7 @@ void write_folder(const char* label, const Model& model, const std::vector<Conve
   }
   session.note("writing to disk ...");
   writer.finish();
-  // A single file without a config has no folder of its own: what lies beside it is not part of it.
+  // A single file without a config has no folder of its own: its neighbours are not part of it.
   if (config) {
     carry_over(inputs[0], folder.path());
     files::write_file(folder.path() / "config.json", json::dump(*config));

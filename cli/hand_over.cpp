@@ -12,8 +12,8 @@
 namespace monograph::cli {
 namespace {
 
-// $MONOGRAPH_PYTHON; else the python3 beside this program, which is that of the virtual environment
-// the wheel was installed in; else the first one on the PATH.
+// $MONOGRAPH_PYTHON; else the python3 next to this program, which is that of the virtual
+// environment the wheel was installed in; else the first one on the PATH.
 std::string find_python() {
   if (const char* chosen = std::getenv("MONOGRAPH_PYTHON"); chosen != nullptr && *chosen != 0) {
     return chosen;
@@ -21,8 +21,8 @@ std::string find_python() {
   std::error_code error;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
   if (!error) {
-    const auto beside = self.parent_path() / "python3";
-    if (::access(beside.c_str(), X_OK) == 0) return beside.string();
+    const auto sibling = self.parent_path() / "python3";
+    if (::access(sibling.c_str(), X_OK) == 0) return sibling.string();
   }
   return "python3";
 }

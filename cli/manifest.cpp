@@ -102,10 +102,10 @@ Manifest read_manifest(const std::filesystem::path& path) {
 std::vector<std::string> compare(const Manifest& wanted, const Manifest& found) {
   std::vector<std::string> lines;
   for (const auto& [name, checksum] : wanted) {
-    const auto place = found.find(name);
-    if (place == found.end()) {
+    const auto entry = found.find(name);
+    if (entry == found.end()) {
       lines.push_back("missing: " + printable(name));
-    } else if (place->second != checksum) {
+    } else if (entry->second != checksum) {
       lines.push_back("differs: " + printable(name));
     }
   }

@@ -1,4 +1,4 @@
-// A checkpoint as subcommands open it: the files, their weights, and config.json beside them.
+// A checkpoint as subcommands open it: the files, their weights, and config.json next to them.
 #pragma once
 
 #include <cstdint>

@@ -204,11 +204,11 @@ class Scanner {
 
   void add(const Finding& finding) {
     const std::lock_guard lock(mutex_);
-    const auto [place, is_new] =
+    const auto [entry, is_new] =
         findings_.try_emplace({finding.weight, finding.part, finding.what}, finding);
     if (is_new) return;
-    place->second.count += finding.count;
-    place->second.first = std::min(place->second.first, finding.first);
+    entry->second.count += finding.count;
+    entry->second.first = std::min(entry->second.first, finding.first);
   }
 
   const std::function<void(std::uint64_t)>& advance_;

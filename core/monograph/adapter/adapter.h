@@ -71,7 +71,7 @@ class Adapter {
   // By name of the module, without "base_model.model.".
   const std::map<std::string, LowRank>& low_rank() const { return low_rank_; }
   // By name of the tensor it takes the place of: modules_to_save, biases, and the base layers that
-  // PEFT saves beside the LoRA of an embedding.
+  // PEFT saves next to the LoRA of an embedding.
   const std::map<std::string, safetensors::LocatedTensor>& replacements() const {
     return replacements_;
   }

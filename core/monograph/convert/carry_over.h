@@ -1,4 +1,4 @@
-// The files of a model folder beside its weights: tokenizer, chat template, generation config,
+// The files of a model folder next to its weights: tokenizer, chat template, generation config,
 // licence, code.
 #pragma once
 

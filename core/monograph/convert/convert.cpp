@@ -297,12 +297,12 @@ std::uint64_t source_bytes(const Conversion& conversion) {
 }
 
 void sort_by_source(std::vector<Conversion>& conversions) {
-  const auto place = [](const Conversion& conversion) {
+  const auto source = [](const Conversion& conversion) {
     const LocatedTensor& values = conversion.weight->parts.front().tensor;
     return std::pair(values.file, values.entry->offset_bytes);
   };
   std::sort(conversions.begin(), conversions.end(),
-            [&](const Conversion& a, const Conversion& b) { return place(a) < place(b); });
+            [&](const Conversion& a, const Conversion& b) { return source(a) < source(b); });
 }
 
 void convert(std::span<const Conversion> conversions, ShardedWriter& writer,

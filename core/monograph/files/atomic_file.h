@@ -1,6 +1,6 @@
 // A file that appears under its name complete and on disk, or not at all.
 //
-// The bytes go to a temporary beside the target, ".NAME.partial", which is synced and then renamed
+// The bytes go to a temporary next to the target, ".NAME.partial", which is synced and then renamed
 // over the target; last the folder is synced. The temporary is locked while its writer lives, so
 // one that a killed process left behind is known and removed by the next writer of the same target,
 // while two writers at once are an error. Names are resolved once: a symbolic link that changes

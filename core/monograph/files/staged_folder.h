@@ -1,6 +1,6 @@
 // A folder of files that appears under its name complete and on disk, or not at all.
 //
-// The files go to ".NAME.partial/new" beside the target. commit() syncs that folder and gives it
+// The files go to ".NAME.partial/new" next to the target. commit() syncs that folder and gives it
 // the name of the target in one rename; a folder that is replaced is exchanged with the new one in
 // one step and then removed. ".NAME.partial" is locked while its owner lives and holds a marker, so
 // what a killed process left behind is known and removed by the next run for the same target.

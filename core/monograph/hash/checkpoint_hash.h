@@ -10,7 +10,7 @@
 
 namespace monograph {
 
-// SHA-256 of one line a tensor, sorted by name, each ended by a line feed:
+// SHA-256 of one line per tensor, sorted by name, each ended by a line feed:
 //   NAME DTYPE [D0, D1] SHA256_OF_ITS_BYTES
 // with the name as a JSON string and DTYPE as in the header. In Python, for one file:
 //   sha256("".join(f"{json.dumps(n, ensure_ascii=False)} {dtype} {shape} {sha256(bytes)}\n" ...))

@@ -152,7 +152,7 @@ std::uint64_t Parser::scan_shape(std::string_view name) {
     if (!next) fail(name, "the product of shape overflows 64 bits");
     product = *next;
   });
-  // 64 is the widest dtype: the product in bits fits as well, whatever dtype stands beside it.
+  // 64 is the widest dtype: the product in bits fits as well, whatever dtype stands next to it.
   if (empty && !checked_mul(product, 64)) fail(name, "the product of shape overflows 64 bits");
   return empty ? 0 : product;
 }

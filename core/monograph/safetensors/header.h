@@ -2,9 +2,9 @@
 // bytes, not files.
 //
 // A file is a 64-bit little-endian length N, N bytes of JSON, and the data:
-//   {"__metadata__": {"key": "text"}, "name": {"dtype": "F32", "shape": [2, 3],
-//    "data_offsets": [0, 24]}, ...}                    offsets count from the first byte of the
-//    data
+//   {"__metadata__": {"key": "text"},
+//    "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
+// Offsets count from the first byte of the data.
 #pragma once
 
 #include <cstddef>

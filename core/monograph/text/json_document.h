@@ -75,7 +75,7 @@ struct Limits {
 // NaN, Infinity and -Infinity are accepted as numbers, because Python writes them.
 Value parse(std::string_view text, std::string_view source, const Limits& limits = {});
 
-// Two blanks a level, as Python's json.dumps(indent=2), and a line feed at the end.
+// Two blanks per level, as Python's json.dumps(indent=2), and a line feed at the end.
 std::string dump(const Value& value);
 // One line with ", " and ": ", as Python's json.dumps.
 std::string dump_line(const Value& value);

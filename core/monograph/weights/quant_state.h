@@ -1,4 +1,4 @@
-// The JSON that bitsandbytes stores beside a 4-bit weight, as a uint8 tensor
+// The JSON that bitsandbytes stores next to a 4-bit weight, as a uint8 tensor
 // NAME.quant_state.bitsandbytes__nf4 or ..__fp4. It decides how many bytes are read where, so every
 // word of it is checked.
 #pragma once
