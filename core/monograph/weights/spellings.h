@@ -20,8 +20,7 @@ struct PartName {
 // What a row is asked about: the parts that were found, and where to complain.
 class Candidate {
  public:
-  Candidate(const safetensors::Checkpoint& checkpoint, const json::Value* config, Weight& weight)
-      : checkpoint_(checkpoint), config_(config), weight_(weight) {}
+  Candidate(const json::Value* config, Weight& weight) : config_(config), weight_(weight) {}
 
   Weight& weight() const { return weight_; }
   const json::Value* config() const { return config_; }
@@ -37,7 +36,6 @@ class Candidate {
   void bind(Format format, std::initializer_list<std::string_view> scale_roles) const;
 
  private:
-  const safetensors::Checkpoint& checkpoint_;
   const json::Value* config_;
   Weight& weight_;
 };

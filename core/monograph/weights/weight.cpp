@@ -67,7 +67,7 @@ class Lister {
         return;
       }
     }
-    const Candidate candidate(checkpoint_, config_, weight);
+    const Candidate candidate(config_, weight);
     if (!spelling.matches(candidate)) return;
     spelling.describe(candidate);
     for (const Part& part : weight.parts) {

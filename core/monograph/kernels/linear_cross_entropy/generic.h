@@ -151,9 +151,9 @@ struct CrossEntropyRow {
   struct EntropyDifferential {
     F32 lse, entropy, factor;
 
-    [[gnu::always_inline]] F32 operator()(const LogitsToZ<V, kCap>& z_of, F32 logit) const {
+    [[gnu::always_inline]] F32 operator()(const LogitsToZ<V, kCap>& to_z, F32 logit) const {
       F32 slope;
-      const F32 log_p = L::sub(z_of.with_slope(logit, slope), lse);
+      const F32 log_p = L::sub(to_z.with_slope(logit, slope), lse);
       const F32 p = exp2_of<V>(L::mul(log_p, L::set(kLog2E)));
       const F32 bounded = L::max(log_p, L::set(-200.f / kLog2E));  // no 0 * infinity
       return L::mul(L::mul(L::mul(p, L::add(bounded, entropy)), factor), slope);
@@ -163,9 +163,9 @@ struct CrossEntropyRow {
   struct Differential {
     F32 base, factor, subtract;
 
-    [[gnu::always_inline]] F32 operator()(const LogitsToZ<V, kCap>& z_of, F32 logit) const {
+    [[gnu::always_inline]] F32 operator()(const LogitsToZ<V, kCap>& to_z, F32 logit) const {
       F32 slope;
-      const F32 z = z_of.with_slope(logit, slope);
+      const F32 z = to_z.with_slope(logit, slope);
       return L::mul(L::sub(L::mul(exp_of(z, base), factor), subtract), slope);
     }
   };
