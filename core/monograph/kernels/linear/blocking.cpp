@@ -3,18 +3,123 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
+#include <optional>
 
 #include "monograph/base/error.h"
+#include "monograph/base/float_types.h"
 #include "monograph/cpu/scratch.h"
 
 namespace monograph {
 namespace {
 
+using Chunk = BlockedProduct::Chunk;
+using Load = BlockedProduct::Load;
+
 // Panels that keep any pool busy without cutting their rows as well.
 constexpr std::size_t kEnoughPanels = 64;
 constexpr std::size_t kMostPieces = 8;
 
-constexpr std::size_t page_aligned(std::size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+constexpr std::size_t line_aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+std::size_t pieces_of(const BlockedProduct& product, std::size_t rows, std::size_t panels) {
+  // With few panels the rows are cut too, or most threads would be idle.
+  return panels >= kEnoughPanels ? 1 : std::min(product.blocks(rows), kMostPieces);
+}
+
+// A block of rows of one chunk of the left operand.
+struct PackUnit {
+  const BlockedProduct* product;
+  const Chunk* chunk;
+  std::size_t row, rows;  // of the product
+  std::byte* out;
+};
+
+void add_units(const BlockedProduct& product, const Chunk& chunk, std::size_t first,
+               std::size_t rows, std::byte* out, std::vector<PackUnit>& units) {
+  const LinearKernels& k = *product.kernels;
+  for (std::size_t row = 0; chunk.count != 0 && row < rows; row += k.block)
+    units.push_back({&product, &chunk, first + row, std::min(k.block, rows - row),
+                     out + row * k.packed_row_bytes(chunk.count)});
+}
+
+// Rows that lie apart are brought together first; the kernels know one stride.
+void pack_gathered(const PackUnit& unit, std::size_t element_bytes) {
+  const Matrix& left = unit.chunk->term->left;
+  const std::size_t bytes = unit.chunk->count * element_bytes;
+  const Scratch scratch(ScratchUse::kLocal, unit.rows * bytes);
+  const auto* data = static_cast<const std::byte*>(left.data);
+  for (std::size_t i = 0; i < unit.rows; ++i) {
+    const std::size_t at = unit.product->left_rows[unit.row + i] * left.stride + unit.chunk->begin;
+    std::memcpy(scratch.data() + i * bytes, data + at * element_bytes, bytes);
+  }
+  unit.product->kernels->pack(
+      {scratch.data(), unit.chunk->count, unit.rows, 0, unit.chunk->count, unit.out});
+}
+
+void pack(const std::vector<PackUnit>& units, std::size_t element_bytes, ParallelFor parallel_for) {
+  parallel_for(units.size(), 1, [&](std::size_t from, std::size_t to) {
+    for (std::size_t i = from; i < to; ++i) {
+      const PackUnit& unit = units[i];
+      if (unit.product->left_rows != nullptr) {
+        pack_gathered(unit, element_bytes);
+        continue;
+      }
+      const Matrix& left = unit.chunk->term->left;
+      const auto* data = static_cast<const std::byte*>(left.data);
+      unit.product->kernels->pack({data + unit.row * left.stride * element_bytes, left.stride,
+                                   unit.rows, unit.chunk->begin, unit.chunk->count, unit.out});
+    }
+  });
+}
+
+void multiply(std::span<const PanelStage> stages, std::size_t element_bytes,
+              ParallelFor parallel_for) {
+  parallel_for(stages.back().end_unit(), 1, [&](std::size_t from, std::size_t to) {
+    run_units(stages, element_bytes, from, to);
+  });
+}
+
+// The rows that are not skipped, as lists of both sides.
+void keep_rows(BlockedProduct& product) {
+  const LinearProduct& given = *product.given;
+  const auto row_of = [](const std::uint32_t* rows, std::size_t i) {
+    return rows == nullptr ? static_cast<std::uint32_t>(i) : rows[i];
+  };
+  const auto skipped = [&](std::size_t i) {
+    return row_of(given.left_rows, i) == kSkippedRow || row_of(given.out_rows, i) == kSkippedRow;
+  };
+  std::vector<std::uint32_t> left, out;
+  if (given.left_rows == nullptr && given.out_rows == nullptr) return;
+  for (std::size_t i = 0; i < given.rows; ++i) {
+    if (skipped(i)) continue;
+    left.push_back(row_of(given.left_rows, i));
+    out.push_back(row_of(given.out_rows, i));
+  }
+  if (left.size() == given.rows) return;
+  product.rows = left.size();
+  product.kept = std::move(left);
+  product.kept.insert(product.kept.end(), out.begin(), out.end());
+  product.left_rows = product.kept.data();
+  product.out_rows = product.kept.data() + product.rows;
+}
+
+void group_chunks(BlockedProduct& product) {
+  const LinearKernels& k = *product.kernels;
+  std::size_t used = 0;
+  product.loads.push_back({0, 0});
+  for (std::size_t i = 0; i < product.chunks.size(); ++i) {
+    const std::size_t bytes = product.blocking.rows * k.packed_row_bytes(product.chunks[i].count);
+    const bool full = i - product.loads.back().first == k.load_chunks;
+    if (used != 0 && (full || used + bytes > product.blocking.left_bytes)) {
+      product.loads.push_back({i, i});
+      used = 0;
+    }
+    product.chunks[i].left_offset = used;
+    used += bytes;
+    product.loads.back().last = i + 1;
+  }
+}
 
 }  // namespace
 
@@ -23,247 +128,194 @@ std::size_t cache_bytes() {
   return found > 0 ? static_cast<std::size_t>(found) : std::size_t{1} << 20;
 }
 
-// One panel, one chunk, some rows.
-struct BlockedProduct::Item {
-  std::size_t panel, chunk, row, rows;
-};
-
-// One thread's share of a stage: it walks its items and decodes the panel of the next one while it
-// multiplies.
-class BlockedProduct::Worker {
+class BlockedProducts::Batch {
  public:
-  Worker(const BlockedProduct& product, const Stage& stage)
-      : p_(product),
-        k_(product.k_),
-        stage_(stage),
-        panel_bytes_(page_aligned(k_.steps(k_.chunk) * k_.panel_step_bytes)),
-        scratch_(ScratchUse::kLocal,
-                 2 * panel_bytes_ + (stage.sums == nullptr ? p_.sums_bytes(stage.rows) : 0)),
-        local_(scratch_.data()) {}
+  Batch(std::byte* shared, std::size_t element_bytes)
+      : shared_(shared), element_bytes_(element_bytes) {}
 
-  void run(std::size_t from, std::size_t to) {
-    Item item;
-    if (!first_item(from, to, item)) return;
-    k_.begin_thread();
-    if (k_.multiplies_directly())
-      run_directly(from, to, item);
-    else
-      run_ahead(from, to, item);
-    k_.end_thread();
+  // Runs what it has first where the memory would not hold one more.
+  void add(const BlockedProduct& product, std::size_t first, std::size_t rows,
+           ParallelFor parallel_for) {
+    if (used_ + bytes_of(product, first, rows) > kSharedBytes) run(parallel_for);
+    PanelStage stage = {&product, product.loads[0], first, rows, 0, product.panels(), 1,
+                        {},       nullptr,          0};
+    for (std::size_t i = 0; i < product.chunks.size();) {
+      const LinearTerm* const term = product.chunks[i].term;
+      std::optional<std::size_t> at = find(product, term, first, rows);
+      const bool is_new = !at;
+      if (is_new) {
+        at = used_;
+        packed_.push_back({&product, term, first, rows, used_});
+      }
+      std::byte* out = shared_ + *at;
+      for (; i < product.chunks.size() && product.chunks[i].term == term; ++i) {
+        stage.left.push_back(out);
+        if (is_new) add_units(product, product.chunks[i], first, rows, out, units_);
+        out += product.packed_bytes(product.chunks[i], rows);
+      }
+      if (is_new) used_ = line_aligned(static_cast<std::size_t>(out - shared_));
+    }
+    stages_.push_back(std::move(stage));
+  }
+
+  void run(ParallelFor parallel_for) {
+    if (stages_.empty()) return;
+    std::size_t panels = 0, unit = 0;
+    for (const PanelStage& stage : stages_) panels += stage.panels;
+    for (PanelStage& stage : stages_) {
+      stage.pieces = pieces_of(*stage.product, stage.rows, panels);
+      stage.begin_unit = unit;
+      unit = stage.end_unit();
+    }
+    pack(units_, element_bytes_, parallel_for);
+    multiply(stages_, element_bytes_, parallel_for);
+    stages_.clear();
+    units_.clear();
+    packed_.clear();
+    used_ = 0;
   }
 
  private:
-  void run_directly(std::size_t from, std::size_t to, Item item) const {
-    do {
-      const DecodeJob job = decode_job(item, local_);
-      DirectFn* direct = k_.direct_for(job);
-      if (direct == nullptr) k_.decode(job);
-      multiply(item, job, [&](const MultiplyJob& multiply) {
-        if (direct != nullptr)
-          direct(multiply, job);
-        else
-          k_.multiply(multiply);
-      });
-    } while (next_item(from, to, item));
-  }
+  // The left operand of a term stands there packed.
+  struct Packed {
+    const BlockedProduct* product;
+    const LinearTerm* term;
+    std::size_t first, rows, at;
+  };
 
-  void run_ahead(std::size_t from, std::size_t to, Item item) const {
-    DecodeJob job = decode_job(item, local_);
-    k_.decode(job);
-    while (true) {
-      Item next = item;
-      const bool more = next_item(from, to, next);
-      std::byte* other = job.out == local_ ? local_ + panel_bytes_ : local_;
-      DecodeJob next_job = more ? decode_job(next, other) : DecodeJob{};
-      const AheadKernels* ahead = more ? k_.ahead_for(next_job, item.rows) : nullptr;
-      if (ahead != nullptr) {
-        DecodeAhead state = {next_job, 0, p_.blocks(item.rows)};
-        multiply(item, job, [&](const MultiplyJob& multiply) { ahead->multiply(multiply, state); });
-        ahead->rest(state);
-      } else {
-        multiply(item, job, k_.multiply);
-        if (!more) break;
-        next_job.out = job.out;  // where it is still in a near cache
-        k_.decode(next_job);
-      }
-      item = next;
-      job = next_job;
+  std::optional<std::size_t> find(const BlockedProduct& product, const LinearTerm* term,
+                                  std::size_t first, std::size_t rows) const {
+    for (const Packed& packed : packed_) {
+      if (term == nullptr || packed.term == nullptr) continue;
+      const Matrix &a = packed.term->left, &b = term->left;
+      if (a.data == b.data && a.stride == b.stride && a.cols == b.cols &&
+          packed.product->left_rows == product.left_rows && packed.first == first &&
+          packed.rows == rows)
+        return packed.at;
     }
+    return std::nullopt;
   }
 
-  // Units [from, to) that lie in the same panel become one item: a cut costs nothing where one
-  // thread has both sides of it. Moves `from` past them.
-  bool first_item(std::size_t& from, std::size_t to, Item& item) const {
-    const std::size_t piece =
-        (p_.blocks(stage_.rows) + stage_.pieces - 1) / stage_.pieces * k_.block;
-    while (from < to) {
-      const std::size_t begin = from % stage_.pieces;
-      const std::size_t end = std::min(stage_.pieces, begin + (to - from));
-      const std::size_t panel = from / stage_.pieces;
-      from += end - begin;
-      const std::size_t row = begin * piece, stop = std::min(end * piece, stage_.rows);
-      if (row >= stop) continue;
-      item = {panel, stage_.load.first, row, stop - row};
-      return true;
-    }
-    return false;
-  }
-  bool next_item(std::size_t& from, std::size_t to, Item& item) const {
-    if (++item.chunk < stage_.load.last) return true;
-    return first_item(from, to, item);
+  std::size_t bytes_of(const BlockedProduct& product, std::size_t first, std::size_t rows) const {
+    std::size_t bytes = 0;
+    for (const Chunk& chunk : product.chunks)
+      if (!find(product, chunk.term, first, rows))
+        bytes += line_aligned(product.packed_bytes(chunk, rows));
+    return bytes;
   }
 
-  DecodeJob decode_job(const Item& item, std::byte* out) const {
-    const Chunk& chunk = p_.chunks_[item.chunk];
-    const std::size_t p = (stage_.first_panel + item.panel) * k_.panel;
-    return {chunk.term == nullptr ? nullptr : &chunk.term->weight,
-            p,
-            std::min(k_.panel, p_.out_.cols - p),
-            chunk.begin,
-            chunk.count,
-            out,
-            chunk.tables};
-  }
-
-  float* sums_of(const Item& item) const {
-    if (stage_.sums == nullptr) return reinterpret_cast<float*>(local_ + 2 * panel_bytes_);
-    return stage_.sums + item.panel * p_.sums_bytes(p_.blocking_.rows) / sizeof(float) +
-           item.row * k_.panel;
-  }
-
-  // product(job) for every block of an item.
-  template <class Product>
-  void multiply(const Item& item, const DecodeJob& panel, Product&& product) const {
-    const Chunk& chunk = p_.chunks_[item.chunk];
-    const std::size_t row_bytes = k_.packed_row_bytes(chunk.count);
-    const std::byte* left = stage_.left + chunk.left_offset + item.row * row_bytes;
-    float* c = sums_of(item);
-    const bool last = item.chunk + 1 == p_.chunks_.size();
-    for (std::size_t r = 0; r < item.rows; r += k_.block) {
-      const std::size_t rows = std::min(k_.block, item.rows - r);
-      float* sums = c + r * k_.panel;
-      const FinishJob finish = finish_job(sums, stage_.first + item.row + r, rows, panel);
-      product(MultiplyJob{left + r * row_bytes, panel.out, rows, panel.width, chunk.count, sums,
-                          /*accumulate=*/item.chunk != 0, last ? &finish : nullptr});
-    }
-  }
-
-  FinishJob finish_job(const float* c, std::size_t row, std::size_t rows,
-                       const DecodeJob& panel) const {
-    const std::byte* bias = static_cast<const std::byte*>(p_.bias_);
-    const std::size_t offset = (row * p_.out_.stride + panel.first) * p_.element_bytes_;
-    return {c,
-            p_.gain_ == nullptr ? nullptr : p_.gain_ + panel.first,
-            bias == nullptr ? nullptr : bias + panel.first * p_.element_bytes_,
-            rows,
-            panel.width,
-            static_cast<std::byte*>(p_.out_.data) + offset,
-            p_.out_.stride};
-  }
-
-  const BlockedProduct& p_;
-  const LinearKernels& k_;
-  const Stage& stage_;
-  const std::size_t panel_bytes_;
-  const Scratch scratch_;
-  std::byte* const local_;
+  std::byte* const shared_;
+  const std::size_t element_bytes_;
+  std::size_t used_ = 0;
+  std::vector<Packed> packed_;
+  std::vector<PackUnit> units_;
+  std::vector<PanelStage> stages_;
 };
 
-BlockedProduct::BlockedProduct(const LinearKernels& kernels, const Blocking& blocking,
-                               std::size_t element_bytes, std::span<const LinearTerm> terms,
-                               const float* gain, const void* bias, const MutableMatrix& out)
-    : k_(kernels),
-      blocking_(blocking),
-      element_bytes_(element_bytes),
-      gain_(gain),
-      bias_(bias),
-      out_(out) {
-  for (const LinearTerm& term : terms) add_term(term);
-  // Nothing to sum: one empty chunk still gives zeros and the bias.
-  if (chunks_.empty()) chunks_.push_back({nullptr, 0, 0, 0, nullptr});
-  group_chunks();
+BlockedProducts::BlockedProducts(const LinearKernels& kernels, std::size_t element_bytes,
+                                 std::span<const LinearProduct> products)
+    : element_bytes_(element_bytes) {
+  products_.reserve(products.size());
+  for (const LinearProduct& given : products) {
+    BlockedProduct product = {&given,         &kernels, {}, given.rows, given.left_rows,
+                              given.out_rows, {},       {}, {}};
+    keep_rows(product);
+    if (product.rows == 0 || given.out.cols == 0) continue;
+    product.kernels = &kernels.for_rows(product.rows);
+    product.blocking = choose_blocking(*product.kernels, product.rows, cache_bytes());
+    for (const LinearTerm& term : given.terms) add_term(product, term);
+    // Nothing to sum: one empty chunk still gives zeros and the bias.
+    if (product.chunks.empty()) product.chunks.push_back({nullptr, 0, 0, 0, nullptr});
+    group_chunks(product);
+    products_.push_back(std::move(product));
+  }
 }
 
-void BlockedProduct::add_term(const LinearTerm& term) {
-  if (k_.decoder(term.weight.packed.format) == nullptr)
+void BlockedProducts::add_term(BlockedProduct& product, const LinearTerm& term) {
+  const LinearKernels& k = *product.kernels;
+  if (k.decoder(term.weight.packed.format) == nullptr)
     throw Error("linear: no variant for this format");
-  const CodeTables* tables = nullptr;
+  const CodeTables* tables = tables_of(k, term.weight);
+  for (std::size_t r = 0; r < term.left.cols; r += k.chunk)
+    product.chunks.push_back({&term, r, std::min(k.chunk, term.left.cols - r), 0, tables});
+}
+
+// They depend on the format and, if it has one, the scale of the matrix.
+const CodeTables* BlockedProducts::tables_of(const LinearKernels& kernels,
+                                             const LinearWeight& weight) {
+  const ScalesView& scales = weight.packed.scales;
+  const bool scaled = scales.tensor != nullptr, each = scales.blocks_per_tensor != 0;
+  const float tensor = scaled ? load_f32(scales.tensor) : 0.0f;
+  for (const Tables& tables : tables_)
+    if (tables.format == weight.packed.format && !each && tables.scaled == scaled &&
+        std::memcmp(&tables.tensor, &tensor, sizeof tensor) == 0 &&
+        tables.divides == scales.tensor_divides)
+      return tables.filled.get();
   auto filled = std::make_unique_for_overwrite<CodeTables>();
-  if (k_.fill_tables(term.weight, *filled)) {
-    tables = filled.get();
-    tables_.push_back(std::move(filled));
-  }
-  for (std::size_t r = 0; r < term.left.cols; r += k_.chunk)
-    chunks_.push_back({&term, r, std::min(k_.chunk, term.left.cols - r), 0, tables});
+  if (!kernels.fill_tables(weight, *filled)) return nullptr;
+  tables_.push_back(
+      {weight.packed.format, tensor, scaled, scales.tensor_divides, std::move(filled)});
+  return tables_.back().filled.get();
 }
 
-void BlockedProduct::group_chunks() {
-  std::size_t used = 0;
-  loads_.push_back({0, 0});
-  for (std::size_t i = 0; i < chunks_.size(); ++i) {
-    const std::size_t bytes = blocking_.rows * k_.packed_row_bytes(chunks_[i].count);
-    const bool full = i - loads_.back().first == k_.load_chunks;
-    if (used != 0 && (full || used + bytes > blocking_.left_bytes)) {
-      loads_.push_back({i, i});
-      used = 0;
+void BlockedProducts::run(ParallelFor parallel_for) const {
+  if (products_.empty()) return;
+  const Scratch shared(ScratchUse::kShared, kSharedBytes);
+  std::vector<const LinearKernels*> kinds;
+  std::size_t blocks = 0;
+  for (const BlockedProduct& product : products_) {
+    if (std::find(kinds.begin(), kinds.end(), product.kernels) == kinds.end())
+      kinds.push_back(product.kernels);
+    blocks = std::max(blocks, (product.rows + product.blocking.rows - 1) / product.blocking.rows);
+  }
+  for (std::size_t block = 0; block < blocks; ++block)
+    for (const LinearKernels* kernels : kinds)
+      run_block(*kernels, block, shared.data(), parallel_for);
+}
+
+// The rows of one block of every product: several blocks at once would push each other's left
+// operands out of the cache.
+void BlockedProducts::run_block(const LinearKernels& kernels, std::size_t block, std::byte* shared,
+                                ParallelFor parallel_for) const {
+  Batch batch(shared, element_bytes_);
+  for (const BlockedProduct& product : products_) {
+    const std::size_t first = block * product.blocking.rows;
+    if (product.kernels != &kernels || first >= product.rows) continue;
+    const std::size_t rows = std::min(product.blocking.rows, product.rows - first);
+    if (product.loads.size() == 1) {
+      batch.add(product, first, rows, parallel_for);
+    } else {
+      batch.run(parallel_for);
+      run_waiting(product, first, rows, shared, parallel_for);
     }
-    chunks_[i].left_offset = used;
-    used += bytes;
-    loads_.back().last = i + 1;
   }
+  batch.run(parallel_for);
 }
 
-std::size_t BlockedProduct::reusable_chunks() const {
-  if (loads_.size() != 1) return 0;
-  const auto other = [&](const Chunk& chunk) { return chunk.term != chunks_[0].term; };
-  return static_cast<std::size_t>(std::find_if(chunks_.begin(), chunks_.end(), other) -
-                                  chunks_.begin());
-}
-
-void BlockedProduct::run(std::size_t first, std::size_t rows, std::size_t packed,
-                         ParallelFor parallel_for) const {
-  const bool wait = loads_.size() > 1;
-  // Always as much, or a product that waits would lose what another left packed for it.
-  const Scratch shared(ScratchUse::kShared, blocking_.left_bytes + blocking_.sums_bytes);
-  std::byte* const left = shared.data();
-  float* sums = wait ? reinterpret_cast<float*>(left + blocking_.left_bytes) : nullptr;
-  const std::size_t panels = (out_.cols + k_.panel - 1) / k_.panel;
+void BlockedProducts::run_waiting(const BlockedProduct& product, std::size_t first,
+                                  std::size_t rows, std::byte* shared,
+                                  ParallelFor parallel_for) const {
+  const Blocking& blocking = product.blocking;
+  float* const sums = reinterpret_cast<float*>(shared + blocking.left_bytes);
+  const std::size_t panels = product.panels();
   const std::size_t most =
-      wait ? std::max<std::size_t>(blocking_.sums_bytes / sums_bytes(blocking_.rows), 1) : panels;
-  const std::size_t together = even_piece(panels, std::max<std::size_t>(most, 1), 1);
-  packed = std::min(packed, loads_[0].last);
+      std::max<std::size_t>(blocking.sums_bytes / product.sums_bytes(blocking.rows), 1);
+  const std::size_t together = even_piece(panels, most, 1);
   for (std::size_t p = 0; p < panels; p += together) {
     const std::size_t count = std::min(together, panels - p);
-    // With few panels the rows are cut too, or most threads would be idle.
-    const std::size_t pieces = count >= kEnoughPanels ? 1 : std::min(blocks(rows), kMostPieces);
-    for (const Load& load : loads_) {
-      pack(load, first, rows, left, packed, parallel_for);
-      packed = 0;
-      multiply({load, first, rows, p, pieces, left, sums}, count, parallel_for);
+    for (const Load& load : product.loads) {
+      std::vector<PackUnit> units;
+      PanelStage stage = {&product, load, first, rows, p, count, pieces_of(product, rows, count),
+                          {},       sums, 0};
+      for (std::size_t i = load.first; i < load.last; ++i) {
+        std::byte* const out = shared + product.chunks[i].left_offset;
+        add_units(product, product.chunks[i], first, rows, out, units);
+        stage.left.push_back(out);
+      }
+      pack(units, element_bytes_, parallel_for);
+      multiply({&stage, 1}, element_bytes_, parallel_for);
     }
   }
-}
-
-void BlockedProduct::pack(const Load& load, std::size_t first, std::size_t rows, std::byte* left,
-                          std::size_t packed, ParallelFor parallel_for) const {
-  const std::size_t begin = load.first + packed, row_blocks = blocks(rows);
-  parallel_for((load.last - begin) * row_blocks, 1, [&](std::size_t from, std::size_t to) {
-    for (std::size_t i = from; i < to; ++i) {
-      const Chunk& chunk = chunks_[begin + i / row_blocks];
-      if (chunk.count == 0) continue;
-      const std::size_t row = i % row_blocks * k_.block;
-      const Matrix& m = chunk.term->left;
-      k_.pack({static_cast<const std::byte*>(m.data) + (first + row) * m.stride * element_bytes_,
-               m.stride, std::min(k_.block, rows - row), chunk.begin, chunk.count,
-               left + chunk.left_offset + row * k_.packed_row_bytes(chunk.count)});
-    }
-  });
-}
-
-void BlockedProduct::multiply(const Stage& stage, std::size_t panels,
-                              ParallelFor parallel_for) const {
-  parallel_for(panels * stage.pieces, 1,
-               [&](std::size_t from, std::size_t to) { Worker(*this, stage).run(from, to); });
 }
 
 }  // namespace monograph

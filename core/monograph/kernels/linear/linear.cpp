@@ -1,7 +1,6 @@
 // The variant list and the two operations in terms of the blocked product. No intrinsics here.
 #include "monograph/kernels/linear/linear.h"
 
-#include <algorithm>
 #include <string>
 
 #include "monograph/base/error.h"
@@ -38,30 +37,29 @@ const std::vector<LinearVariant>& linear_variants() {
   return rows;
 }
 
-void linear_with(const LinearKernels& any, DType dtype, const Matrix& x,
-                 std::span<const LinearOutput> outputs, ParallelFor parallel_for) {
-  const LinearKernels& kernels = any.for_rows(x.rows);
-  const Blocking blocking = choose_blocking(kernels, x.rows, cache_bytes());
-  for (std::size_t row = 0; row < x.rows; row += blocking.rows) {
-    std::size_t packed = 0;
-    for (const LinearOutput& output : outputs) {
-      std::vector<LinearTerm> terms = {{x, output.weight}};
-      terms.insert(terms.end(), output.low_rank.begin(), output.low_rank.end());
-      const BlockedProduct product(kernels, blocking, size_bytes(dtype), terms, output.gain,
-                                   output.bias, output.y);
-      product.run(row, std::min(blocking.rows, x.rows - row), packed, parallel_for);
-      packed = product.reusable_chunks();
-    }
-  }
+void linear_products_with(const LinearKernels& kernels, DType dtype,
+                          std::span<const LinearProduct> products, ParallelFor parallel_for) {
+  BlockedProducts(kernels, size_bytes(dtype), products).run(parallel_for);
 }
 
-void linear_dx_with(const LinearKernels& any, DType dtype, std::span<const LinearTerm> terms,
+void linear_with(const LinearKernels& kernels, DType dtype, const Matrix& x,
+                 std::span<const LinearOutput> outputs, ParallelFor parallel_for) {
+  std::vector<std::vector<LinearTerm>> terms;
+  std::vector<LinearProduct> products;
+  for (const LinearOutput& output : outputs) {
+    terms.push_back({{x, output.weight}});
+    terms.back().insert(terms.back().end(), output.low_rank.begin(), output.low_rank.end());
+  }
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    products.push_back(
+        {terms[i], outputs[i].y, x.rows, nullptr, nullptr, outputs[i].bias, outputs[i].gain});
+  linear_products_with(kernels, dtype, products, parallel_for);
+}
+
+void linear_dx_with(const LinearKernels& kernels, DType dtype, std::span<const LinearTerm> terms,
                     const MutableMatrix& dx, ParallelFor parallel_for) {
-  const LinearKernels& kernels = any.for_rows(dx.rows);
-  const Blocking blocking = choose_blocking(kernels, dx.rows, cache_bytes());
-  const BlockedProduct product(kernels, blocking, size_bytes(dtype), terms, nullptr, nullptr, dx);
-  for (std::size_t row = 0; row < dx.rows; row += blocking.rows)
-    product.run(row, std::min(blocking.rows, dx.rows - row), 0, parallel_for);
+  const LinearProduct product = {terms, dx, dx.rows};
+  linear_products_with(kernels, dtype, {&product, 1}, parallel_for);
 }
 
 void linear(DType dtype, const Matrix& x, std::span<const LinearOutput> outputs,
@@ -72,6 +70,14 @@ void linear(DType dtype, const Matrix& x, std::span<const LinearOutput> outputs,
 void linear_dx(DType dtype, std::span<const LinearTerm> terms, const MutableMatrix& dx,
                ParallelFor parallel_for) {
   linear_dx_with(pick_linear(dtype, Pass::kDx), dtype, terms, dx, parallel_for);
+}
+
+void linear_products(DType dtype, Pass pass, std::span<const LinearProduct> products,
+                     ParallelFor parallel_for) {
+  for (const LinearProduct& product : products)
+    if (pass == Pass::kDx && (product.bias != nullptr || product.gain != nullptr))
+      throw Error("linear_products: a bias or a gain is given for dx, wanted none");
+  linear_products_with(pick_linear(dtype, pass), dtype, products, parallel_for);
 }
 
 }  // namespace monograph

@@ -22,6 +22,7 @@
 #include "monograph/cpu/parallel.h"
 #include "monograph/cpu/variant.h"
 #include "monograph/kernels/linear/kernels.h"
+#include "monograph/kernels/linear/products.h"
 
 namespace monograph {
 
@@ -43,6 +44,12 @@ void linear(DType dtype, const Matrix& x, std::span<const LinearOutput> outputs,
 void linear_dx(DType dtype, std::span<const LinearTerm> terms, const MutableMatrix& dx,
                ParallelFor parallel_for);
 
+// All products of a list at once, in two parallel regions for as many of them as the scratch memory
+// holds: the experts of a layer, each on the rows that chose it. Each is what it would be alone, to
+// the bit. Scratch memory as above.
+void linear_products(DType dtype, Pass pass, std::span<const LinearProduct> products,
+                     ParallelFor parallel_for);
+
 struct ByPass {
   DType dtype;
   Pass pass;
@@ -53,10 +60,12 @@ using LinearVariant = Variant<const LinearKernels, ByPass>;
 // Every variant, best instruction set first.
 const std::vector<LinearVariant>& linear_variants();
 
-// The two operations on given kernels: what linear() and linear_dx() call once they have chosen.
+// The operations on given kernels: what those above call once they have chosen.
 void linear_with(const LinearKernels& kernels, DType dtype, const Matrix& x,
                  std::span<const LinearOutput> outputs, ParallelFor parallel_for);
 void linear_dx_with(const LinearKernels& kernels, DType dtype, std::span<const LinearTerm> terms,
                     const MutableMatrix& dx, ParallelFor parallel_for);
+void linear_products_with(const LinearKernels& kernels, DType dtype,
+                          std::span<const LinearProduct> products, ParallelFor parallel_for);
 
 }  // namespace monograph
