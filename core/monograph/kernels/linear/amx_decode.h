@@ -75,11 +75,10 @@ class PanelCursor {
  public:
   [[gnu::always_inline]] PanelCursor(const DecodeJob& job, std::size_t done)
       : job_(job),
-        area_(Panel::area(job)),
-        decoder_(job, area_),
+        decoder_(job, Panel::area(job)),
         cols_(job.weight->packed.cols),
-        units_(area_.cols / (32 * kUnit)),
-        rows_(area_.rows / kRows * kRows),
+        units_(Panel::area(job).cols / (32 * kUnit)),
+        rows_(Panel::area(job).rows / kRows * kRows),
         ahead_(bytes_of<F>(Panel::kAhead * cols_)),
         row_(done / units_ * kRows) {
     start_row(done % units_);
@@ -116,7 +115,8 @@ class PanelCursor {
   }
 
   [[gnu::always_inline]] void decode_unit() const {
-    const std::size_t row = area_.row + row_, col = area_.col + unit_ * 32 * kUnit;
+    const WeightArea area = Panel::area(job_);
+    const std::size_t row = area.row + row_, col = area.col + unit_ * 32 * kUnit;
     const auto first = decoder_.unit(row, col, element_);
     if constexpr (kRows == 1) {
       first.template groups<kUnit>(
@@ -138,7 +138,8 @@ class PanelCursor {
   [[gnu::always_inline]] void start_row(std::size_t unit) {
     unit_ = unit;
     if (row_ == rows_) return;
-    element_ = job_.weight->packed.element(area_.row + row_, area_.col + unit * 32 * kUnit);
+    const WeightArea area = Panel::area(job_);
+    element_ = job_.weight->packed.element(area.row + row_, area.col + unit * 32 * kUnit);
     values_ = job_.weight->packed.values + bytes_of<F>(element_);
     second_ = values_ + bytes_of<F>(cols_);
     if constexpr (Panel::kScalesAhead && !std::is_same_v<F, Plain>) {
@@ -149,7 +150,6 @@ class PanelCursor {
   }
 
   const DecodeJob job_;  // a copy: the compiler would read a reference again after every store
-  const WeightArea area_;
   const TileDecoder<F> decoder_;
   const std::size_t cols_, units_, rows_, ahead_;
   std::size_t row_, unit_, element_;

@@ -24,6 +24,8 @@ class FewForward {
       : multiply_(multiply),
         decode_(decode),
         decoder_(decode, {decode.first, decode.width, decode.begin, decode.count}),
+        values_(decode.weight->packed.values),
+        origin_(decode.weight->packed.origin),
         cols_(decode.weight->packed.cols) {}
 
   [[gnu::always_inline]] void run() {
@@ -93,9 +95,8 @@ class FewForward {
 
   [[gnu::always_inline]] void decode_row(const Piece& piece, std::size_t r, std::byte* panel) {
     const std::size_t row = decode_.first + piece.row + r, ahead = ahead_of(piece, r);
-    std::size_t col = decode_.begin + piece.col;
-    std::size_t element = decode_.weight->packed.element(row, col);
-    const std::uint8_t* values = decode_.weight->packed.values + element / F::kPerByte;
+    std::size_t col = decode_.begin + piece.col, element = origin_ + row * cols_ + col;
+    const std::uint8_t* values = values_ + element / F::kPerByte;
     std::byte* out = panel + r * 64;
     _mm_prefetch(decoder_.scale_of(element + ahead * F::kPerByte), _MM_HINT_T0);
     for (std::size_t units = piece.cols / 64; units != 0; --units) {
@@ -124,7 +125,8 @@ class FewForward {
   const MultiplyJob multiply_;  // copies: the compiler would read references again after a store
   const DecodeJob decode_;
   const TileDecoder<F> decoder_;
-  const std::size_t cols_;
+  const std::uint8_t* const values_;
+  const std::size_t origin_, cols_;
 };
 
 template <class F, class V, std::size_t kPanel>

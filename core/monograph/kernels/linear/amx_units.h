@@ -61,7 +61,10 @@ class TileDecoder {
  public:
   [[gnu::always_inline]] static bool fits(const DecodeJob&) { return true; }
   [[gnu::always_inline]] TileDecoder(const DecodeJob& job, const WeightArea&)
-      : scales_(job.weight->packed.scales),
+      : blocks_(job.weight->packed.scales.blocks),
+        groups_(job.weight->packed.scales.groups),
+        map_(job.weight->packed.scales.map),
+        offset_(job.weight->packed.scales.offset),
         shift_(__builtin_ctzll(job.weight->packed.block)) {}  // a block is a power of two
 
   struct Unit {
@@ -79,17 +82,20 @@ class TileDecoder {
 
   // Where the scale of an element stands.
   [[gnu::always_inline]] const void* scale_of(std::size_t element) const {
-    return scales_.blocks + (element >> shift_) * (scales_.double_quantised() ? 1 : 4);
+    return blocks_ + (element >> shift_) * (groups_ != nullptr ? 1 : 4);
   }
   [[gnu::always_inline]] Unit unit(std::size_t, std::size_t, std::size_t element) const {
-    const __m512 scale = _mm512_set1_ps(absmax_scale(scales_, element >> shift_));
+    const __m512 scale =
+        _mm512_set1_ps(absmax_scale({blocks_, groups_, map_, offset_}, element >> shift_));
     const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(F::kValues), scale);
     // Flushes subnormals, as the tile product does with what it reads.
     return {reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(scaled, scaled))};
   }
 
  private:
-  const ScalesView scales_;  // a copy: the compiler would read a reference again after every store
+  // Copies: the compiler would read a reference again after every store.
+  const std::uint8_t *const blocks_, *const groups_, *const map_;
+  const float offset_;
   const int shift_;
 };
 
