@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from monograph.diagnosis import regions
 from monograph.diagnosis.progress import Progress
 from monograph.diagnosis.report import Cause, Report
-from monograph.diagnosis.tracing import breaks, counting, forget, recompiles
+from monograph.diagnosis.tracing import breaks, counting, forget, packed_shapes, recompiles
 from monograph.integrations.torch.private_names import counters, maybe_mark_dynamic
 from monograph.training.loss import forward_loss
 from monograph.training.step import mark_lengths
@@ -78,9 +79,11 @@ def doctor(
     model.train()
     try:
         progress.traces(len(rows))
+        regions.begin(model)
         with recompiles(report):
             _steps(run, rows, parameters, counting(model, report, progress), progress)
         report.breaks = breaks()
+        regions.look_inside(model, report, packed_shapes(model))
         if inductor:
             progress.generates(len(rows))
             report.step_seconds = _steps(run, rows, parameters, "inductor", progress)

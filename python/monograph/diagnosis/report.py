@@ -18,9 +18,13 @@ class Cause:
 
 @dataclass
 class Report:
-    """What `doctor` found. bytes are for one micro-batch."""
+    """What `doctor` found. bytes are for one micro-batch. Regions are layers that are operators; they have
+    inner graphs, one or two per kind of layer."""
 
     graphs: int = 0
+    regions: int = 0
+    region_kinds: int = 0
+    inner_graphs: int = 0
     breaks: list[Cause] = field(default_factory=list)
     recompiles: list[Cause] = field(default_factory=list)
     saved_bytes: dict[str, int] = field(default_factory=dict)
@@ -39,6 +43,7 @@ class Report:
     def __str__(self) -> str:
         lines = [
             f"graphs          {self.graphs}  (wanted 1)",
+            *self._regions(),
             f"graph breaks    {len(self.breaks)}  (wanted 0)",
             *_causes(self.breaks),
             f"recompiles      {len(self.recompiles)}  (wanted 0)",
@@ -51,6 +56,12 @@ class Report:
             "The step is one graph." if self.holds else "The promise does not hold; see above.",
         ]
         return "\n".join(lines)
+
+    def _regions(self) -> list[str]:
+        if not self.regions:
+            return []
+        wanted = 2 * self.region_kinds
+        return [f"inner graphs    {self.inner_graphs}  (wanted {wanted}), of {self.regions} regions"]
 
     def _times(self) -> list[str]:
         if not self.step_seconds:

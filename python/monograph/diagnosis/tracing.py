@@ -80,13 +80,19 @@ def recompiles(report: Report) -> Iterator[None]:
         log_state.artifact_names.discard("recompiles")
 
 
-def counting(model: nn.Module, report: Report, progress: Progress) -> Any:
-    """A backend that counts the graphs, runs them as they are and looks at what is kept for the backward."""
+def packed_shapes(model: nn.Module) -> dict[tuple[int, ...], str]:
+    """The shapes of packed weights, upright and transposed, each with the name of a layer."""
     shapes: dict[tuple[int, ...], str] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, QuantLinear):
             shapes.setdefault((layer.out_features, layer.in_features), name)
             shapes.setdefault((layer.in_features, layer.out_features), name)
+    return shapes
+
+
+def counting(model: nn.Module, report: Report, progress: Progress) -> Any:
+    """A backend that counts the graphs, runs them as they are and looks at what is kept for the backward."""
+    shapes = packed_shapes(model)
 
     def partition(joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
         parts = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from monograph.diagnosis import regions
 from monograph.diagnosis.progress import Progress
 from monograph.diagnosis.report import Report
-from monograph.diagnosis.tracing import breaks, counting, forget, recompiles
+from monograph.diagnosis.tracing import breaks, counting, forget, packed_shapes, recompiles
 from monograph.integrations.accelerate.private_names import HUNG_ON_MODELS
 from monograph.integrations.torch.private_names import COMPILED_CALL, counters, original_module
 from monograph.integrations.trl.private_names import WRITTEN_INTO
@@ -47,8 +48,10 @@ def doctor_trainer(trainer: Trainer, steps: int, inductor: bool, progress: Progr
     try:
         with _left_as_found(trainer), recompiles(report):
             progress.traces(steps)
+            regions.begin(model)
             _train(trainer, steps, counting(model, report, progress), progress)
             report.breaks = breaks()
+            regions.look_inside(model, report, packed_shapes(model))
         if inductor:
             forget()
             with _left_as_found(trainer):
