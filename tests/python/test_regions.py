@@ -182,6 +182,43 @@ def test_a_compiled_step_refuses_what_came_later_by_name():
     assert torch.equal(step(ids()), before)
 
 
+def test_under_a_trainers_compile():
+    """As transformers' Trainer does it: the module compiled, autocast, a cache that nobody turned off."""
+    model, plain = make_regions(build()).float(), build().float()
+    for each in (model, plain):
+        each.config.use_cache = True
+    step = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for length in (12, 17):
+        found = []
+        for run, each in ((step, model), (plain, plain)):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = run(input_ids=ids(length), labels=ids(length)).loss
+            found.append(
+                [loss, *torch.autograd.grad(loss, [p for p in each.parameters() if p.requires_grad])]
+            )
+        assert all(torch.equal(got, want) for got, want in zip(*found, strict=True))
+    assert TRACES.graphs == 2
+
+
+def test_doctor_looks_inside():
+    tokens = [{"input_ids": ids(n), "labels": ids(n)} for n in (12, 17)]
+    report = mg.doctor(make_regions(build(2)), tokens, quiet=True)
+    assert (report.graphs, report.regions, report.region_kinds, report.inner_graphs) == (1, 2, 1, 2)
+    assert report.holds
+    assert "inner graphs    2  (wanted 2), of 2 regions" in str(report)
+    assert report.saved_bytes["activations bfloat16"] > 0
+    torch._dynamo.reset()
+
+    class Dequantising(LlamaDecoderLayer):
+        def forward(self, hidden_states, **options):
+            dense = self.mlp.gate_proj.dequantize()
+            return super().forward(hidden_states, **options) + 0 * (hidden_states @ dense.t() @ dense)
+
+    report = mg.doctor(make_regions(with_class(build(), Dequantising)), tokens, quiet=True)
+    assert any("(96, 64) torch.bfloat16 in a region" in copy for copy in report.weight_copies)
+    assert not report.holds
+
+
 def test_torchs_own_dropouts_draw_once_for_forward_and_backward():
     """Without a TrainStep masks come from torch's generator: repeatable, and the same in a recomputation."""
     model = make_regions(build(config=DROPPED))
@@ -290,7 +327,7 @@ def test_the_operator_keeps_torchs_rules(mode):
     rotary = [part.detach() for part in rotary]
     trained = layer.region_refresh()
     text = "((b'*',), {'attention_mask': None, 'position_embeddings': (b'*', b'*')})"
-    arguments = (layer.region_word, text, trained, mode, hidden, None, rotary, layer.region_tensors)
+    arguments = (layer.region_word, text, trained, mode, "", hidden, None, rotary, layer.region_tensors)
     torch.library.opcheck(region, arguments)
     results = region(*arguments)
     memory = [t.untyped_storage().data_ptr() for t in (*results, hidden, *rotary, *layer.region_tensors)]

@@ -25,6 +25,14 @@ _NOT_READ = ("max_length_q", "max_length_k")
 _CACHES = ("past_key_values", "layer_past", "past_key_value")
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _autocasts_to(device: str) -> str:
+    """The tracer guards the state of autocast."""
+    if not torch.is_autocast_enabled(device):
+        return ""
+    return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+
+
 class RegionLayer(nn.Module):
     region_original: type[nn.Module]
     region_name: str  # its path in the model
@@ -90,9 +98,9 @@ class RegionLayer(nn.Module):
         elif self.region_draws:
             seed = torch.randint(2**62, (), dtype=torch.int64)
         hidden, *inputs = tensors
-        call = described(structure)
+        call, autocast = described(structure), _autocasts_to(hidden.device.type)
         results = torch.ops.monograph.region(
-            self.region_word, call, trained, mode, hidden, seed, inputs, self.region_tensors
+            self.region_word, call, trained, mode, autocast, hidden, seed, inputs, self.region_tensors
         )
         return results[0]
 

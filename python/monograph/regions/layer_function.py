@@ -29,10 +29,11 @@ class Request:
     seed: torch.Tensor | None
     trained: list[torch.Tensor]
     frozen: dict[str, torch.Tensor]
-    autocasts: torch.dtype | None  # what torch.autocast casts to, if it is on
+    autocasts: str  # the dtype that torch.autocast casts to, "" if it is off
 
     def autocast(self) -> torch.autocast:
-        return torch.autocast("cpu", dtype=self.autocasts, enabled=self.autocasts is not None)
+        dtype = getattr(torch, self.autocasts) if self.autocasts else None
+        return torch.autocast(self.activations[0].device.type, dtype=dtype, enabled=dtype is not None)
 
 
 class _Body(nn.Module):

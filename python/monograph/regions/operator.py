@@ -1,12 +1,13 @@
 """monograph::region and monograph::region_backward: a decoder layer as one operator.
 
-    region(layer, call, trained, mode, hidden, seed, inputs, parameters) -> [output, kind, *kept]
+    region(layer, call, trained, mode, autocast, hidden, seed, inputs, parameters) -> [output, kind, *kept]
     region_backward(layer, hidden, seed, inputs, parameters, kind, kept, dy) -> [dhidden, *dparameters]
 
 layer: the layer's word in the registry; its frozen tensors are looked up there at each call. call: what else
-the layer is called with (call.py). trained: how `parameters` lie (trained.py). mode: of trace.MODES. seed:
-int64 [], what dropouts draw from. kind: int64 [], the trace that was used, so that backward uses the same,
-whatever became of the layer since.
+the layer is called with (call.py). trained: how `parameters` lie (trained.py). mode: of trace.MODES.
+autocast: the dtype that torch.autocast casts to, "" if it is off; an argument, because a compiled graph runs
+with autocast off. seed: int64 [], what dropouts draw from. kind: int64 [], the trace that was used, so that
+backward uses the same, whatever became of the layer since.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from monograph.regions.trace import KEEP
 
 torch.library.define(
     "monograph::region",
-    "(str layer, str call, str trained, str mode, Tensor hidden, Tensor? seed, Tensor[] inputs, "
-    "Tensor[] parameters) -> Tensor[]",
+    "(str layer, str call, str trained, str mode, str autocast, Tensor hidden, Tensor? seed, "
+    "Tensor[] inputs, Tensor[] parameters) -> Tensor[]",
 )
 torch.library.define(
     "monograph::region_backward",
@@ -44,15 +45,16 @@ def _region(
     call: str,
     trained: str,
     mode: str,
+    autocast: str,
     hidden: torch.Tensor,
     seed: torch.Tensor | None,
     inputs: list[torch.Tensor],
     parameters: list[torch.Tensor],
 ) -> list[torch.Tensor]:
     activations = _activations(hidden, inputs)
-    traced, state = traced_for(Called(layer, call, trained, mode, activations, seed))
+    traced, state = traced_for(Called(layer, call, trained, mode, autocast, activations, seed))
     frozen = [state.tensors[name] for name in traced.frozen]
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):  # casts are in the trace
+    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):  # casts are in the trace
         output, *kept = traced.forward(*activations, *_given(seed), *parameters, *frozen, *state.streams)
     return [output, torch.tensor(traced.number), *kept]
 
@@ -62,13 +64,13 @@ def _given(seed: torch.Tensor | None) -> list[torch.Tensor]:
 
 
 @torch.library.register_fake("monograph::region")
-def _(layer, call, trained, mode, hidden, seed, inputs, parameters):  # type: ignore[no-untyped-def]
+def _(layer, call, trained, mode, autocast, hidden, seed, inputs, parameters):  # type: ignore[no-untyped-def]
     output = torch.empty_like(hidden, memory_format=torch.contiguous_format)
     results = [output, torch.empty((), dtype=torch.int64)]
     if mode != KEEP:
         return results
     activations = [hidden, *inputs]
-    traced, _ = traced_for(Called(layer, call, trained, mode, activations, seed))
+    traced, _ = traced_for(Called(layer, call, trained, mode, autocast, activations, seed))
     return results + traced.kept_like(activations)
 
 
@@ -83,7 +85,9 @@ def _region_backward(
     kept: list[torch.Tensor],
     dy: torch.Tensor,
 ) -> list[torch.Tensor]:
-    traced = TRACES.all[int(kind)]
+    traced = TRACES.by_number.get(int(kind))
+    if traced is None:
+        raise RuntimeError(f"region {layer}: the trace of the forward was forgotten before the backward")
     state = state_of(layer_of(layer))
     if missing := [name for name in traced.frozen if name not in state.tensors]:
         raise RuntimeError(
@@ -93,7 +97,7 @@ def _region_backward(
     if traced.backward is None:
         raise RuntimeError(f"region {layer}: the forward was told that no gradient is wanted")
     given = (*_activations(hidden, inputs), *_given(seed), *parameters, *frozen, *state.streams)
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
         return list(traced.backward(*given, *kept, dy.contiguous()))
 
 
@@ -118,9 +122,9 @@ def _backward(ctx: Any, gradients: list[torch.Tensor | None]) -> tuple[Any, ...]
     trained, (kind, *kept) = rest[:parameters], rest[parameters:]
     dy = gradients[0]
     if dy is None:
-        return (None,) * 6 + ([None] * inputs, [None] * parameters)
+        return (None,) * 7 + ([None] * inputs, [None] * parameters)
     found = torch.ops.monograph.region_backward(ctx.layer, hidden, seed, tensors, trained, kind, kept, dy)
-    return None, None, None, None, found[0], None, [None] * inputs, list(found[1:])
+    return None, None, None, None, None, found[0], None, [None] * inputs, list(found[1:])
 
 
 register_autograd("region", _backward, _setup_context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Hashable, Sequence
@@ -20,6 +21,7 @@ from monograph.regions.trained import layout_of
 
 _LAYERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _LOCK = threading.RLock()
+_NUMBERS = itertools.count()  # never given twice: a backward asks for the trace of its forward
 
 
 @dataclass
@@ -27,12 +29,12 @@ class Traces:
     """by_kind: the traces of each kind; more than one if lengths did not keep the relations of the first."""
 
     by_kind: dict[Hashable, list[Traced]] = field(default_factory=dict)
-    all: list[Traced] = field(default_factory=list)
+    by_number: dict[int, Traced] = field(default_factory=dict)
     numbered: set[Hashable] = field(default_factory=set)  # kinds that compute with the layer's number
 
     @property
     def graphs(self) -> int:
-        return sum(1 + (traced.backward is not None) for traced in self.all)
+        return sum(1 + (traced.backward is not None) for traced in self.by_number.values())
 
     @property
     def kinds(self) -> int:
@@ -40,16 +42,16 @@ class Traces:
 
     @property
     def retraced(self) -> int:
-        return len(self.all) - len(self.by_kind)
+        return len(self.by_number) - len(self.by_kind)
 
 
 TRACES = Traces()
 
 
 def forget() -> None:
-    """All traces are gone. A graph that was compiled before cannot run its backward any more."""
+    """All traces are gone and are made anew; a backward whose forward came before is refused."""
     TRACES.by_kind.clear()
-    TRACES.all.clear()
+    TRACES.by_number.clear()
     TRACES.numbered.clear()
 
 
@@ -68,10 +70,6 @@ def layer_of(word: str) -> Any:
     if layer is None:
         raise RuntimeError(f"region {word}: the layer no longer exists; wanted the model to be kept")
     return layer
-
-
-def autocast_dtype() -> torch.dtype | None:
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
 
 def real(tensor: torch.Tensor) -> torch.Tensor:
@@ -95,6 +93,7 @@ class Called:
     call: str
     trained: str
     mode: str
+    autocast: str
     activations: Sequence[torch.Tensor]
     seed: torch.Tensor | None
 
@@ -107,7 +106,7 @@ def traced_for(called: Called) -> tuple[Traced, State]:
     _check(called.word, state, layout.names)
     lengths = tuple(_kind_of_lengths(t) for t in called.activations)
     seeded = called.seed is not None
-    key: Hashable = (state.key, called.call, layout, called.mode, seeded, lengths, autocast_dtype())
+    key: Hashable = (state.key, called.call, layout, called.mode, seeded, lengths, called.autocast)
     with _LOCK:
         if key in TRACES.numbered:
             key = (key, layer_index.numbers_of(layer))
@@ -116,7 +115,7 @@ def traced_for(called: Called) -> tuple[Traced, State]:
                 return found, state
         made, key = _made(called, layer, state, key)
         TRACES.by_kind.setdefault(key, []).append(made)
-        TRACES.all.append(made)
+        TRACES.by_number[made.number] = made
         return made, state
 
 
@@ -137,11 +136,11 @@ def _made(called: Called, layer: Any, state: State, key: Hashable) -> tuple[Trac
         seed=None if called.seed is None else real(called.seed),
         trained=trained,
         frozen={name: t for name, t in state.tensors.items() if name not in layout.names},
-        autocasts=autocast_dtype(),
+        autocasts=called.autocast,
     )
     with layer_index.watched(layer) as indexes:
         try:
-            made = trace(request, len(TRACES.all))
+            made = trace(request, next(_NUMBERS))
         except Exception as error:
             kind = type(layer).__name__
             raise RuntimeError(f"region {called.word} ({kind}) cannot be traced: {error}") from error
