@@ -3,6 +3,7 @@
 The mode and the number of layers:
 
     python -m monograph.bench.first_step_contender graph 32
+    python -m monograph.bench.first_step_contender regions 32
     python -m monograph.bench.first_step_contender peer 32
 """
 
@@ -52,7 +53,7 @@ def rows() -> list[dict[str, Any]]:
     return [collate([{"input_ids": ids} for ids in row]) for row in documents]
 
 
-def ours(mode: str, layers: int) -> list[float]:
+def ours(mode: str, layers: int) -> list[tuple[float, float]]:
     import monograph as mg
     from monograph.nn import replace_linears
     from monograph.training import TrainStep
@@ -63,7 +64,7 @@ def ours(mode: str, layers: int) -> list[float]:
     return [_timed(lambda batch=batch: step([batch], 1e-4)) for batch in rows()]
 
 
-def peer(layers: int) -> list[float]:
+def peer(layers: int) -> list[tuple[float, float]]:
     """transformers, PEFT and bitsandbytes as the HF Trainer compiles them; torch's AdamW."""
     from bitsandbytes.nn.modules import Linear4bit
     from torch import nn
@@ -94,17 +95,19 @@ def peer(layers: int) -> list[float]:
     return [_timed(lambda batch=batch: step(batch)) for batch in rows()]
 
 
-def _timed(work: Any) -> float:
-    began = time.perf_counter()
+def _timed(work: Any) -> tuple[float, float]:
+    """Seconds by the clock and of the processor."""
+    began, used = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.process_time() - used
 
 
 def main() -> None:
     who, layers = sys.argv[1], int(sys.argv[2])
     torch.set_num_threads(2)
-    first, second = peer(layers) if who == "peer" else ours(who, layers)
-    print(json.dumps({"first": first, "second": second}))
+    (first, first_used), (second, second_used) = peer(layers) if who == "peer" else ours(who, layers)
+    processor = {"first_processor": first_used, "second_processor": second_used}
+    print(json.dumps({"first": first, "second": second, **processor}))
 
 
 if __name__ == "__main__":
