@@ -1,0 +1,14 @@
+// What elementwise kernels need beyond Lanes. RowLanes<V> is specialised beside the intrinsics, in
+// row_lanes_<isa>.h.
+#pragma once
+
+#include "monograph/simd/lanes.h"
+
+namespace monograph {
+
+// All of Lanes, and: fused (a * b + c with one rounding, on every instruction set), round_as (what
+// a store and a load of a storage type would give), store_two (to where load_two takes from).
+template <class V>
+struct RowLanes;
+
+}  // namespace monograph

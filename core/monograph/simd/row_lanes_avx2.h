@@ -1,0 +1,38 @@
+#pragma once
+
+#include "monograph/simd/lanes_avx2.h"
+#include "monograph/simd/row_lanes.h"
+
+namespace monograph {
+
+template <>
+struct RowLanes<simd::Avx2> : Lanes<simd::Avx2> {
+  [[gnu::always_inline]] static F32 fused(F32 a, F32 b, F32 c) { return fma(a, b, c); }
+  template <class T>
+  [[gnu::always_inline]] static F32 round_as(F32 x) {
+    if constexpr (std::is_same_v<T, Bf16>) {
+      const __m256i u = _mm256_castps_si256(x);
+      const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+      const __m256i sum = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+      const __m256i rounded = _mm256_and_si256(sum, _mm256_set1_epi32(-65536));
+      const F32 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
+      return _mm256_blendv_ps(_mm256_castsi256_ps(rounded), nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    } else if constexpr (std::is_same_v<T, Fp16>)
+      return _mm256_cvtph_ps(simd::Avx2::to_fp16(x));
+    else
+      return x;
+  }
+  template <class T>
+  [[gnu::always_inline]] static void store_two(T* p, F32 a, F32 b) {
+    if constexpr (kSplits<T>) {
+      const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(round_as<T>(a)), 16);
+      const __m256i both = _mm256_or_si256(low, _mm256_castps_si256(round_as<T>(b)));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), both);
+    } else {
+      store_as(p, a);
+      store_as(p + kLanes, b);
+    }
+  }
+};
+
+}  // namespace monograph

@@ -1,0 +1,23 @@
+#pragma once
+
+#include "monograph/simd/lanes_scalar.h"
+#include "monograph/simd/row_lanes.h"
+
+namespace monograph {
+
+template <>
+struct RowLanes<simd::Scalar> : Lanes<simd::Scalar> {
+  // A library call where the CPU has no such instruction.
+  [[gnu::always_inline]] static F32 fused(F32 a, F32 b, F32 c) { return __builtin_fmaf(a, b, c); }
+  template <class T>
+  [[gnu::always_inline]] static F32 round_as(F32 x) {
+    return to_float(from_float<T>(x));
+  }
+  template <class T>
+  [[gnu::always_inline]] static void store_two(T* p, F32 a, F32 b) {
+    store_as(p, a);
+    store_as(p + 1, b);
+  }
+};
+
+}  // namespace monograph
