@@ -56,6 +56,25 @@ STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
       "Tensor lse, Tensor cu_q, Tensor cu_k, Tensor? key_lengths, Tensor? sinks, bool causal, "
       "SymInt window, float scale, float softcap) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
+      "rms_norm(Tensor x, Tensor? weight, Tensor? residual, float eps, bool one_plus_weight, "
+      "bool round_before_weight) -> (Tensor, Tensor)");
+  m.def(
+      "rms_norm_backward(Tensor dy, Tensor? dsum, Tensor x, Tensor? weight, float eps, "
+      "bool one_plus_weight, bool round_before_weight, bool need_dweight) -> (Tensor, Tensor)");
+  m.def("silu_mul(Tensor gate, Tensor up) -> Tensor");
+  m.def("silu_mul_backward(Tensor dy, Tensor gate, Tensor up) -> (Tensor, Tensor)");
+  m.def("gelu_mul(Tensor gate, Tensor up, bool tanh) -> Tensor");
+  m.def("gelu_mul_backward(Tensor dy, Tensor gate, Tensor up, bool tanh) -> (Tensor, Tensor)");
+  m.def(
+      "rotary(Tensor q, Tensor k, Tensor cos, Tensor sin, Tensor? q_weight, Tensor? k_weight, "
+      "float eps, bool one_plus_weight, bool round_before_weight, bool interleaved) "
+      "-> (Tensor, Tensor)");
+  m.def(
+      "rotary_backward(Tensor dq, Tensor dk, Tensor? q, Tensor? k, Tensor cos, Tensor sin, "
+      "Tensor? q_weight, Tensor? k_weight, float eps, bool one_plus_weight, "
+      "bool round_before_weight, bool interleaved, bool need_dweight) "
+      "-> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
       "pack(Tensor lengths, int capacity, int max_documents, int strategy, int overlong) "
       "-> Tensor[]");
   m.def(

@@ -1,13 +1,31 @@
 #include "arguments/linear.h"
 
 namespace monograph::ops {
+namespace {
+
+// The one stride at which all rows of [..., cols] lie, as those of a slice of the last dimension
+// do; 0 if there is none.
+std::int64_t stride_of_rows(const Tensor& tensor) {
+  if (tensor.dim() < 2 || tensor.stride(tensor.dim() - 1) != 1) return 0;
+  std::int64_t stride = 0, next = 0;
+  for (std::int64_t i = tensor.dim() - 2; i >= 0; --i) {
+    if (tensor.size(i) == 1) continue;
+    if (stride != 0 && tensor.stride(i) != next) return 0;
+    if (stride == 0) stride = tensor.stride(i);
+    if (__builtin_mul_overflow(tensor.stride(i), tensor.size(i), &next)) return 0;
+  }
+  return stride != 0 ? stride : tensor.stride(tensor.dim() - 2);
+}
+
+}  // namespace
 
 RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor) {
   check_given(op, what, tensor);
   STD_TORCH_CHECK(tensor.dim() >= 1, op, ": ", what, " has no dimensions, wanted [..., cols]");
   RowsArgument argument = {tensor, {}, dtype_of(tensor.scalar_type(), op, what)};
   const std::int64_t cols = tensor.size(tensor.dim() - 1);
-  const bool strided_rows = tensor.dim() == 2 && tensor.stride(1) == 1 && tensor.stride(0) >= cols;
+  const std::int64_t stride = stride_of_rows(tensor);
+  const bool strided_rows = stride >= cols && stride > 0;
   if (!strided_rows && !tensor.is_contiguous()) argument.owner = torch::stable::contiguous(tensor);
   Matrix& matrix = argument.matrix;
   matrix.data = argument.owner.const_data_ptr();
@@ -18,7 +36,7 @@ RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor) {
     STD_TORCH_CHECK(!__builtin_mul_overflow(matrix.rows, static_cast<std::size_t>(tensor.size(i)),
                                             &matrix.rows),
                     op, ": ", what, " has 2^64 rows or more");
-  matrix.stride = strided_rows ? static_cast<std::size_t>(tensor.stride(0)) : matrix.cols;
+  matrix.stride = strided_rows ? static_cast<std::size_t>(stride) : matrix.cols;
   return argument;
 }
 
@@ -39,6 +57,16 @@ RowsArgument rows_matching(const char* op, const char* what, const Tensor& tenso
   for (std::int64_t i = 0; same && i + 1 < x.dim(); ++i) same = tensor.size(i) == x.size(i);
   STD_TORCH_CHECK(same, op, ": ", what, " has ", tensor.dim(),
                   " dimensions, wanted the leading ones of the activations");
+  return argument;
+}
+
+RowsArgument rows_like(const char* op, const char* what, const Tensor& tensor, const Tensor& x,
+                       const RowsArgument& x_rows, DType dtype) {
+  RowsArgument argument = rows_of(op, what, tensor, x_rows.matrix.rows, x_rows.matrix.cols, dtype);
+  bool same = tensor.dim() == x.dim();
+  for (std::int64_t i = 0; same && i < x.dim(); ++i) same = tensor.size(i) == x.size(i);
+  STD_TORCH_CHECK(same, op, ": ", what, " has ", tensor.dim(),
+                  " dimensions, wanted the shape of the activations");
   return argument;
 }
 

@@ -30,6 +30,9 @@ RowsArgument rows_of(const char* op, const char* what, const Tensor& tensor, std
 // The dimensions of `x` but for the last: u beside x, du beside dy.
 RowsArgument rows_matching(const char* op, const char* what, const Tensor& tensor, const Tensor& x,
                            const RowsArgument& x_rows);
+// Of the shape of `x`, and of this type.
+RowsArgument rows_like(const char* op, const char* what, const Tensor& tensor, const Tensor& x,
+                       const RowsArgument& x_rows, DType dtype);
 // [size], as one row.
 RowsArgument vector_of(const char* op, const char* what, const Tensor& tensor, std::size_t size,
                        DType dtype);

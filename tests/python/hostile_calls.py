@@ -159,6 +159,52 @@ def varlen_attention_backward(r: Random) -> list[Any]:
     return [floats(r, *out.shape, dtype=out.dtype), *arguments[:3], out, lse, *arguments[3:]]
 
 
+def rms_norm(r: Random) -> list[Any]:
+    shape, dtype = [*r.choice(([1], [3], [2, 2], [17])), r.choice((1, 33, 64))], r.choice(DTYPES)
+    weight = r.choice((None, floats(r, shape[-1], dtype=r.choice(DTYPES))))
+    residual = r.choice((None, floats(r, *shape, dtype=dtype)))
+    return [floats(r, *shape, dtype=dtype), weight, residual, 1e-6, r.random() < 0.5, r.random() < 0.5]
+
+
+def rms_norm_backward(r: Random) -> list[Any]:
+    x, weight, dsum, *options = rms_norm(r)
+    y, _ = torch.ops.monograph.rms_norm(x, weight, None, *options)
+    need = weight is not None and r.random() < 0.5
+    return [floats(r, *x.shape, dtype=y.dtype), dsum, x, weight, *options, need]
+
+
+def silu_mul(r: Random) -> list[Any]:
+    shape, dtype = r.choice(([5], [3, 33], [2, 2, 64])), r.choice(DTYPES)
+    return [floats(r, *shape, dtype=dtype) for _ in range(2)]
+
+
+def silu_mul_backward(r: Random) -> list[Any]:
+    gate, up = silu_mul(r)
+    return [floats(r, *gate.shape, dtype=gate.dtype), gate, up]
+
+
+def gelu_mul(r: Random) -> list[Any]:
+    return [*silu_mul(r), r.random() < 0.5]
+
+
+def gelu_mul_backward(r: Random) -> list[Any]:
+    return [*silu_mul_backward(r), r.random() < 0.5]
+
+
+def rotary(r: Random) -> list[Any]:
+    batch, tokens, size, dtype = r.choice((1, 2)), r.choice((1, 5)), r.choice((8, 34)), r.choice(DTYPES)
+    q, k = (floats(r, batch, tokens, heads, size, dtype=dtype) for heads in (r.choice((1, 4)), 1))
+    cos, sin = (floats(r, batch, tokens, 8, dtype=dtype) for _ in range(2))
+    weights = [r.choice((None, floats(r, size, dtype=dtype))) for _ in range(2)]
+    return [q, k, cos, sin, *weights, 1e-6, *(r.random() < 0.5 for _ in range(3))]
+
+
+def rotary_backward(r: Random) -> list[Any]:
+    q, k, *rest = rotary(r)
+    gradients = [floats(r, *t.shape, dtype=t.dtype) for t in (q, k)]
+    return [*gradients, q, k, *rest, r.random() < 0.5]
+
+
 def quantize(r: Random) -> list[Any]:
     fmt = mg.formats.FORMATS[r.choice(FORMATS[:-1])]
     shape = r.choice(((3, 64), (2, 2, 96), (1, 32), (5, 0), (64,)))

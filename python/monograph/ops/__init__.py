@@ -7,6 +7,7 @@ implementation, written in aten operations, runs. Both give the same values.
 from monograph.ops import (
     adamw,
     dequantize,
+    gated_activation,
     linear,
     linear_cross_entropy,
     linear_log_probs,
@@ -14,6 +15,8 @@ from monograph.ops import (
     linear_shared,
     pack,
     quantize,
+    rms_norm,
+    rotary,
     seeded_dropout,
     varlen_attention,
 )
@@ -21,6 +24,7 @@ from monograph.ops import (
 __all__ = [
     "adamw",
     "dequantize",
+    "gated_activation",
     "linear",
     "linear_cross_entropy",
     "linear_log_probs",
@@ -28,6 +32,8 @@ __all__ = [
     "linear_shared",
     "pack",
     "quantize",
+    "rms_norm",
+    "rotary",
     "seeded_dropout",
     "varlen_attention",
 ]

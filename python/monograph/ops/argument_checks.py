@@ -48,6 +48,11 @@ def check_tensors(op: str, **arguments: torch.Tensor | Tensors | None) -> None:
                 raise ValueError(f"{op}: {name} is on {t.device}, wanted {device} as the others")
 
 
+def check_optional_tensors(op: str, first: torch.Tensor, **arguments: torch.Tensor | None) -> None:
+    """check_tensors on what is given; all on the device of `first`."""
+    check_tensors(op, activations=first, **{name: t for name, t in arguments.items() if t is not None})
+
+
 def check_float(op: str, what: str, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> None:
     found = dtype_name(tensor.dtype)
     require(tensor.dtype in _FLOATS, op, f"{what} has dtype {found}, wanted bfloat16, float16 or float32")
