@@ -21,6 +21,7 @@ BENCHES = (
     "linear",
     "attention",
     "lora",
+    "elementwise",
     "packing",
     "loss",
     "step",
