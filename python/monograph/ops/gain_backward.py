@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from monograph import _library  # noqa: F401  (creates the namespace)
-from monograph.ops.argument_checks import check_tensors, require
+from monograph.ops.argument_checks import check_float, check_tensors, require
 from monograph.ops.autograd import register_not_differentiable
 
 torch.library.define("monograph::gain_backward", "(Tensor dy, Tensor? y, Tensor gain) -> (Tensor, Tensor)")
@@ -37,10 +37,13 @@ def _column_dots(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) ->
 def _check(dy: torch.Tensor, y: torch.Tensor | None, gain: torch.Tensor) -> None:
     op = "gain_backward"
     check_tensors(op, dy=dy, gain=gain)
+    for what, t in (("dy", dy), ("gain", gain)):
+        check_float(op, what, t)
     found = f"gain is {list(gain.shape)}, wanted [{dy.shape[-1] if dy.dim() else 'columns'}] as dy"
     require(dy.dim() > 0 and gain.shape == dy.shape[-1:], op, found)
     if y is not None:
         check_tensors(op, dy=dy, y=y)
+        check_float(op, "y", y)
         require(y.shape == dy.shape, op, f"y is {list(y.shape)}, wanted {list(dy.shape)} as dy")
 
 
