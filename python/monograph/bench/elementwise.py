@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
         torch.set_num_threads(threads)
         for width in (1024,) if arguments.quick else (1024, 4096):
             for name, (leaves, ours, eager) in _cases(1024, width).items():
-                torch._dynamo.reset()
+                torch.compiler.reset()
                 compiled = torch.compile(eager, fullgraph=True, dynamic=False)
                 functions: dict[str, Function] = {"ours": ours, "inductor": compiled, "transformers": eager}
                 for backward in (False, True):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.torch.private_names import hooks
+from monograph.integrations.torch.private_names import buffers_of, hooks, parameters_of
 from monograph.ops.gated_activation import gelu_mul, silu_mul
 from monograph.ops.rms_norm import rms_norm
 
@@ -117,14 +117,18 @@ def _draw(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def _stand_in(module: nn.Module, parameters: dict[str, Any], children: dict[str, Any]) -> nn.Module:
+def _stand_in(
+    module: nn.Module, parameters: dict[str, torch.Tensor], children: dict[str, nn.Module]
+) -> nn.Module:
     """The module with other parameters and children; shares the rest with it, and has no hooks."""
     probe = nn.Module.__new__(type(module))
     nn.Module.__init__(probe)
     empty = dict(probe.__dict__)
     probe.__dict__.update({name: value for name, value in module.__dict__.items() if name not in empty})
-    probe.__dict__["_parameters"] = parameters
-    probe.__dict__["_modules"] = children
+    for name, parameter in parameters.items():
+        probe.register_parameter(name, nn.Parameter(parameter, requires_grad=False))
+    for name, child in children.items():
+        probe.add_module(name, child)
     return probe
 
 
@@ -150,13 +154,13 @@ def _tried(module: nn.Module, probe: nn.Module, x: torch.Tensor) -> Any:
 
 
 def _take_norm(module: Any) -> bool:
-    weight = module._parameters.get("weight")
+    weight: Any = parameters_of(module).get("weight")
     known = (
         type(module).__name__.endswith("RMSNorm")
         and "forward" not in module.__dict__
-        and list(module._parameters) == ["weight"]
-        and not module._buffers
-        and not module._modules
+        and list(parameters_of(module)) == ["weight"]
+        and not buffers_of(module)
+        and not list(module.children())
         and isinstance(_epsilon(module), float)
         and isinstance(weight, torch.Tensor)
         and weight.dim() == 1
@@ -206,10 +210,10 @@ class _Given(nn.Module):
 
 def _take_mlp(module: Any) -> bool:
     known = (
-        set(module._modules) == {"gate_proj", "up_proj", "down_proj", "act_fn"}
+        {name for name, _ in module.named_children()} == {"gate_proj", "up_proj", "down_proj", "act_fn"}
         and "forward" not in module.__dict__
-        and not module._parameters
-        and not module._buffers
+        and not parameters_of(module)
+        and not buffers_of(module)
         and not _is_hooked(module.act_fn)
         and not list(module.act_fn.parameters())
         and len(inspect.signature(type(module).forward).parameters) == 2
