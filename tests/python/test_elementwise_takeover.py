@@ -173,6 +173,15 @@ def test_hooks_run_and_other_dtypes_are_the_class_s():
     assert torch.equal(model(IDS).logits, fused)
 
 
+def test_autocast_gives_the_dtypes_and_values_of_transformers():
+    eager, ours = build(), build()
+    take_over(ours)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        want, got = eager(IDS).logits, ours(IDS).logits
+    assert got.dtype == want.dtype
+    assert (got - want).abs().max() <= 2**-7 * want.abs().max()  # one unit of bf16
+
+
 def test_it_is_a_choice():
     model = get_peft_model(build(dtype=torch.bfloat16), LoraConfig(r=4, target_modules="all-linear"))
     mg.optimize(model)
