@@ -87,6 +87,20 @@ def test_sixteen_bit_adapters_and_accumulation():
     assert counters["stats"]["unique_graphs"] == 1
 
 
+def test_the_model_is_as_ever_beside_the_step():
+    """The slices are the step's: a loss outside it reaches PEFT's parameters."""
+    batch = test_train_step.batches(True, 1)[0]
+    found = []
+    for mode in ("regions", "eager"):
+        step = TrainStep(build("llama"), mode=mode, backend="eager")
+        step([batch], 1e-2)
+        loss = step.model(input_ids=batch["input_ids"], labels=batch["labels"], use_cache=False).loss
+        found.append(torch.autograd.grad(loss, step.state.parameters))
+        step([batch], 1e-2)
+        found[-1] += (step.state.flat,)
+    assert all(torch.equal(got, want) for got, want in zip(*found, strict=True))
+
+
 def test_misuse_is_named():
     model = build("llama")
     step = TrainStep(model, mode="regions", backend="eager")

@@ -1,9 +1,9 @@
 """One process of `monograph.bench first_step`: builds a model, runs two steps, prints their times as JSON.
 
-The mode and the number of layers:
+The mode, the number of layers and, if not 2, of threads:
 
     python -m monograph.bench.first_step_contender graph 32
-    python -m monograph.bench.first_step_contender regions 32
+    python -m monograph.bench.first_step_contender regions 32 1
     python -m monograph.bench.first_step_contender peer 32
 """
 
@@ -103,8 +103,8 @@ def _timed(work: Any) -> tuple[float, float]:
 
 
 def main() -> None:
-    who, layers = sys.argv[1], int(sys.argv[2])
-    torch.set_num_threads(2)
+    who, layers, *threads = sys.argv[1], *(int(word) for word in sys.argv[2:])
+    torch.set_num_threads(threads[0] if threads else 2)
     (first, first_used), (second, second_used) = peer(layers) if who == "peer" else ours(who, layers)
     processor = {"first_processor": first_used, "second_processor": second_used}
     print(json.dumps({"first": first, "second": second, **processor}))

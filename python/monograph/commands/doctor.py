@@ -33,14 +33,18 @@ def _doctor(recipe: Recipe, options: argparse.Namespace) -> int:
     from monograph.recipe.load_model import load_model
     from monograph.recipe.model_folder import model_folder
     from monograph.recipe.prepare import prepare
+    from monograph.regions import make_regions
 
     folder = model_folder(recipe)
     tokenizer = load_tokenizer(recipe, folder)
     batches = Batches(recipe, prepare(recipe, tokenizer).train, tokenizer.pad_token_id, training=True)
     steps = [batches.step(0, 0), batches.step(0, min(1, batches.sampler.steps(0) - 1))]
     model = load_model(recipe, folder)
+    if recipe.step_mode == "regions":
+        make_regions(model)
     rows = [step[0] for step in steps]
     with compile_options(recipe.torch_compile_options, recipe.torch_compile_mode):
-        report = doctor(model, rows, inductor=not options.trace_only, quiet=options.quiet)
+        inductor = not options.trace_only and recipe.step_mode != "regions"
+        report = doctor(model, rows, inductor=inductor, quiet=options.quiet)
     print(report.to_json() if options.json else report)
     return 0 if report.holds else 1

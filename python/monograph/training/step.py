@@ -18,7 +18,7 @@ from monograph.regions import make_regions, region_layers
 from monograph.training.flat_parameters import FlatParameters
 from monograph.training.loss import count_targets, forward_loss
 from monograph.training.loss_scale import LossScale, needs_scaling
-from monograph.training.region_slices import give_slices
+from monograph.training.region_slices import RegionSlices
 
 MODES = {
     "graph": "forward and backward as one graph; the update is one operator after it",
@@ -99,8 +99,7 @@ class TrainStep:
             make_regions(model)
         elif mode == "whole_step" and region_layers(model):
             raise ValueError("mode is 'whole_step' on a model with regions, wanted 'regions'")
-        # What gradients are taken of: they follow each other as in `state.flat`.
-        self._leaves = give_slices(model, self.state)
+        self._slices = RegionSlices(model, self.state)
         scaled = needs_scaling(model) if loss_scaling is None else loss_scaling
         self.loss_scale = LossScale() if scaled else None
         self._dropout_seed = seed_dropouts(model)
@@ -170,8 +169,9 @@ class TrainStep:
             scale = None if self.loss_scale is None else [self.loss_scale.scale]
             for index, batch in enumerate(batches):
                 self._seed(index)
-                part = self._forward(batch, targets)
-                own = torch.autograd.grad(part, self._leaves, scale, materialize_grads=True)
+                with self._slices.in_use():
+                    part = self._forward(batch, targets)
+                own = torch.autograd.grad(part, self._slices.leaves, scale, materialize_grads=True)
                 gathered = self.state.gathered(own)
                 gradient = gathered if index == 0 else gradient.add_(gathered)
                 loss = loss + part.detach()
@@ -187,7 +187,7 @@ class TrainStep:
         tensors = self._tensors(batch)
         count = count_targets(tensors)
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._slices.in_use():
             loss = self._evaluate(tensors, torch.ones(()))
         return loss, count
 
