@@ -1,0 +1,18 @@
+"""Marks the files whose tests generate code, train or run other programs: `-m "not slow"` leaves them out."""
+
+from __future__ import annotations
+
+import pytest
+
+SLOW = """
+bench_cases compiled_gradients crash doctor_trl fp16 generation loading_producers lora_plain lora_start merge
+no_copy quant_linear recipe_interrupted recipe_learns recipe_merge recipe_modes recipe_start recipe_train
+regions train_and_merge train_step transformers_attention trl trl_resume
+"""
+_FILES = {f"test_{name}.py" for name in SLOW.split()}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name in _FILES:
+            item.add_marker("slow")
