@@ -94,6 +94,16 @@ def test_every_format_has_the_bits_of_the_plain_layers():
     assert (TRACES.kinds, TRACES.graphs, TRACES.retraced) == (1, 2, 0)
 
 
+def test_our_elementwise_operators_are_inside_the_regions():
+    pair = [build(), build()]
+    for model, regions in zip(pair, (True, False), strict=True):
+        mg.optimize(model, elementwise=True, regions=regions)
+    assert_same(*pair)
+    (traced,) = TRACES.by_number.values()
+    called = {str(node.target) for node in traced.forward.graph.nodes}
+    assert any("monograph.rms_norm" in name for name in called)
+
+
 def test_what_peft_and_torch_do_to_a_layer_is_seen_at_the_next_call():
     pair = [make_regions(build()), build()]
     for model in pair:
