@@ -193,10 +193,10 @@ def test_a_compiled_step_refuses_what_came_later_by_name():
 
 
 def test_under_a_trainers_compile():
-    """As transformers' Trainer does it: the module compiled, autocast, a cache that nobody turned off."""
+    """As transformers' Trainer does it: the module compiled, autocast, `config.use_cache` off."""
     model, plain = make_regions(build()).float(), build().float()
     for each in (model, plain):
-        each.config.use_cache = True
+        each.config.use_cache = False
     step = torch.compile(model, backend="aot_eager", fullgraph=True)
     for length in (12, 17):
         found = []

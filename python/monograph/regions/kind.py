@@ -15,7 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.torch.private_names import buffers_of, hooks, parameters_of
+from monograph.integrations.torch.private_names import (
+    buffers_of,
+    has_any_global_hook,
+    hooks,
+    parameters_of,
+)
 from monograph.integrations.transformers.private_names import attn_implementation_of
 from monograph.ops.seeded_dropout import SeededDropout
 
@@ -46,7 +51,8 @@ class Same:
 @dataclass(frozen=True)
 class State:
     """tensors: all of a layer by name: parameters, buffers, plain attributes. key: all a trace depends on.
-    streams: of its dropouts. hooked: the first module with a hook; a trace would run it once, ever."""
+    streams: of its dropouts. hooked: the first module with a hook, or all of them; a trace would
+    run it once, ever."""
 
     tensors: dict[str, torch.Tensor]
     key: Hashable
@@ -64,7 +70,8 @@ def _constant(value: Any) -> Hashable:
     if isinstance(value, (set, frozenset)):
         return frozenset(_constant(part) for part in value)
     if isinstance(value, FunctionType) and value.__closure__ is None:
-        return Same(value.__code__)
+        defaults = _constant(value.__defaults__), _constant(value.__kwdefaults__)
+        return (FunctionType, Same(value.__code__), *defaults, Same(value.__globals__))
     if isinstance(value, functools.partial):
         return (functools.partial, *(_constant(part) for part in (value.func, value.args, value.keywords)))
     # An object without state, as PEFT's variants of LoRA, is its class.
@@ -86,7 +93,7 @@ def state_of(layer: nn.Module) -> State:
     tensors: dict[str, torch.Tensor] = {}
     constants: list[Hashable] = []
     streams: list[int] = []
-    hooked = None
+    hooked = "every module of torch.nn" if has_any_global_hook() else None
     for path, module in layer.named_modules():
         prefix = f"{path}." if path else ""
         if hooked is None and any(hooks(module)):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from monograph.integrations.torch.private_names import in_forward_mode
 from monograph.integrations.transformers.private_names import attn_implementation_of
 from monograph.ops.seeded_dropout import SeededDropout
 from monograph.regions import registry
@@ -21,8 +22,8 @@ from monograph.regions.trained import Layout, number_of, one_by_one
 
 # Numbers for flash attention that change with each batch. Ours does not read them.
 _NOT_READ = ("max_length_q", "max_length_k")
-# What transformers, too, sets to None in a checkpointed layer.
-_CACHES = ("past_key_values", "layer_past", "past_key_value")
+# What transformers sets to None in a checkpointed layer.
+_CACHES = ("past_key_values", "layer_past")
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -58,6 +59,10 @@ class RegionLayer(nn.Module):
         state = state_of(self)
         if state.hooked is not None or (seeds and len(seeds) < len(dropouts)):
             return ""
+        if in_forward_mode() and any(
+            torch.autograd.forward_ad.unpack_dual(t).tangent is not None for t in state.tensors.values()
+        ):
+            return ""
         self.region_seed = seeds[0] if seeds else None
         self.region_draws = bool(dropouts) and not seeds
         attentions = {attn_implementation_of(vars(m).get("config")) for m in self.modules()} - {None}
@@ -79,7 +84,10 @@ class RegionLayer(nn.Module):
         trained = self.region_refresh()
         grad = torch.is_grad_enabled()
         given = {name: value for name, value in kwargs.items() if name not in self.region_ignored}
-        if grad and self.training:
+        checkpointed = getattr(self, "gradient_checkpointing", False) and self.training
+        if checkpointed:
+            if "use_cache" in given:
+                given["use_cache"] = False
             for name in _CACHES:
                 if name in given:
                     given[name] = None
@@ -90,7 +98,6 @@ class RegionLayer(nn.Module):
         fits = trained and only_constants(structure) and isinstance(first[0], torch.Tensor)
         if not fits or any([t.requires_grad for t in tensors[1:]]):
             return super().__call__(*args, **kwargs)
-        checkpointed = getattr(self, "gradient_checkpointing", False) and self.training
         mode = (RECOMPUTE if checkpointed else KEEP) if grad else FORWARD
         seed = self.region_seed
         if seed is not None:

@@ -6,8 +6,8 @@
 layer: the layer's word in the registry; its frozen tensors are looked up there at each call. call: what else
 the layer is called with (call.py). trained: how `parameters` lie (trained.py). mode: of trace.MODES.
 autocast: the dtype that torch.autocast casts to, "" if it is off; an argument, because a compiled graph runs
-with autocast off. seed: int64 [], what dropouts draw from. kind: int64 [], the trace that was used, so that
-backward uses the same, whatever became of the layer since.
+with autocast off. seed: int64 [], what dropouts draw from. kind: int64 [], the number of the forward
+(forwards.py): backward uses its trace and its frozen tensors, whatever became of the layer since.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from monograph import _library  # noqa: F401  (creates the namespace)
 from monograph.ops.autograd import register_autograd, register_not_differentiable
-from monograph.regions.kind import state_of
+from monograph.regions.forwards import forward_of, remembered
 from monograph.regions.registry import TRACES, Called, layer_of, traced_for
 from monograph.regions.trace import KEEP
 
@@ -56,7 +56,8 @@ def _region(
     frozen = [state.tensors[name] for name in traced.frozen]
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):  # casts are in the trace
         output, *kept = traced.forward(*activations, *_given(seed), *parameters, *frozen, *state.streams)
-    return [output, torch.tensor(traced.number), *kept]
+    number = remembered(layer_of(layer), traced, state.tensors, state.streams)
+    return [output, torch.tensor(number), *kept]
 
 
 def _given(seed: torch.Tensor | None) -> list[torch.Tensor]:
@@ -85,18 +86,15 @@ def _region_backward(
     kept: list[torch.Tensor],
     dy: torch.Tensor,
 ) -> list[torch.Tensor]:
-    traced = TRACES.by_number.get(int(kind))
+    forward = forward_of(int(kind), layer)
+    traced = TRACES.by_number.get(forward.trace)
     if traced is None:
         raise RuntimeError(f"region {layer}: the trace of the forward was forgotten before the backward")
-    state = state_of(layer_of(layer))
-    if missing := [name for name in traced.frozen if name not in state.tensors]:
-        raise RuntimeError(
-            f"region {layer}: {missing[:3]} were there in the forward and are gone in the backward"
-        )
-    frozen = [state.tensors[name] for name in traced.frozen]
     if traced.backward is None:
         raise RuntimeError(f"region {layer}: the forward was told that no gradient is wanted")
-    given = (*_activations(hidden, inputs), *_given(seed), *parameters, *frozen, *state.streams)
+    read = forward.unchanged(layer)
+    frozen = [read.get(name) for name in traced.frozen]
+    given = (*_activations(hidden, inputs), *_given(seed), *parameters, *frozen, *forward.streams)
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
         return list(traced.backward(*given, *kept, dy.contiguous()))
 
@@ -109,6 +107,9 @@ def _(layer, hidden, seed, inputs, parameters, kind, kept, dy):  # type: ignore[
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     ctx.layer, *_, hidden, seed, tensors, parameters = inputs
     ctx.counts = (len(tensors), len(parameters), seed is not None)
+    if type(output[1]) is torch.Tensor:  # not while a graph is traced
+        ctx.forward = forward_of(int(output[1]), ctx.layer)
+        ctx.frozen = ctx.forward.held()
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(hidden, *_given(seed), *tensors, *parameters, *output[1:])

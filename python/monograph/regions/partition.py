@@ -81,11 +81,21 @@ def extracted(joint: GraphModule, inputs: Sequence[Node], outputs: Sequence[Node
     return GraphModule(joint, graph)
 
 
+def _drops_nothing(node: Node) -> bool:
+    """An attention of torch whose dropout is off; its tag says that it may draw."""
+    arguments = getattr(schema_of(node.target), "arguments", ())
+    place = next((n for n, a in enumerate(arguments) if a.name == "dropout_p"), None)
+    if place is None:
+        return False
+    given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p")
+    return (arguments[place].default_value if given is None else given) == 0
+
+
 def refuse_what_cannot_be_repeated(graph: GraphModule) -> None:
     """Recomputing must give the forward's numbers, and what is kept must not change."""
     for node in graph.graph.nodes:
         target: Any = node.target
-        if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
+        if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) and not _drops_nothing(node):
             raise ValueError(
                 f"it draws random numbers with {target}, which a recomputation would draw anew; wanted "
                 "dropout as nn.Dropout modules"

@@ -44,6 +44,7 @@ class Traced:
     forward: GraphModule
     backward: GraphModule | None
     frozen: tuple[str, ...]
+    read: tuple[str, ...]  # those of the frozen that backward reads
     kept: tuple[KeptShape, ...]
     symbols: tuple[tuple[int, int], ...]  # (activation, dimension) of each size that may change
     guard: Callable[[Sequence[int]], bool]
@@ -150,7 +151,17 @@ def _split(request: Request, graph: GraphModule, primals: Any, env: Any, number:
     lengths = [size for _, _, size in symbols]
     shapes = tuple(kept_shape(node.meta["val"], lengths) for node in kept)
     places = tuple((place, dim) for place, dim, _ in symbols)
-    return Traced(number, forward, backward, tuple(request.frozen), shapes, places, guard(env, lengths))
+    frozen = tuple(request.frozen)
+    read = _read(backward, len(primals) - len(frozen), frozen)
+    return Traced(number, forward, backward, frozen, read, shapes, places, guard(env, lengths))
+
+
+def _read(backward: GraphModule | None, begin: int, frozen: tuple[str, ...]) -> tuple[str, ...]:
+    """The frozen tensors, inputs from `begin` on, that a graph reads."""
+    if backward is None:
+        return ()
+    inputs = [node for node in backward.graph.nodes if node.op == "placeholder"][begin:]
+    return tuple(name for name, node in zip(frozen, inputs, strict=False) if node.users)
 
 
 def _streams_as_inputs(graph: GraphModule, layer: nn.Module) -> list[Node]:

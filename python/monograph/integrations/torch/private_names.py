@@ -48,6 +48,9 @@ NAMES = {
     "forward_pre_hooks": PrivateName("torch.nn:Module()._forward_pre_hooks", _READ, "hooks of heads"),
     "backward_hooks": PrivateName("torch.nn:Module()._backward_hooks", _READ, "hooks of heads"),
     "backward_pre_hooks": PrivateName("torch.nn:Module()._backward_pre_hooks", _READ, "hooks of heads"),
+    "has_any_global_hook": PrivateName(
+        "torch.nn.modules.module:_has_any_global_hook", _READ, "regions: hooks that every module runs"
+    ),
     "compiled_call": PrivateName(
         "torch.nn:Module._compiled_call_impl", _READ, "doctor: Module.compile() is undone"
     ),
