@@ -42,9 +42,7 @@ def test_models_that_read_borders_pass_and_stay_as_they_were(kind, attention, dt
 
 @pytest.mark.parametrize(("kind", "attention"), [("bart", "sdpa"), ("bart", "monograph"), ("bert", "sdpa")])
 def test_models_that_mix_documents_are_named(kind, attention):
-    with pytest.raises(
-        ValueError, match=r"packed rows on B\w+: a document sees the one before it\. Its logits"
-    ):
+    with pytest.raises(ValueError, match=r"packed rows on B\w+: a document sees another of its row\. Logits"):
         verify_packing(build(kind, attention))
 
 
@@ -57,5 +55,30 @@ def test_it_sees_through_peft():
 
     config = peft.LoraConfig(target_modules=["q_proj", "v_proj"])
     verify_packing(mg.optimize(peft.get_peft_model(build("llama", "sdpa"), config)))
-    with pytest.raises(ValueError, match="a document sees the one before it"):
+    with pytest.raises(ValueError, match="a document sees another of its row"):
         verify_packing(peft.get_peft_model(build("bart", "sdpa"), config))
+
+
+class Mixing(torch.nn.Module):
+    """Every token sees the whole row, those before it and those behind."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) + 0.1 * x.mean(1, keepdim=True)
+
+
+def test_both_directions_are_seen():
+    model = build("llama", "monograph")
+    model.model.layers[0].mlp = Mixing(model.model.layers[0].mlp)
+    with pytest.raises(ValueError, match="a document sees another of its row"):
+        verify_packing(model)
+
+
+def test_logits_that_are_no_numbers_are_named():
+    model = build("llama", "monograph")
+    torch.nn.init.constant_(model.lm_head.weight, float("nan"))
+    with pytest.raises(ValueError, match="gives logits of nan"):
+        verify_packing(model)
