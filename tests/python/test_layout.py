@@ -155,3 +155,12 @@ def test_lists_of_layouts_may_mix_both_forms():
     for wrong, weights in ((numbers, 1), (numbers, 3), (numbers[:-1], 2), ([], 0)):
         with pytest.raises(ValueError, match=r"^x: layouts "):
             split_layouts("x", wrong, weights)
+
+
+def test_only_a_whole_weight_is_written_as_bitsandbytes_does():
+    weight = mg.quantize(torch.randn(65, 96), "nf4")
+    with pytest.raises(ValueError, match="begins 32 elements after its bytes"):
+        mg.to_bitsandbytes(weight.slice_rows(7, 26), "w")
+    first = weight.slice_rows(0, 26)
+    back = mg.from_bitsandbytes(mg.to_bitsandbytes(first, "w"), "w")
+    assert torch.equal(back.dequantize(torch.float32), weight.dequantize(torch.float32)[:26])

@@ -109,6 +109,12 @@ def to_bitsandbytes(
     _want(
         weight.format.name in ABSMAX_FORMATS, name, f"format is {weight.format.name}, wanted one of {known}"
     )
+    _want(
+        weight.origin == 0 and not weight.grid_rows,
+        name,
+        f"it begins {weight.origin} elements after its bytes, in grids of {weight.grid_rows} rows; wanted a "
+        "whole weight: mg.quantize(part.dequantize(dtype), ...)",
+    )
     fields: dict[str, Any] = {
         "quant_type": weight.format.name,
         "blocksize": weight.block_size,
