@@ -191,3 +191,12 @@ def test_it_is_a_choice():
     plain = get_peft_model(nn.Sequential(nn.Linear(8, 8)).bfloat16(), LoraConfig(r=4, target_modules=["0"]))
     with pytest.warns(UserWarning, match="fused nothing: no norm or MLP of a known kind"):
         mg.optimize(plain, elementwise=True)
+
+
+def test_an_activation_put_in_later_counts():
+    model, ours = build(), build()
+    take_over(ours)
+    for one in (model, ours):
+        for layer in one.model.layers:
+            layer.mlp.act_fn = nn.ReLU()
+    torch.testing.assert_close(ours(input_ids=IDS, labels=IDS).loss, model(input_ids=IDS, labels=IDS).loss)

@@ -95,18 +95,19 @@ class FusedMlp(_Fused):
     down_proj: nn.Module
     act_fn: nn.Module
     monograph_activation: int  # of _GATED
+    monograph_act_fn: str  # what act_fn was then: another one is called
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_proj(x), self.up_proj(x)
-        if not _runs_here(gate, up) or _is_hooked(self.act_fn):
+        if not _runs_here(gate, up) or _is_other(self.act_fn, self.monograph_act_fn):
             return self.down_proj(self.act_fn(gate) * up)
         return self.down_proj(_GATED[self.monograph_activation](gate, up))
 
 
 # A graph decides it once, without a guard per module: torch keeps to hooks of tracing time, too.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _is_hooked(module: nn.Module) -> bool:
-    return any(hooks(module))
+def _is_other(module: nn.Module, known: str) -> bool:
+    return any(hooks(module)) or repr(module) != known
 
 
 def _epsilon(norm: Any) -> Any:
@@ -214,7 +215,7 @@ def _take_mlp(module: Any) -> bool:
         and "forward" not in module.__dict__
         and not parameters_of(module)
         and not buffers_of(module)
-        and not _is_hooked(module.act_fn)
+        and not any(hooks(module.act_fn))
         and not list(module.act_fn.parameters())
         and len(inspect.signature(type(module).forward).parameters) == 2
     )
@@ -222,7 +223,7 @@ def _take_mlp(module: Any) -> bool:
         return False
     for number, function in enumerate(_GATED):
         if all(_is_gated(module, function, train) for train in (False, True)):
-            module.monograph_activation = number
+            module.monograph_activation, module.monograph_act_fn = number, repr(module.act_fn)
             module.__class__ = _subclass(FusedMlp, type(module))
             return True
     return False
