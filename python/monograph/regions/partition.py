@@ -88,7 +88,7 @@ def _drops_nothing(node: Node) -> bool:
     if place is None:
         return False
     given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p")
-    return (arguments[place].default_value if given is None else given) == 0
+    return bool((arguments[place].default_value if given is None else given) == 0)
 
 
 def refuse_what_cannot_be_repeated(graph: GraphModule) -> None:
