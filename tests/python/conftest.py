@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 SLOW = """
-bench_cases compiled_gradients crash doctor_trl fp16 generation loading_producers lora_plain lora_start merge
-no_copy quant_linear recipe_interrupted recipe_learns recipe_merge recipe_modes recipe_start recipe_train
-regions train_and_merge train_step transformers_attention trl trl_resume
+bench_cases cli compiled_gradients crash doctor doctor_trl elementwise_takeover fp16 generation
+loading_producers lora_plain lora_start merge nested_compile_region no_copy quant_linear recipe_interrupted
+recipe_learns recipe_merge recipe_modes recipe_start recipe_train regions regions_attacked regions_step
+safetensors_differential train_and_merge train_step transformers_attention trl trl_resume
 """
 _FILES = {f"test_{name}.py" for name in SLOW.split()}
 
