@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <optional>
 
@@ -248,7 +249,7 @@ const CodeTables* BlockedProducts::tables_of(const LinearKernels& kernels,
   const float tensor = scaled ? load_f32(scales.tensor) : 0.0f;
   for (const Tables& tables : tables_)
     if (tables.format == weight.packed.format && !each && tables.scaled == scaled &&
-        std::memcmp(&tables.tensor, &tensor, sizeof tensor) == 0 &&
+        std::bit_cast<std::uint32_t>(tables.tensor) == std::bit_cast<std::uint32_t>(tensor) &&
         tables.divides == scales.tensor_divides)
       return tables.filled.get();
   auto filled = std::make_unique_for_overwrite<CodeTables>();
