@@ -4,12 +4,12 @@
 
 #include <cmath>
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include "monograph/base/float_types.h"
 #include "monograph/formats/tests/reference_weight.h"
 #include "monograph/kernels/linear/linear.h"
+#include "monograph/kernels/linear/tests/random_elements.h"
 
 namespace monograph {
 namespace {
@@ -22,18 +22,6 @@ double load(DType dtype, const Bytes& from, std::size_t i) {
     std::memcpy(&element, from.data() + i * sizeof(T), sizeof(T));
     return static_cast<double>(to_float(element));
   });
-}
-
-Bytes random_matrix(DType dtype, std::size_t count, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  Bytes bytes(count * size_bytes(dtype));
-  for (std::size_t i = 0; i < count; ++i)
-    with_type(dtype, [&]<class T>() {
-      const T element = from_float<T>(normal(random));
-      std::memcpy(bytes.data() + i * sizeof(T), &element, sizeof(T));
-    });
-  return bytes;
 }
 
 // y = x W^T or dx = dy W on given kernels.
@@ -107,7 +95,7 @@ TEST(LinearElements, EveryVariantIsCloseToTheExactProduct) {
                      std::to_string(k));
         const ReferenceWeight w = random_reference(info, kind, 1, n, k, 1);
         for_each_variant(pass, [&](const LinearKernels& kernels, DType dtype) {
-          const Bytes left = random_matrix(dtype, m * (pass == Pass::kForward ? k : n), 2);
+          const Bytes left = random_elements(dtype, m * (pass == Pass::kForward ? k : n), 2);
           expect_close(dtype, pass, left, m, w, product(kernels, dtype, pass, left, m, w.view));
         });
       }
@@ -120,7 +108,7 @@ TEST(LinearElements, SquareBlocksOfAnyShape) {
     for (const auto& [n, k] : kOdd) {
       const ReferenceWeight w = random_reference(info, ScaleKind::kFp32, 1, n, k, 5);
       for_each_variant(pass, [&](const LinearKernels& kernels, DType dtype) {
-        const Bytes left = random_matrix(dtype, 3 * (pass == Pass::kForward ? k : n), 2);
+        const Bytes left = random_elements(dtype, 3 * (pass == Pass::kForward ? k : n), 2);
         expect_close(dtype, pass, left, 3, w, product(kernels, dtype, pass, left, 3, w.view));
       });
     }
@@ -189,7 +177,7 @@ TEST(LinearElements, ARowHasTheSameBitsInEveryBatch) {
         for_each_variant(
             pass, [&, rows = rows, n = n, k = k](const LinearKernels& kernels, DType dtype) {
               const std::size_t in = pass == Pass::kForward ? k : n, out = n + k - in;
-              const Bytes left = random_matrix(dtype, rows * in, 2);
+              const Bytes left = random_elements(dtype, rows * in, 2);
               const Bytes all = product(kernels, dtype, pass, left, rows, w.view);
               for (const std::size_t m : {1u, 16u, 33u}) {
                 if (m > rows) break;

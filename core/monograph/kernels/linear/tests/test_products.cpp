@@ -15,6 +15,7 @@
 #include "monograph/formats/tests/small_weights.h"
 #include "monograph/kernels/dequantize/dequantize.h"
 #include "monograph/kernels/linear/linear.h"
+#include "monograph/kernels/linear/tests/random_elements.h"
 
 namespace monograph {
 namespace {
@@ -40,14 +41,8 @@ struct Rows {
 };
 
 Rows random_rows(DType dtype, std::size_t rows, std::size_t cols, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
   Rows m(dtype, rows, cols);
-  for (std::size_t i = 0; i < rows * cols; ++i)
-    with_type(dtype, [&]<class T>() {
-      const T element = from_float<T>(normal(random));
-      std::memcpy(m.bytes.data() + i * sizeof(T), &element, sizeof(T));
-    });
+  m.bytes = random_elements(dtype, rows * cols, seed);
   return m;
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include "monograph/base/float_types.h"
@@ -12,6 +11,7 @@
 #include "monograph/formats/tests/small_weights.h"
 #include "monograph/kernels/dequantize/dequantize.h"
 #include "monograph/kernels/linear/linear.h"
+#include "monograph/kernels/linear/tests/random_elements.h"
 
 namespace monograph {
 namespace {
@@ -42,22 +42,10 @@ LinearWeight plain(const void* elements, DType dtype, std::size_t rows, std::siz
   return weight;
 }
 
-Bytes random_rows(DType dtype, std::size_t count) {
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal;
-  Bytes bytes(count * size_bytes(dtype));
-  for (std::size_t i = 0; i < count; ++i)
-    with_type(dtype, [&]<class T>() {
-      const T element = from_float<T>(normal(random));
-      std::memcpy(bytes.data() + i * sizeof(T), &element, sizeof(T));
-    });
-  return bytes;
-}
-
 void check_slices(const LinearKernels& kernels, DType dtype, Pass pass, const PackedView& whole,
                   const std::vector<float>& elements) {
   const std::size_t rows = whole.rows, cols = whole.cols;
-  const Bytes left = random_rows(dtype, 18 * std::max(rows, cols));
+  const Bytes left = random_elements(dtype, 18 * std::max(rows, cols), 1);
   for (std::size_t first = 0; first < rows; ++first) {
     const std::size_t count =
         first % 3 == 0 ? rows - first : std::min<std::size_t>(rows - first, 9);
@@ -89,12 +77,12 @@ TEST(LinearSlices, OfAPlainWeightAreItsRows) {
   for (const DType stored : {DType::kBFloat16, DType::kFloat32})
     for (const std::size_t cols : {33u, 128u}) {
       constexpr std::size_t kRows = 40;
-      const Bytes elements = random_rows(stored, kRows * cols);
+      const Bytes elements = random_elements(stored, kRows * cols, 1);
       const LinearWeight whole = plain(elements.data(), stored, kRows, cols);
       for (const LinearVariant& variant : linear_variants()) {
         const auto& [dtype, pass] = static_cast<const ByPass&>(variant);
         if (variant.isa > best_isa() || dtype != DType::kBFloat16) continue;
-        const Bytes left = random_rows(dtype, 18 * std::max(kRows, cols));
+        const Bytes left = random_elements(dtype, 18 * std::max(kRows, cols), 1);
         for (std::size_t first = 0; first < kRows; ++first) {
           const std::size_t count = kRows - first, m = first % 2 == 0 ? 1 : 18;
           const LinearWeight part = {slice_rows(whole.packed, first, count), stored};
