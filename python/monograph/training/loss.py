@@ -19,6 +19,7 @@ from monograph.integrations.torch.private_names import children, hooks
 from monograph.nn import QuantLinear
 from monograph.ops.layout import plain_layout
 from monograph.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
+from monograph.training.evaluating import evaluating
 
 # What configs of transformers call a number that multiplies the logits.
 _MULTIPLIERS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
@@ -188,15 +189,10 @@ def verify_head(model: nn.Module, tokens: int = 4) -> None:
     causal, body, head = _parts(model)
     any_causal: Any = causal
     ids = torch.arange(tokens, device=next(causal.parameters()).device)[None]
-    trained = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
+    with evaluating(model):
         want = any_causal(input_ids=ids, use_cache=False).logits.float()
         softcap, scale = logits_map(any_causal.config)
         logits = head(body(input_ids=ids, use_cache=False).last_hidden_state).float() * scale
-    finally:
-        for module in trained:
-            module.training = True
     got = softcap * torch.tanh(logits / softcap) if softcap else logits
     # The model scales and caps in its own dtype: up to four roundings of 2^-8 each in bf16.
     bound = 2.0**-6 * want.abs().max()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from monograph.packing import PackedCollator
+from monograph.training.evaluating import evaluating
 
 _NOT_FOR_THE_MODEL = ("labels", "num_items_in_batch", "use_cache")
 
@@ -37,14 +38,9 @@ def verify_packing(model: nn.Module, first: int = 5, second: int = 3) -> None:
     ids = torch.arange(first + second, device=device) % causal.config.get_text_config().vocab_size
     documents = ids.split([first, second])
     rows = [_packed(documents, device), _packed(documents[:1], device)]
-    trained = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
+    with evaluating(model):
         packed, single = (_logits(model, **row) for row in rows)
         alone = torch.cat([_logits(model, input_ids=document[None]) for document in documents])
-    finally:
-        for module in trained:
-            module.training = True
     largest = alone.float().abs().max()
     if not bool(torch.isfinite(largest)):
         raise ValueError(f"verify_packing: {type(causal).__name__} gives logits of {largest}, wanted numbers")
