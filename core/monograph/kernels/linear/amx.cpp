@@ -295,7 +295,8 @@ constexpr LinearKernels kForward = with_few(kernels<Forward<128>, 512>(), &kFewF
 // faster for one token.
 constexpr LinearKernels kFewDx = kernels<Dx<256>, 256>(/*load_chunks=*/1);
 constexpr LinearKernels kDx = with_few(kernels<Dx<128>, 512>(), &kFewDx);
-static_assert(kForward.complete() && kFewForward.complete() && kDx.complete() && kFewDx.complete());
+static_assert(kForward.has_sizes() && kFewForward.has_sizes() && kDx.has_sizes() &&
+              kFewDx.has_sizes());
 
 }  // namespace
 

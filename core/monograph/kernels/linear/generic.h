@@ -268,7 +268,7 @@ template <class V>
 const LinearKernels* find_linear(DType dtype, Pass pass) {
   return with_type(
       dtype, [&]<class T>() __attribute__((always_inline)) {
-        static_assert(kForwardKernels<V, T>.complete() && kDxKernels<V, T>.complete());
+        static_assert(kForwardKernels<V, T>.has_sizes() && kDxKernels<V, T>.has_sizes());
         return pass == Pass::kForward ? &kForwardKernels<V, T> : &kDxKernels<V, T>;
       });
 }

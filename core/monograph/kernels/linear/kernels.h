@@ -73,6 +73,19 @@ struct AheadKernels {
 // the room of a panel.
 using DirectFn = void(const MultiplyJob&, const DecodeJob& decode);
 
+// A function that has to be given: without a default, an initialiser that leaves it out does not
+// compile. (gcc with UBSan does not take `f != nullptr` for a constant.)
+template <class F>
+class Required {
+ public:
+  constexpr Required(F* function) : function_(function) {}
+  Required(std::nullptr_t) = delete;
+  constexpr operator F*() const { return function_; }
+
+ private:
+  F* function_;
+};
+
 inline constexpr std::size_t kAnyChunks = ~std::size_t{0};
 
 // What an instruction set fills in for a type and a pass. Whoever uses it asks by the functions
@@ -85,9 +98,9 @@ struct LinearKernels {
   std::size_t chunk;             // reduction of one multiply
   std::size_t left_bytes;        // of one packed element
   std::size_t panel_step_bytes;  // of one step of a panel
-  void (*pack)(const PackJob&);
-  void (*multiply)(const MultiplyJob&);
-  DecodeFn* (*decoder)(Format format);  // nullptr for a format it does not know
+  Required<void(const PackJob&)> pack;
+  Required<void(const MultiplyJob&)> multiply;
+  Required<DecodeFn*(Format format)> decoder;  // nullptr for a format it does not know
 
   // What it may leave out.
   std::size_t load_chunks = kAnyChunks;  // at most so many chunks of the left operand are packed
@@ -99,10 +112,9 @@ struct LinearKernels {
   const AheadKernels* (*ahead)(const DecodeJob&) = nullptr;  // nullptr for a panel to decode first
   DirectFn* (*direct)(const DecodeJob&) = nullptr;           // the same; comes before `ahead`
 
-  constexpr bool complete() const {
+  constexpr bool has_sizes() const {
     return block != 0 && panel != 0 && step != 0 && chunk % step == 0 && left_bytes != 0 &&
-           panel_step_bytes != 0 && pack != nullptr && multiply != nullptr && decoder != nullptr &&
-           (enter == nullptr) == (leave == nullptr) && (few == nullptr) == (few_rows == 0);
+           panel_step_bytes != 0;
   }
 
   const LinearKernels& for_rows(std::size_t rows) const {

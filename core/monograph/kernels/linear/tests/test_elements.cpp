@@ -94,7 +94,7 @@ TEST(LinearElements, EveryVariantIsCloseToTheExactProduct) {
         SCOPED_TRACE(std::string(info.name) + " " + name_of(kind) + " " + std::to_string(n) + "x" +
                      std::to_string(k));
         const ReferenceWeight w = random_reference(info, kind, 1, n, k, 1);
-        for_each_variant(pass, [&](const LinearKernels& kernels, DType dtype) {
+        for_each_variant(pass, [&, m = m, n = n, k = k](const LinearKernels& kernels, DType dtype) {
           const Bytes left = random_elements(dtype, m * (pass == Pass::kForward ? k : n), 2);
           expect_close(dtype, pass, left, m, w, product(kernels, dtype, pass, left, m, w.view));
         });
@@ -107,7 +107,7 @@ TEST(LinearElements, SquareBlocksOfAnyShape) {
   for (const Pass pass : {Pass::kForward, Pass::kDx})
     for (const auto& [n, k] : kOdd) {
       const ReferenceWeight w = random_reference(info, ScaleKind::kFp32, 1, n, k, 5);
-      for_each_variant(pass, [&](const LinearKernels& kernels, DType dtype) {
+      for_each_variant(pass, [&, n = n, k = k](const LinearKernels& kernels, DType dtype) {
         const Bytes left = random_elements(dtype, 3 * (pass == Pass::kForward ? k : n), 2);
         expect_close(dtype, pass, left, 3, w, product(kernels, dtype, pass, left, 3, w.view));
       });
@@ -174,18 +174,18 @@ TEST(LinearElements, ARowHasTheSameBitsInEveryBatch) {
       // The second is longer than any chunk, and neither its rows nor its columns are whole pieces.
       for (const auto& [rows, n, k] : {Sizes{300, 192, 320}, Sizes{20, 150, 2368}}) {
         const ReferenceWeight w = random_reference(info, kind, 1, n, k, 7);
-        for_each_variant(
-            pass, [&, rows = rows, n = n, k = k](const LinearKernels& kernels, DType dtype) {
-              const std::size_t in = pass == Pass::kForward ? k : n, out = n + k - in;
-              const Bytes left = random_elements(dtype, rows * in, 2);
-              const Bytes all = product(kernels, dtype, pass, left, rows, w.view);
-              for (const std::size_t m : {1u, 16u, 33u}) {
-                if (m > rows) break;
-                const Bytes some = product(kernels, dtype, pass, left, m, w.view);
-                ASSERT_EQ(std::memcmp(some.data(), all.data(), m * out * size_bytes(dtype)), 0)
-                    << info.name << " " << m << " rows, " << n << "x" << k;
-              }
-            });
+        for_each_variant(pass, [&, name = info.name, rows = rows, n = n, k = k](
+                                   const LinearKernels& kernels, DType dtype) {
+          const std::size_t in = pass == Pass::kForward ? k : n, out = n + k - in;
+          const Bytes left = random_elements(dtype, rows * in, 2);
+          const Bytes all = product(kernels, dtype, pass, left, rows, w.view);
+          for (const std::size_t m : {1u, 16u, 33u}) {
+            if (m > rows) break;
+            const Bytes some = product(kernels, dtype, pass, left, m, w.view);
+            ASSERT_EQ(std::memcmp(some.data(), all.data(), m * out * size_bytes(dtype)), 0)
+                << name << " " << m << " rows, " << n << "x" << k;
+          }
+        });
       }
     }
 }

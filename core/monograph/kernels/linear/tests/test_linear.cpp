@@ -209,6 +209,14 @@ constexpr Shape kShapes[] = {
     {9, 150, 4480, 64},   // few rows in pieces: the last of each kind is not whole
 };
 
+TEST(Linear, WhatAVariantMayLeaveOutIsLeftOutInPairs) {
+  for (const Pass pass : {Pass::kForward, Pass::kDx})
+    for_each_variant(pass, [](const LinearKernels& kernels, DType) {
+      EXPECT_EQ(kernels.enter == nullptr, kernels.leave == nullptr);
+      EXPECT_EQ(kernels.few == nullptr, kernels.few_rows == 0);
+    });
+}
+
 TEST(Linear, EveryVariantMatchesTheReference) {
   for_each_variant(Pass::kForward, [](const LinearKernels& kernels, DType dtype) {
     unsigned seed = 0;
