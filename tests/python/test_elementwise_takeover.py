@@ -38,20 +38,20 @@ def build(config_class=LlamaConfig, dtype=torch.float32, **changes):
 
 
 @pytest.mark.parametrize(
-    ("config_class", "norms", "norm", "activation"),
+    ("config_class", "norms", "norm", "activation", "attentions"),
     [
-        (LlamaConfig, 5, (False, True), 0),
-        (Qwen3Config, 9, (False, True), 0),
-        (Gemma3TextConfig, 13, (True, False), 1),
-        (Olmo2Config, 9, (False, False), 0),
+        (LlamaConfig, 5, (False, True), 0, 2),
+        (Qwen3Config, 9, (False, True), 0, 2),
+        (Gemma3TextConfig, 13, (True, False), 1, 2),
+        (Olmo2Config, 9, (False, False), 0, 0),  # one norm for all heads
     ],
 )
-def test_norms_and_mlps_are_recognised(config_class, norms, norm, activation):
+def test_modules_are_recognised(config_class, norms, norm, activation, attentions):
     model = build(config_class)
     names = list(model.state_dict())
     wide = copy.deepcopy(model).double()
     eager = copy.deepcopy(model)
-    assert take_over(model) == take_over(model) == (norms, 2)
+    assert take_over(model) == take_over(model) == (norms, 2, attentions, attentions)
     assert {m.monograph_norm for m in model.modules() if hasattr(m, "monograph_norm")} == {norm}
     assert model.model.layers[1].mlp.monograph_activation == activation
     assert list(model.state_dict()) == names
@@ -104,8 +104,8 @@ def test_unknown_variants_are_left_alone():
         watched,
         owned,
     ]
-    assert take_over(nn.ModuleList(left)) == (0, 0)
-    assert take_over(nn.ModuleList([LlamaRMSNorm(64), LlamaMLP(config)])) == (1, 1)
+    assert take_over(nn.ModuleList(left)) == (0, 0, 0, 0)
+    assert take_over(nn.ModuleList([LlamaRMSNorm(64), LlamaMLP(config)])) == (1, 1, 0, 0)
 
 
 def adapted(config_class, dtype):
@@ -189,7 +189,7 @@ def test_it_is_a_choice():
     mg.optimize(model, elementwise=True)
     assert sum(hasattr(m, "monograph_norm") for m in model.modules()) == 5
     plain = get_peft_model(nn.Sequential(nn.Linear(8, 8)).bfloat16(), LoraConfig(r=4, target_modules=["0"]))
-    with pytest.warns(UserWarning, match="fused nothing: no norm or MLP of a known kind"):
+    with pytest.warns(UserWarning, match="fused nothing: no module of a known kind"):
         mg.optimize(plain, elementwise=True)
 
 

@@ -1,7 +1,8 @@
 """RegionLayer: a decoder layer of transformers whose call is one operator.
 
 Its class stays what it was for everybody who asks (isinstance, name, state dict, hooks, checkpointing): only
-`__call__` of the instances that `make_regions` took over is another.
+`__call__` of the instances that `make_regions` took over is another. transformers and accelerate find layers
+that are not to be split by the name.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from monograph.integrations.torch.instance_class import put_before
 from monograph.integrations.torch.private_names import in_forward_mode
 from monograph.integrations.transformers.private_names import attn_implementation_of
 from monograph.ops.seeded_dropout import SeededDropout
@@ -43,6 +45,9 @@ class RegionLayer(nn.Module):
     region_draws: bool  # whether dropouts want a seed of torch's generator
     region_ignored: tuple[str, ...]  # keywords that its attention does not read
     region_slices: tuple[Layout, list[torch.Tensor]] | None
+
+    def __init_subclass__(cls) -> None:
+        cls.region_original = cls.__bases__[1]
 
     @staticmethod
     def region_forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,37 +120,12 @@ class RegionLayer(nn.Module):
         super().__setstate__(state)  # a copy is a layer of its own
         self.region_word = registry.enter(self.region_name, self)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced: Any = super().__reduce_ex__(protocol)
-        return _made, (self.region_original,), *reduced[2:]
-
-
-def _made(original: type[nn.Module]) -> RegionLayer:
-    made = region_class(original)
-    return made.__new__(made)
-
-
-_CLASSES: dict[type[nn.Module], Any] = {}
-
-
-def region_class(original: type[nn.Module]) -> Any:
-    """The class of `original`'s instances that are regions. It has its name: transformers and accelerate find
-    layers that are not to be split by it."""
-    if original not in _CLASSES:
-        attributes = {
-            "region_original": original,
-            "__module__": original.__module__,
-            "__doc__": original.__doc__,
-        }
-        _CLASSES[original] = type(original.__name__, (RegionLayer, original), attributes)
-    return _CLASSES[original]
-
 
 def take_over(layer: Any, name: str) -> None:
     layer.region_name, layer.region_slices = name, None
     layer.region_tensors, layer.region_seed = [], None
     layer.region_draws, layer.region_ignored = False, ()
-    layer.__class__ = region_class(type(layer))
+    put_before(RegionLayer, layer)
     layer.region_word = registry.enter(name, layer)
 
 

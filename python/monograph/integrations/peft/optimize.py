@@ -50,9 +50,9 @@ def optimize(
       borders of documents.
     - With `head`, the head that a trainer of TRL has put on the model computes with `linear_log_probs`: the
       same numbers without a graph break, and nothing for tokens that have no label.
-    - With `elementwise`, norms and gated MLPs of kinds that are known compute with `rms_norm`, `silu_mul` and
-      `gelu_mul`: faster in eager mode, the same bits there and in a graph, and other last bits than
-      transformers' code, whose sums have another order.
+    - With `elementwise`, norms, gated MLPs, rotary positions and the first residual sum of a layer, of kinds
+      that are known, compute with `rms_norm`, `silu_mul`, `gelu_mul` and `rotary`: faster in eager mode, the
+      same bits there and in a graph, and other last bits than transformers' code (docs/training.md).
     - The input hook of checkpointing breaks the graph. It is removed where checkpointing does not need it and
       else kept out of graphs: only reentrant checkpointing wants inputs that require gradients.
     - With `regions`, each decoder layer is one operator, traced once per kind of layer (docs/training.md). A
@@ -129,12 +129,12 @@ def _tell(layers: list[Any], taken: int) -> None:
 
 
 def _fuse_elementwise(model: nn.Module) -> None:
-    norms, mlps = take_over_elementwise(model)
-    if norms + mlps:
-        _log.info("monograph.optimize: %d norms and %d gated MLPs are fused", norms, mlps)
+    taken = take_over_elementwise(model)
+    if any(taken):
+        _log.info("monograph.optimize: fused are %s", taken)
     else:
         warnings.warn(
-            "monograph.optimize(elementwise=True) fused nothing: no norm or MLP of a known kind on a CPU",
+            "monograph.optimize(elementwise=True) fused nothing: no module of a known kind on a CPU",
             stacklevel=3,
         )
 

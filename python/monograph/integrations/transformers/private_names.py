@@ -58,6 +58,15 @@ NAMES = {
     "supports_attention_backend": PrivateName(
         f"{_MODEL}._supports_attention_backend", _READ, "packed rows: attention that reads no borders"
     ),
+    "attention_functions": PrivateName(
+        "transformers.models.llama.modeling_llama:ALL_ATTENTION_FUNCTIONS", _READ, "elementwise: by this name"
+    ),
+    "eager_attention": PrivateName(
+        "transformers.models.llama.modeling_llama:eager_attention_forward", _READ, "elementwise: by this name"
+    ),
+    "apply_rotary": PrivateName(
+        "transformers.models.llama.modeling_llama:apply_rotary_pos_emb", _READ, "elementwise: by this name"
+    ),
     # benchmarks
     "ForCausalLMLoss": PrivateName("transformers.loss.loss_utils:ForCausalLMLoss", _READ, "bench loss"),
     "Fp8Quantize": PrivateName(
@@ -72,6 +81,10 @@ __getattr__ = loads_on_use(__name__, NAMES)
 
 # How the names of the hooks begin that transformers and PEFT put on the embeddings for checkpointing.
 INPUT_HOOK = "make_inputs_require_grad"
+
+# What an attention's forward finds in the file of its model.
+ATTENTION_FUNCTIONS = "ALL_ATTENTION_FUNCTIONS"
+ATTENTION_GLOBALS = (ATTENTION_FUNCTIONS, "eager_attention_forward", "apply_rotary_pos_emb")
 
 
 def mark_initialized(layer: nn.Module) -> None:
