@@ -48,6 +48,25 @@ STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
       "linear_entropy_dw(Tensor x, Tensor weight, Tensor? bias, Tensor labels, Tensor lse, "
       "Tensor entropy, Tensor g, float softcap, float scale) -> (Tensor, Tensor)");
   m.def(
+      "experts(Tensor x, Tensor ids, Tensor weights, Tensor values1, Tensor[] scales1, "
+      "SymInt[] layout1, Tensor? bias1, Tensor values2, Tensor[] scales2, SymInt[] layout2, "
+      "Tensor? bias2, Tensor? a1, Tensor? b1, Tensor? a2, Tensor? b2, float lora_scale1, "
+      "float lora_scale2, int activation, bool interleaved, float alpha, float limit, "
+      "bool transposed, bool save) -> (Tensor, Tensor)");
+  m.def(
+      "experts_backward(Tensor dy, Tensor pre, Tensor x, Tensor ids, Tensor weights, "
+      "Tensor values1, Tensor[] scales1, SymInt[] layout1, Tensor? bias1, Tensor values2, "
+      "Tensor[] scales2, SymInt[] layout2, Tensor? bias2, Tensor? a1, Tensor? b1, Tensor? a2, "
+      "Tensor? b2, float lora_scale1, float lora_scale2, int activation, bool interleaved, "
+      "float alpha, float limit, bool transposed, bool[] need) -> (Tensor, Tensor, Tensor, "
+      "Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "experts_dw(Tensor dy, Tensor pre, Tensor x, Tensor ids, Tensor weights, Tensor values1, "
+      "Tensor[] scales1, SymInt[] layout1, Tensor? bias1, Tensor values2, Tensor[] scales2, "
+      "SymInt[] layout2, Tensor? bias2, Tensor? a1, Tensor? b1, Tensor? a2, Tensor? b2, "
+      "float lora_scale1, float lora_scale2, int activation, bool interleaved, float alpha, "
+      "float limit, bool transposed) -> (Tensor, Tensor)");
+  m.def(
       "varlen_attention(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, "
       "Tensor? key_lengths, Tensor? sinks, bool causal, SymInt window, float scale, float softcap) "
       "-> (Tensor, Tensor)");

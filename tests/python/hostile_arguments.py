@@ -177,6 +177,8 @@ def spoil(r: Random, kind: str, value: Any) -> Any:
         return changed
     if kind == "List[float]":
         return spoil_list(r, value, spoil_number)
+    if kind == "List[bool]":
+        return spoil_list(r, value, lambda _, flag: not flag)
     if kind in ("int", "SymInt"):
         return r.choice(OTHER_DTYPES) if isinstance(value, torch.dtype) else spoil_int(r, value)
     if kind == "float":

@@ -285,3 +285,54 @@ def limit_tiles(r: Random) -> list[Any]:
 
 def system_info(r: Random) -> list[Any]:
     return []
+
+
+def _stacks(r: Random, experts: int, rows: int, hidden: int, inner: int) -> tuple[list[Any], list[Any], bool]:
+    """[values, scales, layout] of both weights of a layer of experts, and whether they are transposed."""
+    shapes, name = [(experts, rows, hidden), (experts, hidden, inner)], r.choice(FORMATS)
+    if name == "plain":
+        transposed, dtype = r.random() < 0.5, r.choice(DTYPES)
+        shapes = [(e, b, a) if transposed else (e, a, b) for e, a, b in shapes]
+        first, second = ([floats(r, *s, dtype=dtype) * 0.1, [], [0, 0, *s]] for s in shapes)
+        return first, second, transposed
+    packed = [mg.quantize(floats(r, *s) * 0.1, name) for s in shapes]
+    first, second = ([w.values, list(w.scales), list(w.layout)] for w in packed)
+    return first, second, False
+
+
+def experts(r: Random) -> list[Any]:
+    tokens, k, count, inner, hidden = r.choice((1, 5)), r.choice((1, 2)), r.choice((1, 3)), 32, 64
+    activation, dtype, rank = r.randrange(6), r.choice(DTYPES), r.choice((1, 4))
+    rows = 2 * inner if activation < 4 else inner
+    first, second, transposed = _stacks(r, count, rows, hidden, inner)
+    low: list[Any] = [None] * 4
+    if r.random() < 0.7:
+        low[:2] = floats(r, rank * count, hidden), floats(r, rows, rank * count)
+    if r.random() < 0.7:
+        low[2:] = floats(r, rank * count, inner), floats(r, hidden, rank * count)
+    ids = torch.tensor([[r.randrange(-1, count + 1) for _ in range(k)] for _ in range(tokens)])
+    bias = [r.choice((None, floats(r, count, n, dtype=dtype))) for n in (rows, hidden)]
+    return [
+        *(
+            floats(r, tokens, hidden, dtype=dtype),
+            ids,
+            floats(r, tokens, k, dtype=r.choice((dtype, DTYPES[0]))),
+        ),
+        *(*first, bias[0], *second, bias[1], *low, 0.5, 2.0),
+        *(activation, activation < 4 and r.random() < 0.5, 1.702, 7.0, transposed, r.random() < 0.5),
+    ]
+
+
+def experts_backward(r: Random) -> list[Any]:
+    arguments = experts(r)
+    y, pre = torch.ops.monograph.experts(*arguments)
+    need = [r.random() < 0.8 for _ in range(6)]
+    return [floats(r, *y.shape, dtype=y.dtype), pre, *arguments[:-1], need]
+
+
+def experts_dw(r: Random) -> list[Any]:
+    arguments = experts(r)
+    while arguments[4]:
+        arguments = experts(r)
+    y, pre = torch.ops.monograph.experts(*arguments)
+    return [floats(r, *y.shape, dtype=y.dtype), pre, *arguments[:-1]]

@@ -7,6 +7,7 @@ implementation, written in aten operations, runs. Both give the same values.
 from monograph.ops import (
     adamw,
     dequantize,
+    experts,
     gated_activation,
     linear,
     linear_cross_entropy,
@@ -24,6 +25,7 @@ from monograph.ops import (
 __all__ = [
     "adamw",
     "dequantize",
+    "experts",
     "gated_activation",
     "linear",
     "linear_cross_entropy",

@@ -1,0 +1,195 @@
+"""The arguments of `monograph::experts` and its gradients: one tuple, what they mean, and their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from math import isfinite
+from typing import NamedTuple
+
+import torch
+
+from monograph.ops.argument_checks import (
+    check_dimensions,
+    check_float,
+    check_number,
+    check_packed,
+    check_shape,
+    check_tensors,
+    dtype_name,
+    require,
+)
+from monograph.ops.layout import PLAIN, Layout, read_layout
+
+
+class Activation(IntEnum):
+    """What stands between the two products. The first four have a gate."""
+
+    SILU = 0  # silu(gate) * up
+    CLAMPED_SILU = 1  # silu(min(gate, limit)) * clamp(up, -limit, limit): DeepSeek-V4
+    GPT_OSS = 2  # g = min(gate, limit), u = clamp(up, -limit, limit): (u + 1) * g * sigmoid(alpha g)
+    GELU_TANH = 3  # gelu_tanh(gate) * up
+    RELU_SQUARED = 4  # relu(up)^2, without a gate: Nemotron-H
+    UNGATED_SILU = 5  # silu(up), without a gate
+
+    @property
+    def gated(self) -> bool:
+        return self <= Activation.GELU_TANH
+
+
+class ExpertsArguments(NamedTuple):
+    """From `x` to `transposed`, in the order of the schema."""
+
+    x: torch.Tensor  # [T, H]
+    ids: torch.Tensor  # [T, k] int64; an expert outside [0, E) is skipped
+    weights: torch.Tensor  # [T, k], in the dtype of x or float32
+    values1: torch.Tensor  # the weight of gate and up, [E, 2I, H]; without a gate [E, I, H]
+    scales1: Sequence[torch.Tensor]
+    layout1: Sequence[int]
+    bias1: torch.Tensor | None  # [E, 2I]
+    values2: torch.Tensor  # the weight of down, [E, H, I]
+    scales2: Sequence[torch.Tensor]
+    layout2: Sequence[int]
+    bias2: torch.Tensor | None  # [E, H]
+    a1: torch.Tensor | None  # [r E, H], rows e r .. (e + 1) r of expert e
+    b1: torch.Tensor | None  # [2I, r E], column j E + e is rank j of expert e
+    a2: torch.Tensor | None  # [r E, I]
+    b2: torch.Tensor | None  # [H, r E]
+    lora_scale1: float
+    lora_scale2: float
+    activation: int
+    interleaved: bool  # columns 2i are gate and 2i + 1 up; else gate is the first half
+    alpha: float
+    limit: float
+    transposed: bool  # plain weights only: values1 is [E, H, 2I] and values2 [E, I, H]
+
+    @property
+    def slots(self) -> int:
+        return self.ids.shape[0] * self.ids.shape[1]
+
+    def shapes(self, op: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """[E, out, in] of the two weights as the layouts say; with `transposed` they hold [E, in, out]."""
+        found = []
+        for name, numbers in (("layout1", self.layout1), ("layout2", self.layout2)):
+            shape = read_layout(op, numbers).shape
+            require(len(shape) == 3, op, f"{name} has {len(shape)} dimensions, wanted 3")
+            found.append(shape)
+        return found[0], found[1]
+
+
+def check_fake(op: str, given: ExpertsArguments, **more: torch.Tensor) -> None:
+    """What a fake may look at: kinds, devices and numbers of dimensions, no sizes."""
+    optional = {name: getattr(given, name) for name in ("bias1", "bias2", "a1", "b1", "a2", "b2")}
+    check_tensors(
+        op,
+        x=given.x,
+        ids=given.ids,
+        weights=given.weights,
+        values1=given.values1,
+        scales1=given.scales1,
+        values2=given.values2,
+        scales2=given.scales2,
+        **{name: t for name, t in optional.items() if t is not None},
+        **more,
+    )
+    for name, t in (("x", given.x), ("ids", given.ids), ("weights", given.weights)):
+        require(t.dim() == 2, op, f"{name} has {t.dim()} dimensions, wanted 2")
+
+
+def _check_stack(
+    op: str,
+    which: str,
+    values: torch.Tensor,
+    scales: Sequence[torch.Tensor],
+    layout: Layout,
+    transposed: bool,
+) -> None:
+    if layout.format == PLAIN:
+        cut = layout.block or layout.origin or layout.grid_rows or scales
+        require(not cut, op, f"layout{which} of a plain weight has a block, an origin, grids or scales")
+        check_float(op, f"values{which}", values)
+        check_dimensions(op, layout.shape)
+        fits = values.numel() == torch.Size(layout.shape).numel()
+        found = f"values{which} has {values.numel()} elements"
+        require(fits, op, f"{found}, layout{which} says {list(layout.shape)}")
+        return
+    require(not transposed, op, "transposed is True for a packed weight, wanted a plain one")
+    require(layout.origin == 0, op, f"layout{which} has the origin {layout.origin}, wanted 0")
+    check_packed(op, values, scales, layout)
+
+
+def _check_low_rank(
+    op: str, which: str, a: torch.Tensor | None, b: torch.Tensor | None, shape: Sequence[int]
+) -> None:
+    require((a is None) == (b is None), op, f"a{which} and b{which} must come together")
+    if a is None or b is None:
+        return
+    experts, rows, cols = shape
+    check_float(op, f"a{which}", a)
+    check_float(op, f"b{which}", b)
+    whole = a.dim() == 2 and experts > 0 and a.shape[0] % experts == 0
+    found = f"a{which} has shape {list(a.shape)}"
+    require(whole, op, f"{found}, wanted [rank * {experts}, {cols}]")
+    check_shape(op, f"a{which}", a, [a.shape[0], cols])
+    check_shape(op, f"b{which}", b, [rows, a.shape[0]])
+
+
+def check_experts(op: str, given: ExpertsArguments, **more: torch.Tensor) -> tuple[int, int, int]:
+    """All of it. Returns the numbers of experts, of rows of the first weight, and of hidden columns."""
+    check_fake(op, given, **more)
+    known = ", ".join(f"{kind.value} ({kind.name.lower()})" for kind in Activation)
+    inside = 0 <= given.activation <= max(Activation)
+    require(inside, op, f"activation is {given.activation}, wanted one of {known}")
+    kind = Activation(given.activation)
+    require(kind.gated or not given.interleaved, op, f"interleaved is True, {kind.name.lower()} has no gate")
+    if kind in (Activation.CLAMPED_SILU, Activation.GPT_OSS):
+        check_number(op, "limit", given.limit, positive=True)
+    require(isfinite(given.alpha), op, f"alpha is {given.alpha}, wanted a number")
+    for name in ("lora_scale1", "lora_scale2"):
+        require(isfinite(getattr(given, name)), op, f"{name} is {getattr(given, name)}, wanted a number")
+    shape1, shape2 = given.shapes(op)
+    first, second = read_layout(op, given.layout1), read_layout(op, given.layout2)
+    _check_stack(op, "1", given.values1, given.scales1, first, given.transposed)
+    _check_stack(op, "2", given.values2, given.scales2, second, given.transposed)
+    same = (first.format == PLAIN) == (second.format == PLAIN)
+    require(same or not given.transposed, op, "transposed is True, wanted two plain weights")
+    if given.transposed:
+        shape1, shape2 = ((e, rows, cols) for e, cols, rows in (shape1, shape2))
+    experts, rows, hidden = shape1
+    inner = rows // 2 if kind.gated else rows
+    require(not kind.gated or rows % 2 == 0, op, f"gate and up have {rows} rows together, wanted two halves")
+    wanted = [experts, hidden, inner]
+    require(list(shape2) == wanted, op, f"the second weight is {list(shape2)}, wanted {wanted}")
+    for name, layout, grids in (("layout1", first, (0, inner, rows)), ("layout2", second, (0, hidden))):
+        found = f"{name} has grids of {layout.grid_rows} rows"
+        require(layout.grid_rows in grids, op, f"{found}, wanted one of {grids}")
+    check_float(op, "x", given.x)
+    check_shape(op, "x", given.x, [given.x.shape[0], hidden])
+    found = dtype_name(given.ids.dtype)
+    require(given.ids.dtype == torch.int64, op, f"ids has dtype {found}, wanted int64")
+    check_shape(op, "ids", given.ids, [given.x.shape[0], given.ids.shape[1]])
+    check_float(op, "weights", given.weights)
+    fits = given.weights.dtype in (given.x.dtype, torch.float32)
+    found = dtype_name(given.weights.dtype)
+    require(fits, op, f"weights has dtype {found}, wanted float32 or {dtype_name(given.x.dtype)} as x")
+    check_shape(op, "weights", given.weights, list(given.ids.shape))
+    for name, bias, size in (("bias1", given.bias1, rows), ("bias2", given.bias2, hidden)):
+        if bias is not None:
+            check_float(op, name, bias)
+            check_shape(op, name, bias, [experts, size])
+    _check_low_rank(op, "1", given.a1, given.b1, (experts, rows, hidden))
+    _check_low_rank(op, "2", given.a2, given.b2, (experts, hidden, inner))
+    return experts, rows, hidden
+
+
+def check_gradient(
+    op: str, dy: torch.Tensor, pre: torch.Tensor, given: ExpertsArguments
+) -> tuple[int, int, int]:
+    """The same for what takes dy and pre. `pre` may have no rows: then it is computed again."""
+    found = check_experts(op, given, dy=dy, pre=pre)
+    check_float(op, "dy", dy, given.x.dtype)
+    check_shape(op, "dy", dy, list(given.x.shape))
+    check_float(op, "pre", pre, given.x.dtype)
+    rows = pre.shape[0] if pre.dim() == 2 and pre.shape[0] == 0 else given.slots
+    check_shape(op, "pre", pre, [rows, found[1]])
+    return found
