@@ -73,9 +73,11 @@ RotaryProblem problem_of(const char* op, const char* what, const Tensor& x, cons
                          const std::optional<Tensor>& weight, const Options& options,
                          std::vector<float>& gain) {
   const std::int64_t largest = static_cast<std::int64_t>(kLargestHead);
-  STD_TORCH_CHECK(x.size(3) >= static_cast<std::int64_t>(angles.rotated) && x.size(3) <= largest,
-                  op, ": ", what, " has heads of ", x.size(3), ", wanted ", angles.rotated, " to ",
-                  largest);
+  STD_TORCH_CHECK(x.size(3) >= static_cast<std::int64_t>(angles.rotated), op, ": ", what,
+                  " has heads of ", x.size(3), ", wanted the ", angles.rotated,
+                  " columns of cos or more");
+  STD_TORCH_CHECK(x.size(3) <= largest, op, ": ", what, " has heads of ", x.size(3), ", wanted ",
+                  largest, " at most");
   RotaryProblem p = {};
   p.dtype = dtype_of(x.scalar_type(), op, what);
   p.tokens = x.numel() == 0 ? 0 : static_cast<std::size_t>(x.size(0) * x.size(1));

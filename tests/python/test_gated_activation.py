@@ -150,6 +150,19 @@ def test_nothing_is_saved_but_the_inputs():
     assert {t.data_ptr() for t in saved} == {gate.data_ptr(), up.data_ptr()}
 
 
+@NAMES
+def test_autocast_takes_the_wider_dtype(name):
+    """As f(gate) * up does; dtypes that are one stay."""
+    gate, up, _ = tensors(torch.bfloat16)
+    leaf, function = gate.clone().requires_grad_(), CASES[name][0]
+    with torch.autocast("cpu", dtype=torch.float16):
+        y, plain = function(leaf, up.float()), function(gate, up)
+    assert torch.equal(y, function(gate.float(), up.float()))
+    assert torch.equal(plain, function(gate, up))
+    (dgate,) = torch.autograd.grad(y.sum(), leaf)
+    assert dgate.dtype == torch.bfloat16
+
+
 def test_misuse_is_named():
     gate, up, _ = tensors(torch.bfloat16)
     with pytest.raises(RuntimeError, match="silu_mul: up has 199 columns, wanted 200"):

@@ -191,6 +191,24 @@ def test_nothing_is_saved_but_the_sum_and_the_weight():
     assert {t.data_ptr() for t in saved} == {s.data_ptr(), weight.data_ptr()}
 
 
+def test_autocast_takes_the_wider_dtype():
+    """As x + residual does."""
+    x, weight, residual = tensors(torch.bfloat16)
+    leaf = x.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.float16):
+        y, s = rms_norm(leaf, weight, residual.float())
+        alone, _ = rms_norm(x, weight)
+    want = rms_norm(x.float(), weight, residual.float())
+    assert s.dtype == torch.float32
+    assert torch.equal(s, want[1])
+    assert torch.equal(y, want[0])
+    assert torch.equal(alone, rms_norm(x, weight)[0])
+    (dx,) = torch.autograd.grad(y.sum(), leaf)
+    assert dx.dtype == torch.bfloat16
+    with pytest.raises(RuntimeError, match="float64"), torch.autocast("cpu", dtype=torch.bfloat16):
+        rms_norm(x, weight, residual.double())
+
+
 def test_misuse_is_named():
     x, weight, residual = tensors(torch.bfloat16)
     with pytest.raises(RuntimeError, match="rms_norm: weight has 199 columns, wanted 200"):

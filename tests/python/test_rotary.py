@@ -175,6 +175,27 @@ def test_saved_tensors():
     assert {t.data_ptr() for t in saved} == {cos.data_ptr(), sin.data_ptr()}
 
 
+def _portable(q, k, cos, sin):
+    return portable_rotary(q, k, cos, sin, None, None, 1e-6, False, True, False)
+
+
+def test_autocast_takes_the_widest_dtype():
+    """As torch's own elementwise operations do, gradients included."""
+    q, k, cos, sin, *weights = tensors(torch.bfloat16)
+    leaf = q.clone().requires_grad_()
+    for wide, others in (("cos", (cos.float(), sin)), ("none", (cos, sin))):
+        with torch.autocast("cpu", dtype=torch.float16):
+            got = rotary(leaf, k, *others)
+        dtype = torch.float32 if wide == "cos" else torch.bfloat16
+        want = rotary(q.to(dtype), k.to(dtype), cos.to(dtype), sin.to(dtype))
+        assert all(a.dtype == dtype and torch.equal(a, b) for a, b in zip(got, want, strict=True))
+        (dq,) = torch.autograd.grad(got[0].float().sum(), leaf)
+        assert dq.dtype == torch.bfloat16
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = rotary(q, k, cos, sin, *(w.float() for w in weights))
+    assert got[0].dtype == torch.float32
+
+
 def test_misuse_is_named():
     q, k, cos, sin, weight, _ = tensors(torch.bfloat16)
     with pytest.raises(RuntimeError, match="rotary: cos is float32, wanted bfloat16 as q"):
@@ -183,8 +204,11 @@ def test_misuse_is_named():
         RuntimeError, match=r"rotary: cos has 3 dimensions and 512 elements, wanted \[2 or 1, 9"
     ):
         rotary(q, k, cos[:, 1:, :32], sin)
-    with pytest.raises(RuntimeError, match="rotary: q has heads of 32, wanted 64 to 1024"):
-        rotary(q[..., :32], k, cos, sin)
+    for op, error in ((rotary, RuntimeError), (_portable, ValueError)):
+        with pytest.raises(error, match="rotary: q has heads of 32, wanted the 64 columns of cos or more"):
+            op(q[..., :32], k, cos, sin)
+        with pytest.raises(error, match="rotary: q has heads of 2048, wanted 1024 at most"):
+            op(q.repeat(1, 1, 1, 32), k, cos.repeat(1, 1, 32), sin.repeat(1, 1, 32))
     with pytest.raises(RuntimeError, match="rotary: the weight of q is float32, wanted bfloat16 as q"):
         rotary(q, k, cos, sin, weight.float())
     with pytest.raises(ValueError, match="rotary: cos requires a gradient, wanted a constant"):

@@ -1,7 +1,8 @@
 """monograph::silu_mul and gelu_mul: the middle of a gated MLP, f(gate) * up.
 
 f(gate) is rounded to the dtype of the activations, as transformers' modules round. gate and up may be halves
-of one tensor. Nothing is saved but the two. A second derivative raises.
+of one tensor. Nothing is saved but the two. A second derivative raises. Under autocast both are taken in the
+wider dtype of the two.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
 from monograph.ops.argument_checks import check_float, check_rows, check_shape, check_tensors
+from monograph.ops.autocast import widest
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 
 
@@ -113,3 +115,17 @@ for _name, _portable, _formula in (
     torch.library.impl(f"monograph::{_name}_backward", "CompositeExplicitAutograd")(_portable[1])
     register_autograd(_name, _formula, _setup_context)
     register_not_differentiable(f"{_name}_backward")
+
+
+@torch.library.impl("monograph::silu_mul", "AutocastCPU")
+def _silu_autocast(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    cast = widest(gate, up)
+    with torch.amp.autocast("cpu", enabled=False):
+        return torch.ops.monograph.silu_mul(*cast)
+
+
+@torch.library.impl("monograph::gelu_mul", "AutocastCPU")
+def _gelu_autocast(gate: torch.Tensor, up: torch.Tensor, tanh: bool) -> torch.Tensor:
+    cast = widest(gate, up)
+    with torch.amp.autocast("cpu", enabled=False):
+        return torch.ops.monograph.gelu_mul(*cast, tanh)

@@ -6,7 +6,7 @@
 
 Rounded where transformers' modules round. y has the dtype that torch gives s * weight, that of x if there is
 one rounding. A row's bits depend on nothing but the row. Nothing is saved but s and the weight. A second
-derivative raises.
+derivative raises. Under autocast x and residual are taken in the wider dtype of the two.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from monograph.ops.argument_checks import (
     check_tensors,
     require,
 )
+from monograph.ops.autocast import widest
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 
 
@@ -185,3 +186,12 @@ def _backward(ctx: Any, dy: torch.Tensor, dsum: torch.Tensor) -> tuple[Any, ...]
 
 register_autograd("rms_norm", _backward, _setup_context)
 register_not_differentiable("rms_norm_backward")
+
+
+@torch.library.impl("monograph::rms_norm", "AutocastCPU")
+def _autocast(
+    x: torch.Tensor, weight: torch.Tensor | None, residual: torch.Tensor | None, *options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    x, residual = widest(x, residual)  # type: ignore[assignment]
+    with torch.amp.autocast("cpu", enabled=False):
+        return torch.ops.monograph.rms_norm(x, weight, residual, *options)

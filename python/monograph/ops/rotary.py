@@ -5,7 +5,7 @@
 r turns pairs (a, b) into (-b, a): element i with i + rotated / 2, or with interleaved=True 2 i with 2 i + 1.
 cos and sin [batch or 1, tokens, rotated] come as transformers hands them over; elements of a head beyond
 `rotated` pass. Rounded where apply_rotary_pos_emb rounds. Saved are cos and sin, and with a norm q and k. cos
-and sin have no gradient; a second derivative raises.
+and sin have no gradient; a second derivative raises. Under autocast all are taken in their widest dtype.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from monograph.ops.argument_checks import (
     dtype_name,
     require,
 )
+from monograph.ops.autocast import widest
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 from monograph.ops.rms_norm import norm_gradient, normed_rows
 
@@ -79,8 +80,11 @@ def _check(
     rotated = cos.shape[2]
     require(rotated > 0 and rotated % 2 == 0, op, f"cos has {rotated} columns, wanted an even number above 0")
     for what, t in (("q", q), ("k", k)):
-        inside = rotated <= t.shape[3] <= _LARGEST_HEAD
-        require(inside, op, f"{what} has heads of {t.shape[3]}, wanted {rotated} to {_LARGEST_HEAD}")
+        size = t.shape[3]
+        require(
+            size >= rotated, op, f"{what} has heads of {size}, wanted the {rotated} columns of cos or more"
+        )
+        require(size <= _LARGEST_HEAD, op, f"{what} has heads of {size}, wanted {_LARGEST_HEAD} at most")
     check_number(op, "eps", eps)
 
 
@@ -202,3 +206,18 @@ def _backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[Any, ...]:
 
 register_autograd("rotary", _backward, _setup_context)
 register_not_differentiable("rotary_backward")
+
+
+@torch.library.impl("monograph::rotary", "AutocastCPU")
+def _autocast(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    *options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    cast = widest(q, k, cos, sin, q_weight, k_weight)
+    with torch.amp.autocast("cpu", enabled=False):
+        return torch.ops.monograph.rotary(*cast, *options)
