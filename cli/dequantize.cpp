@@ -1,8 +1,10 @@
 // monograph dequantize: a packed model folder back to bf16, fp16 or fp32.
+#include <deque>
 #include <memory>
 
 #include "convert_folder.h"
 #include "monograph/base/error.h"
+#include "monograph/weights/experts.h"
 
 namespace monograph::cli {
 namespace {
@@ -13,14 +15,26 @@ struct Options {
   bool cast_plain = false;
 };
 
+// Packed experts have outputs for rows; the 16-bit parameters of some models have inputs.
+bool is_turned(const Weight& weight, const json::Value& config) {
+  if (!weight.is_packed() || !is_expert_stack(weight) || !stores_experts_transposed(config)) {
+    return false;
+  }
+  return order_of(weight, config) != StackOrder::kInputsFirst;
+}
+
 int dequantize_folder(const Options& options, const Session& session) {
   const Model model = open_model(options.folder.from);
   const std::optional<DType> wanted = find_dtype(options.to);
   std::vector<Conversion> conversions;
+  std::deque<Weight> turned;
   bool any = false;
   for (const Weight& weight : model.weights) {
     Conversion conversion;
     conversion.weight = &weight;
+    if (model.config && is_turned(weight, *model.config)) {
+      conversion.weight = &turned.emplace_back(transposed(weight));
+    }
     const bool cast = options.cast_plain && weight.is_readable() && weight.format != options.to;
     if (weight.is_packed() || cast) {
       if (!weight.is_readable()) {

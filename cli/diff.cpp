@@ -4,12 +4,15 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <set>
 
 #include "command.h"
 #include "convert_folder.h"
 #include "model.h"
 #include "monograph/cpu/parallel.h"
+#include "monograph/weights/experts.h"
 #include "pattern.h"
 #include "table.h"
 
@@ -80,7 +83,9 @@ void add_piece(Sums& sums, const std::vector<float>& a, const std::vector<float>
 }
 
 bool same_bytes(const Weight& a, const Weight& b) {
-  if (a.format != b.format || a.spelling != b.spelling) return false;
+  const bool turned =
+      (a.assembly && a.assembly->transposed) != (b.assembly && b.assembly->transposed);
+  if (turned || a.format != b.format || a.spelling != b.spelling) return false;
   if (a.parts.size() != b.parts.size() || a.shape != b.shape) return false;
   for (std::size_t i = 0; i < a.parts.size(); ++i) {
     const auto x = a.parts[i].tensor.bytes(), y = b.parts[i].tensor.bytes();
@@ -130,15 +135,55 @@ void compare(Comparison& row, double tolerance) {
   }
 }
 
-std::vector<Comparison> pair_up(const Model& a, const Model& b,
+using Weights = std::vector<Weight>;
+
+// The weights with these stacks of experts in the place of what they consist of.
+Weights with_stacks(const Weights& weights, const std::map<std::string, Weight>& stacks) {
+  std::set<std::string> members;
+  Weights list;
+  for (const auto& [name, stack] : stacks) {
+    for (std::string& member : member_names(stack)) members.insert(std::move(member));
+    list.push_back(stack);
+  }
+  for (const Weight& weight : weights) {
+    if (!members.contains(weight.name)) list.push_back(weight);
+  }
+  std::sort(list.begin(), list.end(),
+            [](const Weight& x, const Weight& y) { return x.name < y.name; });
+  return list;
+}
+
+// Experts that the two store in different ways are compared as stacks.
+std::pair<Weights, Weights> aligned(const Model& a, const Model& b) {
+  std::map<std::string, Weight> of_a, of_b;
+  const auto stacks = [](const Model& model) {
+    return stack_experts(model.weights, model.config ? *model.config : json::Value::object())
+        .stacks;
+  };
+  const std::vector<Weight> all_b = stacks(b);
+  for (const Weight& stack : stacks(a)) {
+    const auto other = std::find_if(all_b.begin(), all_b.end(),
+                                    [&](const Weight& w) { return w.name == stack.name; });
+    if (other == all_b.end()) continue;
+    const auto turned = [](const Weight& w) { return w.assembly && w.assembly->transposed; };
+    const bool alike =
+        member_names(stack) == member_names(*other) && turned(stack) == turned(*other);
+    if (alike) continue;
+    of_a.emplace(stack.name, stack);
+    of_b.emplace(stack.name, *other);
+  }
+  return {with_stacks(a.weights, of_a), with_stacks(b.weights, of_b)};
+}
+
+std::vector<Comparison> pair_up(const Weights& a, const Weights& b,
                                 const std::vector<Pattern>& filters) {
   std::vector<Comparison> rows;
-  auto x = a.weights.begin();
-  auto y = b.weights.begin();
-  while (x != a.weights.end() || y != b.weights.end()) {
+  auto x = a.begin();
+  auto y = b.begin();
+  while (x != a.end() || y != b.end()) {
     Comparison row;
-    const bool take_a = y == b.weights.end() || (x != a.weights.end() && x->name <= y->name);
-    const bool take_b = x == a.weights.end() || (y != b.weights.end() && y->name <= x->name);
+    const bool take_a = y == b.end() || (x != a.end() && x->name <= y->name);
+    const bool take_b = x == a.end() || (y != b.end() && y->name <= x->name);
     row.name = take_a ? x->name : y->name;
     if (take_a) row.a = &*x++;
     if (take_b) row.b = &*y++;
@@ -217,7 +262,8 @@ void print_text(const std::vector<Comparison>& rows, const Options& options) {
 
 int diff(const Options& options, const Session& session) {
   const Model a = open_model(options.a), b = open_model(options.b);
-  std::vector<Comparison> rows = pair_up(a, b, patterns(options.names));
+  const auto [weights_a, weights_b] = aligned(a, b);
+  std::vector<Comparison> rows = pair_up(weights_a, weights_b, patterns(options.names));
   if (rows.empty() && !options.names.empty()) {
     throw CLI::ValidationError("--name", printable(options.names.front()) +
                                              (options.names.size() > 1 ? " and the others" : "") +

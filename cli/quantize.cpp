@@ -1,5 +1,8 @@
 // monograph quantize: a model folder to a packed format, as the format's producers write it.
+#include <algorithm>
+#include <map>
 #include <memory>
+#include <set>
 
 #include "block_size.h"
 #include "convert_folder.h"
@@ -7,6 +10,7 @@
 #include "monograph/convert/packed_parts.h"
 #include "monograph/convert/quantization_config.h"
 #include "monograph/convert/why_kept.h"
+#include "monograph/weights/experts.h"
 #include "pattern.h"
 
 namespace monograph::cli {
@@ -14,7 +18,7 @@ namespace {
 
 struct Options {
   FolderOptions folder;
-  std::string to = "nf4", nonfinite = "error", compute_dtype;
+  std::string to = "nf4", nonfinite = "error", compute_dtype, experts = "keep";
   std::optional<std::size_t> block;
   bool double_quant = false, requantize = false;
   std::vector<std::string> include, exclude, tensor_types;
@@ -50,11 +54,34 @@ class Chooser {
         rules_(type_rules(options.tensor_types)) {}
 
   Conversion choose(const Weight& weight) {
+    std::string_view why = why_kept(weight);
+    if (why == "expert" && options_.experts == "separate") why = {};
+    return convert_to(weight, type_of(weight, why));
+  }
+  // A stack of experts. What becomes of its members if it is not quantised as a whole is theirs to
+  // say: then nothing is returned.
+  std::optional<Conversion> choose_stack(const Weight& stack) {
+    const bool wanted = options_.experts == "stack" || any_matches(include_, stack.name);
+    const std::string type = type_of(stack, wanted ? "" : "expert");
+    if (!written_format(type)) return std::nullopt;
+    Conversion conversion = convert_to(stack, type);
+    conversion.stack = Stack::kOwn;
+    return conversion;
+  }
+  std::uint64_t experts() const { return experts_; }
+  // Whether the command line asks for this weight by name.
+  bool names(const Weight& weight) const {
+    return any_matches(include_, weight.name) ||
+           std::any_of(rules_.begin(), rules_.end(),
+                       [&](const TypeRule& rule) { return rule.pattern.matches(weight.name); });
+  }
+
+ private:
+  Conversion convert_to(const Weight& weight, const std::string& type) const {
     Conversion conversion;
     conversion.weight = &weight;
     conversion.nonfinite =
         options_.nonfinite == "saturate" ? NonFinite::kSaturate : NonFinite::kError;
-    const std::string type = type_of(weight);
     if (const auto format = written_format(type)) {
       conversion.action = Action::kQuantize;
       conversion.format = *format;
@@ -67,16 +94,13 @@ class Chooser {
     if (conversion.action != Action::kCopy) check_source(weight, type);
     return conversion;
   }
-  std::uint64_t experts() const { return experts_; }
 
- private:
-  // "nf4", "bf16" ...; "keep" to leave it as it is.
-  std::string type_of(const Weight& weight) {
+  // "nf4", "bf16" ...; "keep" to leave it as it is, which `why` says unless it is empty.
+  std::string type_of(const Weight& weight, std::string_view why) {
     for (const TypeRule& rule : rules_) {
       if (rule.pattern.matches(weight.name)) return rule.type;
     }
     if (any_matches(exclude_, weight.name)) return "keep";
-    const std::string_view why = why_kept(weight);
     if (why.empty()) return options_.to;
     const bool matrix = weight.shape.size() >= 2 && why != "not a float";
     if (matrix && any_matches(include_, weight.name)) return options_.to;
@@ -102,32 +126,88 @@ class Chooser {
   std::uint64_t experts_ = 0;
 };
 
+bool is_gpt_oss(const Model& model) {
+  const json::Value* type = model.config ? model.config->find("model_type") : nullptr;
+  return type != nullptr && type->as_string() == "gpt_oss";
+}
+
+// The stacks that are quantised as a whole, and the weights of the checkpoint that are left.
+struct Chosen {
+  std::vector<Conversion> conversions;
+  std::set<const Weight*> done;
+};
+
+Chosen choose_stacks(const ExpertStacks& experts, Chooser& chooser, const Options& options,
+                     bool gpt_oss) {
+  if (options.experts == "stack" && !experts.refused.empty()) {
+    const auto& [name, why] = *experts.refused.begin();
+    throw Error(options.folder.from + ": experts " + printable(name) + " cannot be stacked: " +
+                why + "; --experts separate or keep takes them as they are");
+  }
+  std::map<std::string_view, const Weight*> by_name;
+  for (const Weight* member : experts.members) by_name.emplace(member->name, member);
+  Chosen chosen;
+  for (const Weight& stack : experts.stacks) {
+    const bool stored_so =
+        is_expert_stack(stack) && (!stack.assembly || stack.assembly->transposed);
+    if (!stored_so && options.experts != "stack") continue;
+    std::optional<Conversion> conversion = chooser.choose_stack(stack);
+    if (!conversion) continue;
+    if (gpt_oss && conversion->format == Format::kMxfp4) conversion->stack = Stack::kGptOss;
+    chosen.conversions.push_back(*conversion);
+    for (const std::string& name : member_names(stack)) chosen.done.insert(by_name.at(name));
+  }
+  return chosen;
+}
+
+// What would stay packed beside the new format must be a weight that its loader knows.
+void check_kept(const Weight& weight, Format format, const Options& options) {
+  const bool of_producer = weight.spelling == producer_of(format) ||
+                           weight.spelling == "Monograph" || weight.spelling == "transformers";
+  const bool fits =
+      of_producer && (weight.format == options.to || weight.spelling == "bitsandbytes");
+  if (!weight.is_packed() || fits) return;
+  throw Error(options.folder.from + ": weight " + printable(weight.name) + " would stay " +
+              std::string(weight.format) + " beside " + options.to +
+              "; no loader knows such a mixture");
+}
+
 int quantize_folder(const Options& options, const Session& session) {
   const Format format = *written_format(options.to);
   block_size(format, options.block);
   check_double_quant(format, options.double_quant);
   const Model model = open_model(options.folder.from);
   if (model.config) check_orientation(*model.config);
+  const ExpertStacks experts =
+      stack_experts(model.weights, model.config ? *model.config : json::Value::object());
   Chooser chooser(options);
-  std::vector<Conversion> conversions;
-  bool any = false;
+  const bool gpt_oss = is_gpt_oss(model);
+  Chosen chosen = choose_stacks(experts, chooser, options, gpt_oss);
+  // As OpenAI ships it, gpt-oss in MXFP4 has packed experts and 16-bit linear layers.
+  const bool experts_alone =
+      std::any_of(chosen.conversions.begin(), chosen.conversions.end(),
+                  [](const Conversion& conversion) { return conversion.stack == Stack::kGptOss; });
+  std::vector<Conversion>& conversions = chosen.conversions;
+  bool any = !conversions.empty();
   for (const Weight& weight : model.weights) {
-    conversions.push_back(chooser.choose(weight));
-    const bool kept = conversions.back().action == Action::kCopy;
-    any |= conversions.back().action == Action::kQuantize;
-    const bool fits = weight.spelling == producer_of(format) &&
-                      (weight.format == options.to || weight.spelling == "bitsandbytes");
-    if (kept && weight.is_packed() && !fits) {
-      throw Error(options.folder.from + ": weight " + printable(weight.name) + " would stay " +
-                  std::string(weight.format) + " beside " + options.to +
-                  "; no loader knows such a mixture");
+    if (chosen.done.contains(&weight)) continue;
+    Conversion conversion = chooser.choose(weight);
+    if (experts_alone && conversion.action == Action::kQuantize && why_kept(weight).empty() &&
+        !chooser.names(weight)) {
+      conversion = {.weight = &weight};
     }
+    if (conversion.action == Action::kCopy) check_kept(weight, format, options);
+    any |= conversion.action == Action::kQuantize;
+    conversions.push_back(conversion);
   }
   if (!any) throw Error(options.folder.from + ": no weight was chosen to be quantised");
+  if (experts_alone) {
+    session.note("note: linear layers stay as they are beside the experts, as gpt-oss is shipped");
+  }
   if (chooser.experts() != 0) {
     session.note("note: " + std::to_string(chooser.experts()) +
-                 " expert weights stay as they are; transformers cannot load them packed: "
-                 "--include experts quantises them all the same");
+                 " expert weights stay as they are, for transformers cannot load them packed: "
+                 "--experts stack quantises them for Monograph");
   }
   std::optional<json::Value> config = model.config;
   if (config) {
@@ -147,6 +227,12 @@ Run declare(CLI::App& app) {
   app.add_option("--block-size", options->block, "Weights that share a scale (nf4 and fp4)")
       ->option_text("N [64]");
   app.add_flag("--double-quant", options->double_quant, "Quantise the scales too (nf4 and fp4)");
+  app.add_option("--experts", options->experts,
+                 "Experts of a mixture: 'stack' them into one packed weight a projection, quantise "
+                 "them as they are stored ('separate') or 'keep' them")
+      ->check(CLI::IsMember({"stack", "separate", "keep"}))
+      ->type_name("HOW")
+      ->capture_default_str();
   app.add_option("--include", options->include,
                  "Also quantise matrices whose name matches (repeatable)")
       ->type_name("REGEX")
@@ -183,14 +269,17 @@ const Command kQuantize = {
     "nvfp4 as compressed-tensors does, fp8-block (128 x 128) as DeepSeek and Qwen do. Tokenizer "
     "and other files are carried over.\n\n"
     "Embeddings, the output head, routers, norms and biases stay as they are; experts do too, "
-    "unless "
-    "included. The source is streamed, so memory does not grow with the model. The new folder "
+    "unless --experts says otherwise. 'stack' makes one packed weight [experts, outputs, inputs] "
+    "of "
+    "each projection, which Monograph maps; gpt-oss in mxfp4 is written as OpenAI ships it. The "
+    "source is streamed, so memory does not grow with the model. The new folder "
     "appears "
     "complete or not at all.",
     "monograph quantize my-llama my-llama-nf4 --double-quant\n"
     "monograph quantize my-llama my-llama-fp8 --to fp8-block\n"
     "monograph quantize my-llama my-llama-fp4 --to fp4 --exclude 'layers\\.(0|1)\\.' --dry-run\n"
-    "monograph quantize my-moe my-moe-nf4 --include 'experts' --tensor-type 'down_proj=keep'",
+    "monograph quantize my-moe my-moe-nf4 --experts stack\n"
+    "monograph quantize my-moe my-moe-nf4 --experts separate --tensor-type 'down_proj=keep'",
     declare,
 };
 

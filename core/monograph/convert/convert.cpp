@@ -15,6 +15,7 @@
 #include "monograph/base/float_types.h"
 #include "monograph/convert/packed_parts.h"
 #include "monograph/text/utf8.h"
+#include "monograph/weights/assembly.h"
 
 namespace monograph {
 namespace {
@@ -40,10 +41,10 @@ struct Job {
   std::optional<PackedLayout> layout;
   PackedScales scales;  // from the first piece begun to the last one done
   bool has_scales = false;
-  // For a format with a scale of the whole weight: the pieces still to be searched for the largest
-  // magnitude, and what was found.
+  // For a format with a scale of a whole matrix: the pieces still to be searched for the largest
+  // magnitude, and what was found in each matrix.
   std::uint64_t unsearched = 0;
-  float largest = 0.0f;
+  std::vector<float> largest;
 };
 
 // A range of elements, or of bytes of one part for a copy.
@@ -63,21 +64,41 @@ void advise(std::span<const std::uint8_t> bytes, int advice) {
   ::madvise(const_cast<std::uint8_t*>(bytes.data() - before), bytes.size() + before, advice);
 }
 
-// The bytes that a piece reads, as far as they lie together.
-std::span<const std::uint8_t> source_of(const Piece& piece) {
+using Bytes = std::span<const std::uint8_t>;
+
+// The bytes of the values that a piece reads, at least.
+std::vector<Bytes> sources_of(const Piece& piece) {
   if (piece.part != nullptr) {
-    return piece.part->bytes().subspan(piece.begin, piece.end - piece.begin);
+    return {piece.part->bytes().subspan(piece.begin, piece.end - piece.begin)};
   }
   const Weight& weight = *piece.job->conversion->weight;
-  const auto values = weight.parts.front().tensor.bytes();
   if (weight.elements == 0) return {};
+  if (weight.assembly) return weight.assembly->bytes(piece.begin, piece.end);
+  const Bytes values = weight.parts.front().tensor.bytes();
   const auto at = [&](std::uint64_t element) {
     return static_cast<std::size_t>(
         static_cast<double>(values.size()) *
         (static_cast<double>(element) / static_cast<double>(weight.elements)));
   };
   const std::size_t begin = at(piece.begin), end = std::min(at(piece.end), values.size());
-  return values.subspan(begin, end - begin);
+  return {values.subspan(begin, end - begin)};
+}
+
+void advise(const std::vector<Bytes>& sources, int advice) {
+  for (const Bytes& bytes : sources) advise(bytes, advice);
+}
+
+// The part of source_bytes() that falls to a piece.
+std::uint64_t progress_of(const Piece& piece) {
+  if (piece.part != nullptr) return piece.end - piece.begin;
+  const Conversion& conversion = *piece.job->conversion;
+  const auto total = static_cast<double>(source_bytes(conversion));
+  const auto elements =
+      static_cast<double>(std::max<std::uint64_t>(conversion.weight->elements, 1));
+  const auto at = [&](std::uint64_t element) {
+    return static_cast<std::uint64_t>(total * (static_cast<double>(element) / elements));
+  };
+  return at(piece.end) - at(piece.begin);
 }
 
 // What a thread keeps from piece to piece.
@@ -120,17 +141,29 @@ class Converter {
   }
 
   void add_quantize(Job& job) {
-    const std::uint64_t elements = job.conversion->weight->elements;
-    const std::uint64_t step = job.layout->range(kPieceElements);
     if (job.layout->info().tensor_scale != TensorScale::kNone) {
       const std::size_t first = pieces_.size();
-      cut(job, nullptr, elements, step);
+      cut_matrices(job);
       for (std::size_t i = first; i < pieces_.size(); ++i) pieces_[i].search = true;
       job.unsearched = pieces_.size() - first;
+      job.largest.resize(job.layout->matrices());
     }
-    cut(job, nullptr, elements, step);
+    cut_matrices(job);
     // Its other parts are written even if it is empty.
-    if (elements == 0) pieces_.push_back({&job, nullptr, 0, 0});
+    if (job.layout->elements() == 0) pieces_.push_back({&job, nullptr, 0, 0});
+  }
+
+  void cut_matrices(Job& job) {
+    const std::uint64_t step = job.layout->range(kPieceElements);
+    const std::uint64_t matrix = job.layout->matrix_elements();
+    for (std::uint64_t i = 0; i < job.layout->matrices(); ++i) {
+      const std::size_t first = pieces_.size();
+      cut(job, nullptr, matrix, step);
+      for (std::size_t at = first; at < pieces_.size(); ++at) {
+        pieces_[at].begin += i * matrix;
+        pieces_[at].end += i * matrix;
+      }
+    }
   }
 
   void cut(Job& job, const LocatedTensor* part, std::uint64_t count, std::uint64_t step) {
@@ -147,7 +180,7 @@ class Converter {
         const std::size_t index = next_++;
         if (index >= pieces_.size() || stop_) return;
         if (index + ahead < pieces_.size())
-          advise(source_of(pieces_[index + ahead]), MADV_WILLNEED);
+          advise(sources_of(pieces_[index + ahead]), MADV_WILLNEED);
         do_piece(pieces_[index], scratch);
       }
     } catch (...) {
@@ -160,10 +193,10 @@ class Converter {
 
   void do_piece(const Piece& piece, Scratch& scratch) {
     if (piece.search) return search_piece(piece, scratch);
-    const auto source = source_of(piece);
+    const std::vector<Bytes> sources = sources_of(piece);
     switch (piece.job->conversion->action) {
       case Action::kCopy:
-        writer_.write(piece.part->entry->name, piece.begin, source);
+        writer_.write(piece.part->entry->name, piece.begin, sources.front());
         break;
       case Action::kQuantize:
         quantize_piece(piece, scratch);
@@ -173,14 +206,14 @@ class Converter {
         break;
     }
     // The pages stay in the page cache; the mapping of this process gets small again.
-    advise(source, MADV_DONTNEED);
-    options_.advance(source.size());
+    advise(sources, MADV_DONTNEED);
+    options_.advance(progress_of(piece));
   }
 
   // The elements of a piece in a float type: in place if they lie there aligned, else decoded.
   const void* input_of(const Piece& piece, DType dtype, Scratch& scratch) {
     const Weight& weight = *piece.job->conversion->weight;
-    if (!weight.is_packed() && weight.dtype == stored(dtype)) {
+    if (!weight.assembly && !weight.is_packed() && weight.dtype == stored(dtype)) {
       const std::uint8_t* at =
           weight.parts.front().tensor.bytes().data() + piece.begin * size_bytes(dtype);
       if (reinterpret_cast<std::uintptr_t>(at) % size_bytes(dtype) == 0) return at;
@@ -201,7 +234,8 @@ class Converter {
     const DType dtype = source_dtype(weight);
     const QuantizeJob work =
         layout.job(dtype, input_of(piece, dtype, scratch), count, scratch.out.data(),
-                   job.scales.at(layout, layout.block_at(piece.begin)), &job.scales.tensor);
+                   job.scales.at(layout, layout.block_at(piece.begin)),
+                   &job.scales.tensor_at(layout, piece.begin));
     if (const auto bad = quantize(work, serial_for)) fail_nonfinite(weight, piece.begin + *bad);
     writer_.write(values_name(conversion), layout.value_bytes(piece.begin), scratch.out);
     if (--job.left == 0) {
@@ -218,7 +252,9 @@ class Converter {
     if (stop_ || job.has_scales) return !stop_;
     const FormatInfo& info = job.layout->info();
     job.scales.make_room(*job.layout);
-    job.scales.tensor = tensor_scales_for(info.kernels, info.rules.front(), job.largest);
+    for (std::size_t i = 0; i < job.largest.size(); ++i) {
+      job.scales.tensors[i] = tensor_scales_for(info.kernels, info.rules.front(), job.largest[i]);
+    }
     job.has_scales = true;
     return true;
   }
@@ -229,7 +265,8 @@ class Converter {
     const float found =
         largest_magnitude(dtype, input_of(piece, dtype, scratch), piece.end - piece.begin);
     const std::lock_guard lock(mutex_);
-    job.largest = std::max(job.largest, found);
+    float& largest = job.largest[piece.begin / job.layout->matrix_elements()];
+    largest = std::max(largest, found);
     if (--job.unsearched == 0) searched_.notify_all();
   }
 
@@ -293,7 +330,12 @@ std::vector<TensorSpec> specs_of(const Conversion& conversion) {
 std::uint64_t source_bytes(const Conversion& conversion) {
   const Weight& weight = *conversion.weight;
   if (conversion.action == Action::kCopy) return weight.size_bytes;
-  return weight.parts.front().tensor.entry->size_bytes;
+  if (!weight.assembly) return weight.parts.front().tensor.entry->size_bytes;
+  std::uint64_t bytes = 0;
+  for (const Weight& source : weight.assembly->sources) {
+    bytes += source.parts.front().tensor.entry->size_bytes;
+  }
+  return bytes;
 }
 
 void sort_by_source(std::vector<Conversion>& conversions) {

@@ -23,6 +23,9 @@ enum class Action : std::uint8_t {
   kCast,      // decoded if packed, then rounded to a float type
 };
 
+// How the tensors of a quantised weight of several experts are named; see packed_parts.h.
+enum class Stack : std::uint8_t { kNone, kOwn, kGptOss };
+
 struct Conversion {
   const Weight* weight = nullptr;  // readable, unless it is copied
   Action action = Action::kCopy;
@@ -31,6 +34,7 @@ struct Conversion {
   std::size_t block = 64;
   bool double_quant = false;
   NonFinite nonfinite = NonFinite::kError;
+  Stack stack = Stack::kNone;  // kOwn and kGptOss: the weight is [experts, outputs, inputs]
   // For kCast.
   DType dtype = DType::kBFloat16;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "monograph/base/error.h"
 #include "monograph/formats/bind.h"
@@ -10,33 +11,52 @@
 namespace monograph {
 namespace {
 
+// By the dimension from behind: 0 columns, 1 rows, all others matrices.
 std::uint64_t cols_of(const Weight& weight) {
   return weight.shape.empty() ? 1 : weight.shape.back();
+}
+std::uint64_t rows_of(const Weight& weight) {
+  return weight.shape.size() < 2 ? 1 : weight.shape[weight.shape.size() - 2];
+}
+std::uint64_t matrices_of(const Weight& weight) {
+  std::uint64_t matrices = 1;
+  for (std::size_t i = 2; i < weight.shape.size(); ++i) {
+    matrices *= weight.shape[weight.shape.size() - 1 - i];
+  }
+  return matrices;
 }
 
 }  // namespace
 
 PackedLayout::PackedLayout(const Conversion& conversion)
-    : PackedLayout(
-          conversion,
-          conversion.weight->elements / std::max<std::uint64_t>(cols_of(*conversion.weight), 1),
-          cols_of(*conversion.weight)) {}
+    : PackedLayout(conversion, matrices_of(*conversion.weight), rows_of(*conversion.weight),
+                   cols_of(*conversion.weight)) {}
 
-PackedLayout::PackedLayout(const Conversion& conversion, std::uint64_t rows, std::uint64_t cols)
+PackedLayout::PackedLayout(const Conversion& conversion, std::uint64_t matrices, std::uint64_t rows,
+                           std::uint64_t cols)
     : info_(*find_format(conversion.format)),
       block_(conversion.block),
+      matrices_(matrices),
       rows_(rows),
       cols_(cols),
       nonfinite_(conversion.nonfinite) {
+  if (info_.shape != BlockShape::kSquare && info_.tensor_scale == TensorScale::kNone) {
+    rows_ *= std::exchange(matrices_, 1);
+  }
   try {
-    matrix_shape(info_, block_, std::array<std::size_t, 2>{rows, cols});
+    matrix_shape(info_, block_, std::array<std::size_t, 3>{matrices, rows, cols});
+    if (conversion.stack != Stack::kNone && info_.shape == BlockShape::kFlat &&
+        rows * cols % block_ != 0) {
+      throw Error("an expert has " + std::to_string(rows * cols) + " elements, format " +
+                  info_.name + " wants a multiple of the block of " + std::to_string(block_));
+    }
   } catch (const Error& error) {
     throw Error("weight " + text::in_quotes(conversion.weight->name) + ": " + error.what());
   }
 }
 
 std::uint64_t PackedLayout::blocks() const {
-  return block_count(info_.shape, block_, 1, rows_, cols_);
+  return block_count(info_.shape, block_, matrices_, rows_, cols_);
 }
 
 std::uint64_t PackedLayout::unit() const {
@@ -49,7 +69,10 @@ std::uint64_t PackedLayout::range(std::uint64_t elements) const {
 
 std::uint64_t PackedLayout::block_at(std::uint64_t begin) const {
   if (info_.shape != BlockShape::kSquare) return begin / block_;
-  return begin / unit() * ceil_div(cols_, block_);
+  const std::uint64_t per_row = ceil_div(cols_, block_);
+  const std::uint64_t matrix = begin / std::max<std::uint64_t>(matrix_elements(), 1);
+  const std::uint64_t within = begin - matrix * matrix_elements();
+  return (matrix * ceil_div(rows_, block_) + within / unit()) * per_row;
 }
 
 std::uint64_t PackedLayout::value_bytes(std::uint64_t elements) const {

@@ -9,13 +9,17 @@ namespace monograph {
 
 class PackedLayout {
  public:
-  // For rows x cols elements of one matrix (any number of matrices in a format with flat blocks).
-  // Throws Error naming the weight if its rows cannot be blocks of the format.
-  PackedLayout(const Conversion& conversion, std::uint64_t rows, std::uint64_t cols);
+  // For matrices of rows x cols elements. In a format whose blocks do not know matrices all of them
+  // are one. Throws Error naming the weight if its rows cannot be blocks of the format.
+  PackedLayout(const Conversion& conversion, std::uint64_t matrices, std::uint64_t rows,
+               std::uint64_t cols);
   explicit PackedLayout(const Conversion& conversion);
 
   const FormatInfo& info() const { return info_; }
-  std::uint64_t elements() const { return rows_ * cols_; }
+  // Each has its own grid of blocks and its own scale of a whole matrix; no range crosses them.
+  std::uint64_t matrices() const { return matrices_; }
+  std::uint64_t matrix_elements() const { return rows_ * cols_; }
+  std::uint64_t elements() const { return matrices_ * rows_ * cols_; }
   std::uint64_t blocks() const;
   ScaleKind kind() const { return info_.kinds.front(); }
   std::size_t scale_bytes() const { return size_bytes(kind()); }
@@ -28,15 +32,15 @@ class PackedLayout {
   // The bytes of the values before this element, the first of a range.
   std::uint64_t value_bytes(std::uint64_t elements) const;
 
-  // The work for the `count` elements of one range. `tensor` is the scale of the whole weight, for
-  // a format that has one.
+  // The work for the `count` elements of one range. `tensor` is the scale of its matrix, for a
+  // format that has one.
   QuantizeJob job(DType dtype, const void* input, std::uint64_t count, std::uint8_t* values,
                   std::uint8_t* scales, const TensorScales* tensor) const;
 
  private:
   const FormatInfo& info_;
   std::size_t block_;
-  std::uint64_t rows_, cols_;
+  std::uint64_t matrices_, rows_, cols_;
   NonFinite nonfinite_;
 };
 

@@ -38,6 +38,9 @@ constexpr std::array kWritten = {
             StoredDType::kF8E4M3, StoredDType::kF32},
 };
 
+constexpr Written kGptOss = {"mxfp4",          Format::kMxfp4,   "gpt-oss",
+                             ".weight_blocks", ".weight_scales", ""};
+
 const Written& written(Format format) {
   const auto* found = std::find_if(kWritten.begin(), kWritten.end(),
                                    [&](const Written& row) { return row.format == format; });
@@ -62,12 +65,42 @@ std::string state_name(const Conversion& conversion) {
 }
 
 std::string part_name(const Conversion& conversion, std::string_view suffix) {
-  return std::string(module_of(conversion.weight->name)) + std::string(suffix);
+  const std::string& name = conversion.weight->name;
+  constexpr std::string_view kWeight = ".weight";
+  const bool stack = conversion.stack != Stack::kNone && !name.ends_with(kWeight);
+  if (stack) suffix.remove_prefix(kWeight.size());
+  return std::string(module_of(name)) + std::string(suffix);
+}
+
+const Written& row_of(const Conversion& conversion) {
+  return conversion.stack == Stack::kGptOss ? kGptOss : written(conversion.format);
 }
 
 template <class T>
 void write_all(ShardedWriter& writer, const std::string& name, const T* data, std::size_t count) {
   writer.write(name, 0, {reinterpret_cast<const std::uint8_t*>(data), count * sizeof(T)});
+}
+
+// Of [experts, rows, cols]; gpt-oss has the bytes of a block for a dimension of its own.
+std::vector<TensorSpec> stack_specs(const Conversion& conversion, const Written& row,
+                                    const PackedLayout& layout) {
+  const std::vector<std::uint64_t>& shape = conversion.weight->shape;
+  MONOGRAPH_ASSERT(shape.size() == 3);
+  const std::uint64_t block = conversion.block, cols = shape[2];
+  const bool square = layout.info().shape == BlockShape::kSquare;
+  std::vector<std::uint64_t> values = {shape[0], shape[1], layout.value_bytes(cols)};
+  if (conversion.stack == Stack::kGptOss) {
+    values = {shape[0], shape[1], cols / block, layout.value_bytes(block)};
+  }
+  std::vector<TensorSpec> specs = {
+      {values_name(conversion), row.values_type, std::move(values)},
+      {part_name(conversion, row.scales),
+       row.scales_type,
+       {shape[0], square ? ceil_div(shape[1], block) : shape[1], ceil_div(cols, block)}}};
+  if (!row.tensor.empty()) {
+    specs.push_back({part_name(conversion, row.tensor), StoredDType::kF32, {shape[0]}});
+  }
+  return specs;
 }
 
 std::vector<TensorSpec> bitsandbytes_specs(const Conversion& conversion) {
@@ -132,20 +165,21 @@ DType source_dtype(const Weight& weight) {
 }
 
 std::string values_name(const Conversion& conversion) {
-  const Written& row = written(conversion.format);
+  const Written& row = row_of(conversion);
   return row.values.empty() ? conversion.weight->name : part_name(conversion, row.values);
 }
 
 std::vector<TensorSpec> packed_specs(const Conversion& conversion) {
-  const Written& row = written(conversion.format);
+  const Written& row = row_of(conversion);
+  const PackedLayout layout(conversion);
   if (row.values.empty()) return bitsandbytes_specs(conversion);
   const Weight& weight = *conversion.weight;
+  if (conversion.stack != Stack::kNone) return stack_specs(conversion, row, layout);
   if (weight.shape.size() != 2 || !weight.name.ends_with(".weight")) {
     throw Error("weight " + text::in_quotes(weight.name) + " of " +
                 std::to_string(weight.shape.size()) + " dimensions: " + std::string(row.producer) +
                 " stores " + std::string(row.name) + " for matrices with a name X.weight only");
   }
-  const PackedLayout layout(conversion);
   const std::uint64_t rows = weight.shape[0], cols = weight.shape[1];
   const bool square = layout.info().shape == BlockShape::kSquare;
   const std::uint64_t block = conversion.block;
@@ -161,7 +195,7 @@ std::vector<TensorSpec> packed_specs(const Conversion& conversion) {
 
 void write_packed_parts(const Conversion& conversion, const PackedScales& scales,
                         ShardedWriter& writer) {
-  const Written& row = written(conversion.format);
+  const Written& row = row_of(conversion);
   if (row.values.empty()) return write_bitsandbytes(conversion, scales.words, writer);
   const PackedLayout layout(conversion);
   write_all(writer, part_name(conversion, row.scales),
@@ -169,8 +203,11 @@ void write_packed_parts(const Conversion& conversion, const PackedScales& scales
             layout.blocks() * layout.scale_bytes());
   if (row.tensor.empty()) return;
   const bool divides = layout.info().tensor_scale == TensorScale::kDivides;
-  write_all(writer, part_name(conversion, row.tensor),
-            divides ? &scales.tensor.encode : &scales.tensor.decode, 1);
+  std::vector<float> tensors;
+  for (const TensorScales& one : scales.tensors) {
+    tensors.push_back(divides ? one.encode : one.decode);
+  }
+  write_all(writer, part_name(conversion, row.tensor), tensors.data(), tensors.size());
 }
 
 }  // namespace monograph

@@ -118,16 +118,39 @@ Value fp8_config(std::span<const Conversion> conversions, std::size_t block) {
   return value;
 }
 
+Value gpt_oss_config() {
+  return json::parse(R"({"quant_method": "mxfp4", "modules_to_not_convert":
+                         ["model.layers.*.self_attn", "model.layers.*.mlp.router",
+                          "model.embed_tokens", "lm_head"]})",
+                     "gpt-oss");
+}
+
 // One config describes one producer and, but for nf4 and fp4, one format.
 void check_one_format(const Conversion& first, const Conversion& other) {
   const std::string_view producer = producer_of(first.format);
   const bool fits = producer == "bitsandbytes" ? producer_of(other.format) == producer
                                                : other.format == first.format;
-  if (fits) return;
+  const bool gpt_oss = first.stack == Stack::kGptOss;
+  if (fits && gpt_oss == (other.stack == Stack::kGptOss)) return;
+  if (fits) {
+    throw Error("weight " + text::in_quotes((gpt_oss ? other : first).weight->name) +
+                " would be mxfp4 beside the experts of gpt-oss, whose loaders want experts alone "
+                "to be quantised");
+  }
   throw Error("weight " + text::in_quotes(other.weight->name) + " would be " +
               std::string(written_name(other.format)) + " beside " +
               std::string(written_name(first.format)) + " of " +
               text::in_quotes(first.weight->name) + "; no loader knows such a mixture");
+}
+
+Value config_of_producer(const Value& config, std::span<const Conversion> conversions,
+                         const Conversion* first, std::optional<DType> compute_dtype) {
+  const std::string_view producer = first == nullptr ? "bitsandbytes" : producer_of(first->format);
+  if (first != nullptr && first->stack == Stack::kGptOss) return gpt_oss_config();
+  if (producer == "compressed-tensors")
+    return compressed_tensors_config(conversions, first->format);
+  if (producer == "DeepSeek") return fp8_config(conversions, first->block);
+  return bitsandbytes_config(config, conversions, first, compute_dtype);
 }
 
 }  // namespace
@@ -135,16 +158,16 @@ void check_one_format(const Conversion& first, const Conversion& other) {
 Value quantization_config(const Value& config, std::span<const Conversion> conversions,
                           std::optional<DType> compute_dtype) {
   const Conversion* first = nullptr;
+  bool stacked = false;
   for (const Conversion& conversion : conversions) {
     if (conversion.action != Action::kQuantize) continue;
     if (first == nullptr) first = &conversion;
     check_one_format(*first, conversion);
+    stacked |= conversion.stack == Stack::kOwn;
   }
-  const std::string_view producer = first == nullptr ? "bitsandbytes" : producer_of(first->format);
-  if (producer == "compressed-tensors")
-    return compressed_tensors_config(conversions, first->format);
-  if (producer == "DeepSeek") return fp8_config(conversions, first->block);
-  return bitsandbytes_config(config, conversions, first, compute_dtype);
+  Value value = config_of_producer(config, conversions, first, compute_dtype);
+  if (stacked) value.set("monograph_experts", Value::string("stacked"));
+  return value;
 }
 
 }  // namespace monograph

@@ -16,6 +16,8 @@ namespace monograph {
 //                       first quantised weight
 //   compressed-tensors  one group of its scheme for weights, activations left alone
 //   DeepSeek            quant_method fp8 with weight_block_size
+//   gpt-oss             quant_method mxfp4, as OpenAI ships it: experts alone
+// Stacks of experts in our own spelling are recorded as "monograph_experts": "stacked".
 // Matrices that stay as they are become the list of modules to leave alone. Throws Error if
 // quantised weights differ in producer, or in format other than nf4 and fp4.
 json::Value quantization_config(const json::Value& config, std::span<const Conversion> conversions,

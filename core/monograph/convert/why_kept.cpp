@@ -15,6 +15,7 @@ constexpr std::array<std::string_view, 4> kEmbeddings = {"wte", "wpe", "shared",
                                                          "relative_attention_bias"};
 constexpr std::array<std::string_view, 8> kHeads = {"lm_head",    "embed_out",  "output", "score",
                                                     "classifier", "qa_outputs", "cls",    "v_head"};
+// Any part of a name: Granite has router.layer, Hunyuan gate.wg.
 constexpr std::array<std::string_view, 3> kRouters = {"gate", "router", "shared_expert_gate"};
 constexpr std::array<std::string_view, 4> kTransposed = {"gpt2", "openai-gpt", "imagegpt",
                                                          "decision_transformer"};
@@ -22,6 +23,15 @@ constexpr std::array<std::string_view, 4> kTransposed = {"gpt2", "openai-gpt", "
 template <std::size_t N>
 bool contains(const std::array<std::string_view, N>& list, std::string_view word) {
   return std::find(list.begin(), list.end(), word) != list.end();
+}
+
+template <std::size_t N>
+bool has_part(std::string_view name, const std::array<std::string_view, N>& list) {
+  for (std::size_t begin = 0, end = 0; begin <= name.size(); begin = end + 1) {
+    end = std::min(name.find('.', begin), name.size());
+    if (contains(list, name.substr(begin, end - begin))) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -42,7 +52,7 @@ std::string_view why_kept(const Weight& weight) {
   // At the top of the model: an "output" inside a layer is a layer like others.
   const bool top = std::count(module.begin(), module.end(), '.') <= 1;
   if (last == "lm_head" || (top && contains(kHeads, last))) return "output head";
-  if (contains(kRouters, last)) return "router";
+  if (has_part(module, kRouters)) return "router";
   if (module.find(".experts.") != std::string_view::npos) return "expert";
   return {};
 }

@@ -66,8 +66,8 @@ Survival merge_packed(const MergedWeight& weight, safetensors::ShardedWriter& wr
                       ParallelFor parallel_for, FunctionRef<void(std::uint64_t)> done) {
   const Conversion& conversion = *weight.packed;
   const MergedPanels panels(weight, parallel_for, PackedLayout(conversion).unit());
-  PackedCopy copy(conversion, panels.rows(), panels.cols());
-  if (copy.wants_largest()) copy.set_largest(largest_merged(panels, parallel_for));
+  PackedCopy copy(conversion, 1, panels.rows(), panels.cols());
+  if (copy.wants_largest()) copy.set_largest(0, largest_merged(panels, parallel_for));
   each_panel(panels, parallel_for,
              [&](std::size_t first, const std::vector<float>&, const std::vector<double>& merged) {
                const std::vector<float> rounded(merged.begin(), merged.end());

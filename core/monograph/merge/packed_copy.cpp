@@ -11,23 +11,24 @@
 
 namespace monograph {
 
-PackedCopy::PackedCopy(const Conversion& conversion, std::size_t rows, std::size_t cols)
+PackedCopy::PackedCopy(const Conversion& conversion, std::size_t matrices, std::size_t rows,
+                       std::size_t cols)
     : conversion_(conversion),
-      layout_(conversion, rows, cols),
-      values_(layout_.value_bytes(rows * cols)) {
+      layout_(conversion, matrices, rows, cols),
+      shape_{matrices, rows, cols},
+      values_(layout_.value_bytes(matrices * rows * cols)) {
   scales_.make_room(layout_);
-  view_.rows = rows;
-  view_.cols = cols;
 }
 
-void PackedCopy::set_largest(float magnitude) {
+void PackedCopy::set_largest(std::size_t matrix, float magnitude) {
   const FormatInfo& info = layout_.info();
-  scales_.tensor = tensor_scales_for(info.kernels, info.rules.front(), magnitude);
+  scales_.tensors[matrix] = tensor_scales_for(info.kernels, info.rules.front(), magnitude);
 }
 
 void PackedCopy::quantize(std::size_t at, DType dtype, const void* input, std::size_t count) {
-  const QuantizeJob job = layout_.job(dtype, input, count, values_.data() + layout_.value_bytes(at),
-                                      scales_.at(layout_, layout_.block_at(at)), &scales_.tensor);
+  const QuantizeJob job =
+      layout_.job(dtype, input, count, values_.data() + layout_.value_bytes(at),
+                  scales_.at(layout_, layout_.block_at(at)), &scales_.tensor_at(layout_, at));
   const auto bad = monograph::quantize(job, serial_for);
   if (!bad) return;
   throw Error("weight " + text::in_quotes(conversion_.weight->name) + ": element " +
@@ -50,10 +51,13 @@ void PackedCopy::finish(ParallelFor parallel_for) {
               bytes(kDynamicMap, 256), bytes(&offset, 1)};
   } else if (wants_largest()) {
     const bool divides = layout_.info().tensor_scale == TensorScale::kDivides;
-    scales.push_back(bytes(divides ? &scales_.tensor.encode : &scales_.tensor.decode, 1));
+    tensors_.clear();
+    for (const TensorScales& one : scales_.tensors) {
+      tensors_.push_back(divides ? one.encode : one.decode);
+    }
+    scales.push_back(bytes(tensors_.data(), tensors_.size()));
   }
-  view_ = bind_packed(layout_.info(), conversion_.block,
-                      std::array<std::size_t, 2>{view_.rows, view_.cols},
+  view_ = bind_packed(layout_.info(), conversion_.block, shape_,
                       bytes(values_.data(), values_.size()), scales);
 }
 

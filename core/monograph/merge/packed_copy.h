@@ -1,6 +1,7 @@
 // A weight quantised in memory, as it would be stored.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -14,15 +15,18 @@ namespace monograph {
 
 class PackedCopy {
  public:
-  // For rows x cols elements, by the format, block and double_quant of `conversion`, which must
-  // outlive it.
-  PackedCopy(const Conversion& conversion, std::size_t rows, std::size_t cols);
+  // For matrices of rows x cols elements, by the format, block and double_quant of `conversion`,
+  // which must outlive it.
+  PackedCopy(const Conversion& conversion, std::size_t matrices, std::size_t rows,
+             std::size_t cols);
 
   const PackedLayout& layout() const { return layout_; }
-  // Whether the largest magnitude of all elements must be given before the first is quantised.
+  // Whether the largest magnitude of each matrix must be given before the first element is
+  // quantised.
   bool wants_largest() const { return layout_.info().tensor_scale != TensorScale::kNone; }
-  void set_largest(float magnitude);
-  // Elements from `at`, a multiple of layout().unit(); all but the last call give whole units.
+  void set_largest(std::size_t matrix, float magnitude);
+  // Elements of one matrix from `at`, a multiple of layout().unit() within it; all but the last
+  // call of a matrix give whole units.
   // Thread safe for ranges that do not overlap. Throws Error naming the weight if one is not
   // finite.
   void quantize(std::size_t at, DType dtype, const void* input, std::size_t count);
@@ -38,9 +42,10 @@ class PackedCopy {
  private:
   const Conversion& conversion_;
   PackedLayout layout_;
+  std::array<std::size_t, 3> shape_;
   std::vector<std::uint8_t> values_, codes_;
   PackedScales scales_;
-  std::vector<float> groups_;
+  std::vector<float> groups_, tensors_;
   PackedView view_;
 };
 

@@ -91,7 +91,7 @@ MergedPanels::MergedPanels(const MergedWeight& weight, ParallelFor parallel_for,
 }
 
 void MergedPanels::quantize_base(ParallelFor parallel_for) {
-  auto copy = std::make_unique<PackedCopy>(*weight_.base_as, rows_, cols_);
+  auto copy = std::make_unique<PackedCopy>(*weight_.base_as, 1, rows_, cols_);
   const DType type = source_dtype(*weight_.base);
   const std::size_t piece = copy->layout().range(kPanelElements);
   const std::size_t count = rows_ * cols_;
@@ -110,7 +110,7 @@ void MergedPanels::quantize_base(ParallelFor parallel_for) {
     each_piece([&](std::size_t at, const void* values, std::size_t n) {
       largest[at / piece] = largest_magnitude(type, values, n);
     });
-    copy->set_largest(*std::max_element(largest.begin(), largest.end()));
+    copy->set_largest(0, *std::max_element(largest.begin(), largest.end()));
   }
   each_piece([&](std::size_t at, const void* values, std::size_t n) {
     copy->quantize(at, type, values, n);

@@ -28,6 +28,8 @@ bool scale_is_e8m0(const Candidate& found) {
   return dtype == StoredDType::kU8 || dtype == StoredDType::kF8E8M0;
 }
 
+bool is_stack(const Candidate& found) { return shape_of(found, "values").size() == 3; }
+
 void set_shape(const Candidate& found, Shape shape, Shape block) {
   Weight& weight = found.weight();
   weight.elements = 1;
@@ -55,9 +57,13 @@ void describe_rows_of_nibbles(const Candidate& found, std::uint64_t block) {
 // ModelOpt stores what multiplies, compressed-tensors what divides.
 template <Format kFormat>
 void describe_nvfp4(const Candidate& found) {
-  if (found.part("global_scale")->entry->elements != 1) {
-    found.fail("global scale has " + std::to_string(found.part("global_scale")->entry->elements) +
-               " elements, wanted 1");
+  const std::uint64_t scales = found.part("global_scale")->entry->elements;
+  const Shape& values = shape_of(found, "values");
+  // A stack of experts has one for each.
+  const std::uint64_t matrices = values.size() == 3 ? values[0] : 1;
+  if (scales != 1 && scales != matrices) {
+    found.fail("global scale has " + std::to_string(scales) + " elements, wanted " +
+               (matrices == 1 ? "1" : "1 or " + std::to_string(matrices)));
   }
   found.want_dtype("global_scale", StoredDType::kF32);
   describe_rows_of_nibbles(found, 16);
@@ -252,6 +258,46 @@ constexpr std::array kSpellings = {
              ".weight",
              {{{".weight_scale", "scale", true}, {".input_scale", "input_scale"}}},
              [](const Candidate& found) { return values_are(found, StoredDType::kF8E4M3); },
+             describe_fp8},
+    // Stacks of experts: the endings of the rows above behind the name of a 3-D parameter.
+    Spelling{"Monograph",
+             "nvfp4",
+             "_packed",
+             "",
+             {{{"_scale", "scale", true}, {"_global_scale", "global_scale", true}}},
+             [](const Candidate& found) {
+               return is_stack(found) && values_are(found, StoredDType::kU8) &&
+                      dtype_of_part(found, "scale") == StoredDType::kF8E4M3;
+             },
+             describe_nvfp4<Format::kNvfp4Divide>},
+    Spelling{"Monograph",
+             "mxfp4",
+             "_packed",
+             "",
+             {{{"_scale", "scale", true}}},
+             [](const Candidate& found) {
+               return is_stack(found) && values_are(found, StoredDType::kU8) &&
+                      scale_is_e8m0(found);
+             },
+             describe_mxfp4},
+    Spelling{"transformers",
+             "fp8-block",
+             "",
+             "",
+             {{{"_scale_inv", "scale", true}}},
+             [](const Candidate& found) {
+               return is_stack(found) && values_are(found, StoredDType::kF8E4M3);
+             },
+             describe_fp8},
+    Spelling{"Monograph",
+             "mxfp8",
+             "",
+             "",
+             {{{"_scale", "scale", true}}},
+             [](const Candidate& found) {
+               return is_stack(found) && values_are(found, StoredDType::kF8E4M3) &&
+                      scale_is_e8m0(found);
+             },
              describe_fp8},
 };
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -24,6 +25,8 @@ struct Part {
   safetensors::LocatedTensor tensor;
 };
 
+struct Assembly;
+
 struct Weight {
   std::string name;           // as the model knows it: "model.layers.0.mlp.up_proj.weight"
   std::string_view format;    // "nf4", "fp8-block" ...; of a plain one its dtype: "bf16", "i64"
@@ -40,6 +43,8 @@ struct Weight {
   std::vector<Part> parts;         // the values first
   std::uint64_t size_bytes = 0;    // of all parts
   std::optional<PackedView> view;  // set if this library can decode the format
+  // Set: the elements are those of other weights, put together (assembly.h).
+  std::shared_ptr<const Assembly> assembly;
 
   bool is_packed() const { return spelling != "plain"; }
   // Whether read_elements works.

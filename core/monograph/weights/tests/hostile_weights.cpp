@@ -147,6 +147,14 @@ void add_other_formats(WeightCases& cases) {
       T::kU8, {2, 4, 3});
   two("gpt_oss_scales_short", "scale has the shape [2, 4, 2]", "w_blocks", T::kU8, {2, 4, 3, 16},
       "w_scales", T::kU8, {2, 4, 2});
+  two("stack_scale_short", "scale has the shape [2, 4, 1], wanted [2, 4, 2]", "w_packed", T::kU8,
+      {2, 4, 32}, "w_scale", T::kU8, {2, 4, 1});
+  two("stack_scale_of_fewer", "scale has the shape [1, 4, 2], wanted [2, 4, 2]", "w_packed", T::kU8,
+      {2, 4, 32}, "w_scale", T::kU8, {1, 4, 2});
+  two("stack_fp8_scale_short", "scale fits neither", "w", T::kF8E4M3, {2, 192, 256}, "w_scale_inv",
+      T::kF32, {2, 1, 2});
+  two("stack_mxfp8_scale_short", "scale fits neither", "w", T::kF8E4M3, {2, 8, 64}, "w_scale",
+      T::kU8, {2, 8, 3});
   two("int8_scale_short", "scale has the shape [3], wanted [4]", "w.weight", T::kI8, {4, 8},
       "w.SCB", T::kF32, {3});
   TensorList list;
@@ -154,6 +162,11 @@ void add_other_formats(WeightCases& cases) {
   list.add("w.weight_scale", T::kF8E4M3, {4, 4});
   list.add("w.weight_scale_2", T::kF32, {2});
   cases.add("nvfp4_two_global_scales", "global scale has 2 elements", list);
+  list = TensorList();
+  list.add("w_packed", T::kU8, {3, 4, 32});
+  list.add("w_scale", T::kF8E4M3, {3, 4, 4});
+  list.add("w_global_scale", T::kF32, {2});
+  cases.add("stack_two_global_scales", "global scale has 2 elements, wanted 1 or 3", list);
   list = TensorList();
   list.add("w.weight", T::kBF16, {4, 64});
   list.add("w.weight_packed", T::kU8, {4, 32});

@@ -1,0 +1,33 @@
+// A weight whose elements lie in other weights: matrices one behind the other, or each of them
+// transposed. Nothing is copied; read_elements gathers.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "monograph/weights/weight.h"
+
+namespace monograph {
+
+struct Assembly {
+  std::vector<Weight> sources;  // their elements one behind the other; one if transposed
+  bool transposed = false;      // the weight is [.., a, b], its source [.., b, a]
+
+  bool is_readable() const;
+  // The bytes that elements [begin, end) of the weight are read from, at least.
+  std::vector<std::span<const std::uint8_t>> bytes(std::uint64_t begin, std::uint64_t end) const;
+};
+
+// `sources` have one shape, type and format; together they are `shape`.
+Weight stacked(std::string name, std::vector<std::uint64_t> shape, std::vector<Weight> sources);
+
+// The last two dimensions of `weight`, of at least two, exchanged.
+Weight transposed(const Weight& weight);
+
+// read_elements of a weight with an assembly.
+void read_assembled(const Weight& weight, std::uint64_t begin, std::uint64_t end, DType dtype,
+                    void* out);
+
+}  // namespace monograph

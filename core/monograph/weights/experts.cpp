@@ -1,0 +1,204 @@
+#include "monograph/weights/experts.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+
+#include "monograph/text/utf8.h"
+
+namespace monograph {
+namespace {
+
+constexpr std::string_view kWeight = ".weight", kExperts = ".experts.";
+
+struct Projection {
+  std::string_view stored, meant;
+};
+constexpr std::array kProjections = {Projection{"gate_proj", "gate"}, Projection{"up_proj", "up"},
+                                     Projection{"down_proj", "down"}, Projection{"w1", "gate"},
+                                     Projection{"w3", "up"},          Projection{"w2", "down"}};
+
+// The end of a stack's name, and whether its inputs are the hidden states.
+struct StackName {
+  std::string_view end;
+  bool from_hidden;
+};
+constexpr std::array kStacks = {StackName{".experts.gate_up_proj", true},
+                                StackName{".experts.up_proj", true},
+                                StackName{".experts.down_proj", false},
+                                StackName{".block_sparse_moe.input_linear.weight", true},
+                                StackName{".block_sparse_moe.output_linear.weight", false}};
+
+constexpr std::array<std::string_view, 5> kTransposed = {"gpt_oss", "llama4", "llama4_text",
+                                                         "qwen3_vl_moe", "qwen3_vl_moe_text"};
+
+const StackName* stack_name(std::string_view name) {
+  const auto* found = std::find_if(kStacks.begin(), kStacks.end(), [&](const StackName& stack) {
+    return name.ends_with(stack.end);
+  });
+  return found == kStacks.end() ? nullptr : found;
+}
+
+// That of the language model where a config has several parts.
+const json::Value* find_setting(const json::Value& config, std::string_view key) {
+  if (!config.is(json::Kind::kObject)) return nullptr;
+  if (const json::Value* found = config.find(key)) return found;
+  const json::Value* text = config.find("text_config");
+  return text != nullptr && text->is(json::Kind::kObject) ? text->find(key) : nullptr;
+}
+
+std::string shape_text(const std::vector<std::uint64_t>& shape) {
+  std::string text;
+  for (const std::uint64_t size : shape) {
+    text += (text.empty() ? "" : ", ") + std::to_string(size);
+  }
+  return "[" + text + "]";
+}
+
+bool alike(const Weight& a, const Weight& b) {
+  return a.shape == b.shape && a.dtype == b.dtype && a.format == b.format &&
+         a.spelling == b.spelling && a.block == b.block && a.double_quant == b.double_quant;
+}
+
+// The matrices of one module: by projection, then by expert.
+using Matrices = std::map<std::string_view, std::map<std::uint64_t, const Weight*>>;
+
+// Experts 0 to E - 1 of every projection, all of one kind; else why not.
+std::string why_not(const Matrices& matrices) {
+  if (!matrices.contains("up") || !matrices.contains("down")) {
+    return "wanted gate, up and down of each expert, or up and down";
+  }
+  const std::size_t experts = matrices.at("down").size();
+  for (const auto& [projection, of] : matrices) {
+    const Weight& first = *of.begin()->second;
+    if (of.size() != experts || of.rbegin()->first != experts - 1) {
+      return std::string(projection) + " has " + std::to_string(of.size()) +
+             " experts up to number " + std::to_string(of.rbegin()->first) + ", down has " +
+             std::to_string(experts);
+    }
+    for (const auto& [expert, weight] : of) {
+      if (weight->shape.size() != 2 || !alike(*weight, first)) {
+        return text::in_quotes(weight->name) + " is " + std::string(weight->format) + " " +
+               shape_text(weight->shape) + ", " + text::in_quotes(first.name) + " is " +
+               std::string(first.format) + " " + shape_text(first.shape);
+      }
+    }
+  }
+  const Weight& up = *matrices.at("up").begin()->second;
+  if (matrices.contains("gate") && !alike(*matrices.at("gate").begin()->second, up)) {
+    return "gate and up differ in shape or format";
+  }
+  return {};
+}
+
+Weight stack_of(const std::string& module, const Matrices& matrices, bool down) {
+  std::vector<Weight> sources;
+  const bool gated = !down && matrices.contains("gate");
+  for (const auto& [expert, weight] : matrices.at(down ? "down" : "up")) {
+    if (gated) sources.push_back(*matrices.at("gate").at(expert));
+    sources.push_back(*weight);
+  }
+  const std::vector<std::uint64_t>& one = sources.front().shape;
+  const std::uint64_t experts = matrices.at("down").size();
+  return stacked(module + (down    ? ".down_proj"
+                           : gated ? ".gate_up_proj"
+                                   : ".up_proj"),
+                 {experts, gated ? 2 * one[0] : one[0], one[1]}, std::move(sources));
+}
+
+}  // namespace
+
+std::optional<ExpertName> parse_expert_name(std::string_view weight) {
+  const std::size_t at = weight.rfind(kExperts);
+  if (at == std::string_view::npos || !weight.ends_with(kWeight)) return std::nullopt;
+  std::string_view rest = weight.substr(at + kExperts.size());
+  rest.remove_suffix(kWeight.size());
+  ExpertName name;
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), name.expert);
+  if (error != std::errc() || end == rest.data() + rest.size() || *end != '.') return std::nullopt;
+  const std::string_view projection = rest.substr(static_cast<std::size_t>(end - rest.data()) + 1);
+  for (const Projection& known : kProjections) {
+    if (projection != known.stored) continue;
+    name.module = std::string(weight.substr(0, at + kExperts.size() - 1));
+    name.projection = known.meant;
+    return name;
+  }
+  return std::nullopt;
+}
+
+bool is_expert_stack(const Weight& weight) {
+  return weight.shape.size() == 3 && stack_name(weight.name) != nullptr;
+}
+
+bool stores_experts_transposed(const json::Value& config) {
+  const json::Value* type = find_setting(config, "model_type");
+  const std::string_view name = type == nullptr ? "" : type->as_string().value_or("");
+  return std::find(kTransposed.begin(), kTransposed.end(), name) != kTransposed.end();
+}
+
+std::optional<StackOrder> order_of(const Weight& stack, const json::Value& config) {
+  using enum StackOrder;
+  const json::Value* setting = find_setting(config, "hidden_size");
+  const std::uint64_t hidden = setting == nullptr ? 0 : setting->as_unsigned().value_or(0);
+  const StackName* name = stack_name(stack.name);
+  if (hidden == 0 || name == nullptr || stack.shape.size() != 3) return std::nullopt;
+  const bool first = stack.shape[1] == hidden, last = stack.shape[2] == hidden;
+  if (first != last) return last == name->from_hidden ? kOutputsFirst : kInputsFirst;
+  if (!first) return std::nullopt;
+  return stack.is_packed() || !stores_experts_transposed(config) ? kOutputsFirst : kInputsFirst;
+}
+
+std::vector<std::string> member_names(const Weight& stack) {
+  if (!stack.assembly) return {stack.name};
+  std::vector<std::string> names;
+  for (const Weight& source : stack.assembly->sources) names.push_back(source.name);
+  return names;
+}
+
+ExpertStacks stack_experts(const std::vector<Weight>& weights, const json::Value& config) {
+  ExpertStacks result;
+  std::map<std::string, Matrices> modules;
+  std::map<std::string, std::vector<const Weight*>> members;
+  for (const Weight& weight : weights) {
+    if (is_expert_stack(weight)) {
+      const auto order = order_of(weight, config);
+      if (!order) {
+        result.refused[weight.name] = "has the shape " + shape_text(weight.shape) +
+                                      ", and no dimension is hidden_size of config.json";
+        continue;
+      }
+      result.members.insert(&weight);
+      result.stacks.push_back(*order == StackOrder::kOutputsFirst ? weight : transposed(weight));
+    } else if (const auto name = parse_expert_name(weight.name)) {
+      if (!modules[name->module][name->projection].emplace(name->expert, &weight).second) {
+        result.refused[name->module] = text::in_quotes(weight.name) + " is there twice";
+      }
+      members[name->module].push_back(&weight);
+    } else if (const std::size_t at = weight.name.rfind(kExperts); at != std::string::npos) {
+      const char next = weight.name[std::min(at + kExperts.size(), weight.name.size() - 1)];
+      const bool of_one = next >= '0' && next <= '9';
+      const bool matrix = weight.shape.size() >= 2 && !weight.name.ends_with("_bias");
+      if (of_one || matrix) {
+        const std::string where =
+            of_one ? weight.name.substr(0, at + kExperts.size() - 1) : weight.name;
+        result.refused.try_emplace(
+            where, text::in_quotes(weight.name) +
+                       " is none of gate_proj, up_proj, down_proj, w1, w2, w3 and gate_up_proj");
+      }
+    }
+  }
+  for (const auto& [module, matrices] : modules) {
+    if (result.refused.contains(module)) continue;
+    if (const std::string why = why_not(matrices); !why.empty()) {
+      result.refused[module] = why;
+      continue;
+    }
+    for (const bool down : {false, true}) result.stacks.push_back(stack_of(module, matrices, down));
+    result.members.insert(members[module].begin(), members[module].end());
+  }
+  std::sort(result.stacks.begin(), result.stacks.end(),
+            [](const Weight& a, const Weight& b) { return a.name < b.name; });
+  return result;
+}
+
+}  // namespace monograph

@@ -1,0 +1,52 @@
+// Experts of a mixture in every way that folders store them, seen in one: a weight [experts,
+// outputs, inputs] by the name of the parameter that transformers has.
+//   one by one     X.experts.N.gate_proj|up_proj|down_proj.weight, or w1|w3|w2
+//   stacked        X.experts.gate_up_proj, X.experts.down_proj; X.input_linear.weight of Granite
+//   transposed     the same as [experts, inputs, outputs], by the model: gpt-oss, Llama 4
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "monograph/weights/assembly.h"
+
+namespace monograph {
+
+// "X.experts.3.gate_proj.weight".
+struct ExpertName {
+  std::string module;           // "X.experts"
+  std::uint64_t expert = 0;     // 3
+  std::string_view projection;  // "gate", "up" or "down"
+};
+std::optional<ExpertName> parse_expert_name(std::string_view weight);
+
+// Whether the weight holds the matrices of several experts, by its name and three dimensions.
+bool is_expert_stack(const Weight& weight);
+
+// Whether files of this model store plain stacks as [experts, inputs, outputs].
+bool stores_experts_transposed(const json::Value& config);
+
+// How a stack lies: told by hidden_size of `config` where the shape decides, else by the model for
+// a plain weight, while packed values have outputs for rows. Nothing if no dimension is
+// hidden_size.
+enum class StackOrder : std::uint8_t { kOutputsFirst, kInputsFirst };
+std::optional<StackOrder> order_of(const Weight& stack, const json::Value& config);
+
+struct ExpertStacks {
+  std::vector<Weight> stacks;                  // [experts, outputs, inputs], sorted by name
+  std::set<const Weight*> members;             // of `weights`: those that are a part of one
+  std::map<std::string, std::string> refused;  // module or weight -> why it is in no stack
+};
+
+// The names of the weights that a stack of stack_experts consists of, in order.
+std::vector<std::string> member_names(const Weight& stack);
+
+// Every stack that the weights make. Gate and up of an expert become gate_up_proj, gate first.
+ExpertStacks stack_experts(const std::vector<Weight>& weights, const json::Value& config);
+
+}  // namespace monograph
