@@ -45,13 +45,13 @@ void add_units(const BlockedProduct& product, const Chunk& chunk, std::size_t fi
 }
 
 // Rows that lie apart are brought together first; the kernels know one stride.
-void pack_gathered(const PackUnit& unit, std::size_t element_bytes) {
+void pack_gathered(const PackUnit& unit, const std::uint32_t* rows, std::size_t element_bytes) {
   const Matrix& left = unit.chunk->term->left;
   const std::size_t bytes = unit.chunk->count * element_bytes;
   const Scratch scratch(ScratchUse::kLocal, unit.rows * bytes);
   const auto* data = static_cast<const std::byte*>(left.data);
   for (std::size_t i = 0; i < unit.rows; ++i) {
-    const std::size_t at = unit.product->left_rows[unit.row + i] * left.stride + unit.chunk->begin;
+    const std::size_t at = rows[unit.row + i] * left.stride + unit.chunk->begin;
     std::memcpy(scratch.data() + i * bytes, data + at * element_bytes, bytes);
   }
   unit.product->kernels->pack(
@@ -62,8 +62,9 @@ void pack(const std::vector<PackUnit>& units, std::size_t element_bytes, Paralle
   parallel_for(units.size(), 1, [&](std::size_t from, std::size_t to) {
     for (std::size_t i = from; i < to; ++i) {
       const PackUnit& unit = units[i];
-      if (unit.product->left_rows != nullptr) {
-        pack_gathered(unit, element_bytes);
+      const std::uint32_t* const rows = unit.product->rows_of(*unit.chunk->term);
+      if (rows != nullptr) {
+        pack_gathered(unit, rows, element_bytes);
         continue;
       }
       const Matrix& left = unit.chunk->term->left;
@@ -90,19 +91,21 @@ void keep_rows(BlockedProduct& product) {
   const auto skipped = [&](std::size_t i) {
     return row_of(given.left_rows, i) == kSkippedRow || row_of(given.out_rows, i) == kSkippedRow;
   };
-  std::vector<std::uint32_t> left, out;
   if (given.left_rows == nullptr && given.out_rows == nullptr) return;
-  for (std::size_t i = 0; i < given.rows; ++i) {
-    if (skipped(i)) continue;
-    left.push_back(row_of(given.left_rows, i));
-    out.push_back(row_of(given.out_rows, i));
+  std::vector<std::uint32_t>& kept = product.kept;
+  for (std::size_t i = 0; i < given.rows; ++i)
+    if (!skipped(i)) kept.push_back(static_cast<std::uint32_t>(i));
+  const std::size_t rows = kept.size();
+  if (rows == given.rows) return;
+  product.rows = rows;
+  kept.resize(3 * rows);
+  for (std::size_t i = 0; i < rows; ++i) {
+    kept[rows + i] = row_of(given.left_rows, kept[i]);
+    kept[2 * rows + i] = row_of(given.out_rows, kept[i]);
   }
-  if (left.size() == given.rows) return;
-  product.rows = left.size();
-  product.kept = std::move(left);
-  product.kept.insert(product.kept.end(), out.begin(), out.end());
-  product.left_rows = product.kept.data();
-  product.out_rows = product.kept.data() + product.rows;
+  product.places = kept.data();
+  product.left_rows = kept.data() + rows;
+  product.out_rows = kept.data() + 2 * rows;
 }
 
 void group_chunks(BlockedProduct& product) {
@@ -190,8 +193,8 @@ class BlockedProducts::Batch {
       if (term == nullptr || packed.term == nullptr) continue;
       const Matrix &a = packed.term->left, &b = term->left;
       if (a.data == b.data && a.stride == b.stride && a.cols == b.cols &&
-          packed.product->left_rows == product.left_rows && packed.first == first &&
-          packed.rows == rows)
+          packed.product->rows_of(*packed.term) == product.rows_of(*term) &&
+          packed.first == first && packed.rows == rows)
         return packed.at;
     }
     return std::nullopt;
@@ -219,7 +222,7 @@ BlockedProducts::BlockedProducts(const LinearKernels& kernels, std::size_t eleme
   products_.reserve(products.size());
   for (const LinearProduct& given : products) {
     BlockedProduct product = {&given,         &kernels, {}, given.rows, given.left_rows,
-                              given.out_rows, {},       {}, {}};
+                              given.out_rows, nullptr,  {}, {},         {}};
     keep_rows(product);
     if (product.rows == 0 || given.out.cols == 0) continue;
     product.kernels = &kernels.for_rows(product.rows);

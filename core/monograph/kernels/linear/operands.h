@@ -28,6 +28,9 @@ struct LinearWeight {
 struct LinearTerm {
   Matrix left;
   LinearWeight weight;
+  // Row i of the product is row i of `left`, even where the product gathers the rows of others: the
+  // low-rank part of rows that lie apart.
+  bool in_order = false;
 };
 
 }  // namespace monograph

@@ -114,7 +114,7 @@ class Worker {
     const BlockedProduct::Chunk& chunk = product.chunks[item.chunk];
     const std::size_t p = (item.stage->first_panel + item.panel) * k_.panel;
     return {chunk.term == nullptr ? nullptr : &chunk.term->weight,
-            p,
+            product.given->first_col + p,
             std::min(k_.panel, product.given->out.cols - p),
             chunk.begin,
             chunk.count,
@@ -169,20 +169,22 @@ class Worker {
                        std::size_t rows, const DecodeJob& panel, bool scattered) const {
     const LinearProduct& given = *product.given;
     const std::byte* bias = static_cast<const std::byte*>(given.bias);
+    const std::size_t col = panel.first - given.first_col;
     return {c,
-            given.gain == nullptr ? nullptr : given.gain + panel.first,
-            bias == nullptr ? nullptr : bias + panel.first * element_bytes_,
+            given.gain == nullptr ? nullptr : given.gain + col,
+            bias == nullptr ? nullptr : bias + col * element_bytes_,
             rows,
             panel.width,
-            scattered ? local_ + 2 * panel_bytes_ + sums_bytes_ : place(product, row, panel.first),
+            scattered ? local_ + 2 * panel_bytes_ + sums_bytes_ : place(product, row, col),
             scattered ? k_.panel : given.out.stride};
   }
 
   void scatter(const BlockedProduct& product, const FinishJob& finish, std::size_t row,
                const DecodeJob& panel) const {
     const auto* from = static_cast<const std::byte*>(finish.out);
+    const std::size_t col = panel.first - product.given->first_col;
     for (std::size_t i = 0; i < finish.rows; ++i)
-      std::memcpy(place(product, row + i, panel.first), from + i * finish.stride * element_bytes_,
+      std::memcpy(place(product, row + i, col), from + i * finish.stride * element_bytes_,
                   finish.width * element_bytes_);
   }
 

@@ -16,6 +16,7 @@ inline constexpr std::uint32_t kSkippedRow = 0xffffffff;
 // is row left_rows[i] of each term's matrix, and row i of the result is written to row out_rows[i]
 // of `out`; without a list row i is row i. No two rows are written to the same place. A row whose
 // number is kSkippedRow in either list is left out: it costs nothing, and nothing is written.
+// Column c of `out` is entry first_col + c of each weight: a strip of a wide result at a time.
 struct LinearProduct {
   std::span<const LinearTerm> terms;
   MutableMatrix out;
@@ -24,6 +25,7 @@ struct LinearProduct {
   const std::uint32_t* out_rows = nullptr;
   const void* bias = nullptr;   // [out.cols] in the call's type; forward only, as the gain
   const float* gain = nullptr;  // [out.cols], on the fp32 sums before they are rounded
+  std::size_t first_col = 0;
 };
 
 struct Blocking {
@@ -50,10 +52,14 @@ struct BlockedProduct {
   std::size_t rows;                // that are not skipped
   const std::uint32_t* left_rows;  // of these; nullptr if row i is row i
   const std::uint32_t* out_rows;
+  const std::uint32_t* places;      // of the given rows: left rows of terms in order
   std::vector<std::uint32_t> kept;  // what they point to, where rows are skipped
   std::vector<Chunk> chunks;
   std::vector<Load> loads;
 
+  const std::uint32_t* rows_of(const LinearTerm& term) const {
+    return term.in_order ? places : left_rows;
+  }
   std::size_t blocks(std::size_t count) const {
     return (count + kernels->block - 1) / kernels->block;
   }

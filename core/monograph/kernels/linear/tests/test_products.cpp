@@ -257,5 +257,49 @@ TEST(LinearProducts, LongReductionsWaitInAList) {
   }
 }
 
+// Strips of columns, and a term whose rows are not gathered: to the bit the columns of the whole
+// with that term's rows gathered beforehand.
+TEST(LinearProducts, StripsOfColumnsAndTermsInOrder) {
+  const SmallWeight w = small_weight("mxfp4", ScaleKind::kE8m0, 32, false, {320, 288}, 5);
+  constexpr std::size_t kRows = 50, kRank = 4;
+  for (const LinearVariant& variant : linear_variants()) {
+    if (variant.isa > best_isa() || variant.dtype == DType::kFloat16) continue;
+    SCOPED_TRACE(std::string(name_of(variant.isa)) + " " + name_of(variant.dtype));
+    const bool forward = variant.pass == Pass::kForward;
+    const std::size_t in = forward ? 288 : 320, out = forward ? 320 : 288;
+    const Rows x = random_rows(variant.dtype, kRows, in, 1);
+    const Rows u = random_rows(variant.dtype, kRows, kRank, 2),
+               bias = random_rows(variant.dtype, 1, out, 3);
+    const Bytes factor = random_elements(variant.dtype, out * kRank, 4);
+    LinearWeight low;
+    low.dtype = variant.dtype;
+    low.packed.rows = forward ? out : kRank;
+    low.packed.cols = forward ? kRank : out;
+    low.packed.values = factor.data();
+    std::vector<std::uint32_t> from(kRows);
+    for (std::size_t i = 0; i < kRows; ++i)
+      from[i] = i % 7 == 3 ? kSkippedRow : static_cast<std::uint32_t>(i * 17 % kRows);
+    Rows gathered(variant.dtype, kRows, kRank);  // row from[i] is row i of u
+    for (std::size_t i = 0; i < kRows; ++i)
+      if (from[i] != kSkippedRow) std::memcpy(gathered.row(from[i]), u.row(i), u.row_bytes());
+    const LinearTerm whole[] = {{x.view(), {w.view, DType::kFloat32}}, {gathered.view(), low}};
+    const LinearTerm apart[] = {{x.view(), {w.view, DType::kFloat32}}, {u.view(), low, true}};
+    Rows y(variant.dtype, kRows, out), strips(variant.dtype, kRows, out);
+    LinearProduct product = {whole, y.out(), kRows, from.data()};
+    if (forward) product.bias = bias.bytes.data();
+    linear_products_with(*variant.run, variant.dtype, {&product, 1}, serial_for);
+    for (std::size_t first = 0; first < out; first += 128) {
+      const std::size_t cols = std::min<std::size_t>(128, out - first);
+      const std::size_t bytes = first * size_bytes(variant.dtype);
+      LinearProduct strip = {
+          apart, {strips.bytes.data() + bytes, kRows, cols, out}, kRows, from.data()};
+      if (forward) strip.bias = bias.bytes.data() + bytes;
+      strip.first_col = first;
+      linear_products_with(*variant.run, variant.dtype, {&strip, 1}, serial_for);
+    }
+    EXPECT_EQ(strips.bytes, y.bytes);
+  }
+}
+
 }  // namespace
 }  // namespace monograph
