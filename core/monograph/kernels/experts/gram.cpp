@@ -1,0 +1,95 @@
+#include "monograph/kernels/experts/gram.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "monograph/base/float_types.h"
+#include "monograph/cpu/scratch.h"
+#include "monograph/kernels/experts/factors.h"
+
+namespace monograph {
+namespace {
+
+// Columns of a unit: two lines of a row of 16-bit elements, which the caches fetch together.
+constexpr std::size_t kCols = 64;
+
+// Columns [first, first + cols) of the i-th active expert to [rank, stride] floats.
+void run_gram(const ExpertsLayer& layer, const GramRows& small, const ExpertsRows& large,
+              std::size_t i, std::size_t first, std::size_t cols, float* out, std::size_t stride) {
+  const std::size_t place = layer.routing.first(i);
+  GramJob job = {small.small.data() + place * small.rank,
+                 small.rank,
+                 layer.routing.rows(i),
+                 static_cast<const std::byte*>(large.matrix.data) + first * layer.element(),
+                 large.matrix.stride,
+                 nullptr,
+                 cols,
+                 out,
+                 stride};
+  if (large.by_token)
+    job.rows = layer.routing.tokens.data() + place;
+  else
+    job.large =
+        static_cast<const std::byte*>(job.large) + place * large.matrix.stride * layer.element();
+  layer.kernels.gram(job);
+}
+
+}  // namespace
+
+GramRows gram_rows(const ExpertsLayer& layer, const Buffer& u, std::size_t rank,
+                   const float* factors) {
+  GramRows rows = {std::vector<float>(layer.kept() * rank), rank};
+  convert(u.data(), layer.problem.dtype, rows.small.size(), rows.small.data(), DType::kFloat32);
+  for (std::size_t place = 0; factors != nullptr && place < layer.kept(); ++place)
+    for (std::size_t j = 0; j < rank; ++j) rows.small[place * rank + j] *= factors[place];
+  return rows;
+}
+
+void gram_to_rows(const ExpertsLayer& layer, const GramRows& small, const ExpertsRows& large,
+                  void* out, DType dtype) {
+  const std::size_t rank = small.rank, width = large.matrix.cols, bytes = size_bytes(dtype);
+  const std::size_t pieces = (width + kCols - 1) / kCols, active = layer.routing.active.size();
+  auto* const rows = static_cast<std::byte*>(out);
+  if (active != layer.problem.experts)
+    std::memset(rows, 0, layer.problem.experts * rank * width * bytes);
+  layer.parallel_for(active * pieces, 1, [&](std::size_t begin, std::size_t end) {
+    const Scratch scratch(ScratchUse::kSums, rank * kCols * sizeof(float));
+    float* const sums = reinterpret_cast<float*>(scratch.data());
+    for (std::size_t unit = begin; unit < end; ++unit) {
+      const std::size_t i = unit / pieces, first = unit % pieces * kCols;
+      const std::size_t cols = std::min(kCols, width - first);
+      run_gram(layer, small, large, i, first, cols, sums, kCols);
+      for (std::size_t j = 0; j < rank; ++j)
+        convert(sums + j * kCols, DType::kFloat32, cols,
+                rows + ((layer.routing.active[i] * rank + j) * width + first) * bytes, dtype);
+    }
+  });
+}
+
+void gram_to_columns(const ExpertsLayer& layer, const GramRows& small, const ExpertsRows& large,
+                     void* out, DType dtype) {
+  const std::size_t rank = small.rank, width = large.matrix.cols;
+  const std::size_t experts = layer.problem.experts, stride = rank * experts;
+  const std::vector<std::uint32_t>& active = layer.routing.active;
+  layer.parallel_for((width + kCols - 1) / kCols, 1, [&](std::size_t begin, std::size_t end) {
+    // An expert's sums behind those of the one before it: [active, rank, kCols].
+    const Scratch scratch(ScratchUse::kSums, active.size() * rank * kCols * sizeof(float) + 1);
+    float* const sums = reinterpret_cast<float*>(scratch.data());
+    for (std::size_t first = begin * kCols; first < std::min(end * kCols, width); first += kCols) {
+      const std::size_t cols = std::min(kCols, width - first);
+      for (std::size_t i = 0; i < active.size(); ++i)
+        run_gram(layer, small, large, i, first, cols, sums + i * rank * kCols, kCols);
+      with_type(dtype, [&]<class T>() {
+        T* const rows = static_cast<T*>(out) + first * stride;
+        if (active.size() != experts) std::memset(rows, 0, cols * stride * sizeof(T));
+        for (std::size_t c = 0; c < cols; ++c)
+          for (std::size_t j = 0; j < rank; ++j)
+            for (std::size_t i = 0; i < active.size(); ++i)
+              rows[c * stride + j * experts + active[i]] =
+                  from_float<T>(sums[(i * rank + j) * kCols + c]);
+      });
+    }
+  });
+}
+
+}  // namespace monograph

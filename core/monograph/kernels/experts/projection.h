@@ -1,0 +1,76 @@
+// One projection of all experts as lists of products: W_e with its LoRA, forward and back.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "monograph/kernels/experts/experts.h"
+#include "monograph/kernels/experts/routing.h"
+
+namespace monograph {
+
+// Memory of a call, not kept: its size follows the number of tokens.
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(std::size_t bytes) : bytes_(std::make_unique_for_overwrite<std::byte[]>(bytes)) {}
+  std::byte* data() const { return bytes_.get(); }
+  explicit operator bool() const { return bytes_ != nullptr; }
+
+ private:
+  std::unique_ptr<std::byte[]> bytes_;
+};
+
+// The left rows of products: of each token, gathered, or of each place, in order.
+struct ExpertsRows {
+  Matrix matrix;
+  bool by_token = false;
+};
+
+class ExpertsProduct {
+ public:
+  // All must outlive it.
+  ExpertsProduct(const ExpertsProblem& problem, const ExpertsProjection& projection,
+                 const Routing& routing, ParallelFor parallel_for);
+
+  bool has_low_rank() const { return projection_.rank != 0; }
+  // scale * x A^T and scale * dout B, [places, rank] in the type of x; none without a low-rank
+  // part.
+  Buffer low_rank(const ExpertsRows& x) const;
+  Buffer low_rank_back(const ExpertsRows& dout) const;
+  // Columns [first_col, first_col + out.cols) of W_e x + B u + bias, and of dout W_e + du A; a row
+  // of `out` for each place.
+  void forward(const ExpertsRows& x, const Buffer& u, std::size_t first_col,
+               const MutableMatrix& out) const;
+  void back(const ExpertsRows& dout, const Buffer& du, std::size_t first_col,
+            const MutableMatrix& out) const;
+  // The bias of the i-th active expert in the type of x.
+  const std::byte* bias(std::size_t i) const;
+
+ private:
+  struct Part {  // rows of an expert's weight that are one view
+    std::size_t first;
+    LinearWeight weight;
+  };
+  // Of at most `most` rows.
+  std::vector<Part> parts(std::size_t i, std::size_t most) const;
+  LinearWeight plain(const Buffer& of_active, std::size_t i, std::size_t rows, std::size_t cols,
+                     std::size_t first_row = 0) const;
+  LinearWeight a_of(std::size_t i) const;
+  // B of each active expert, [out, rank] or [rank, out]; A as [in, rank]; in the type of x.
+  Buffer gather_b(bool rank_first) const;
+  Buffer gather_a() const;
+  LinearTerm rows_of(const ExpertsRows& rows, std::size_t i) const;
+  LinearTerm places_of(const Buffer& u, std::size_t i) const;
+  Buffer low_rank_product(const ExpertsRows& rows, const std::vector<LinearWeight>& factors) const;
+
+  const ExpertsProblem& problem_;
+  const ExpertsProjection& projection_;
+  const Routing& routing_;
+  const ParallelFor parallel_for_;
+  const std::size_t element_;  // bytes
+  Buffer bias_;                // [E, out], where its type is not that of x
+};
+
+}  // namespace monograph

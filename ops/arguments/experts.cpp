@@ -1,0 +1,224 @@
+#include "arguments/experts.h"
+
+#include <cmath>
+#include <string>
+
+namespace monograph::ops {
+namespace {
+
+// A table of this many rows is the only memory that grows with the number of experts alone.
+constexpr std::int64_t kMostExperts = std::int64_t{1} << 20;
+
+void check_two(const char* op, const char* what, const Tensor& tensor) {
+  check_given(op, what, tensor);
+  STD_TORCH_CHECK(tensor.dim() == 2, op, ": ", what, " has ", tensor.dim(),
+                  " dimensions, wanted 2");
+}
+
+void check_size(const char* op, const std::string& what, const Tensor& tensor, std::size_t rows,
+                std::size_t cols) {
+  check_two(op, what.c_str(), tensor);
+  STD_TORCH_CHECK(static_cast<std::size_t>(tensor.size(0)) == rows &&
+                      static_cast<std::size_t>(tensor.size(1)) == cols,
+                  op, ": ", what, " has shape [", tensor.size(0), ", ", tensor.size(1),
+                  "], wanted [", rows, ", ", cols, "]");
+}
+
+const void* contiguous(const Tensor& tensor, std::vector<Tensor>& owners) {
+  owners.push_back(tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor));
+  return owners.back().const_data_ptr();
+}
+
+// The sizes of a stack of matrices, [E, rows, cols].
+struct Sizes {
+  std::size_t experts, rows, cols;
+};
+
+Sizes sizes_of(const char* op, const char* what, const Layout& layout) {
+  STD_TORCH_CHECK(layout.shape.size() == 3, op, ": ", what, " has ", layout.shape.size(),
+                  " dimensions, wanted 3");
+  const std::int64_t experts = layout.shape[0], rows = layout.shape[1], cols = layout.shape[2];
+  STD_TORCH_CHECK(experts >= 0 && experts <= kMostExperts, op, ": ", what, " has ", experts,
+                  " experts, wanted 0 to ", kMostExperts);
+  STD_TORCH_CHECK(rows > 0 && cols > 0, op, ": ", what, " has matrices of ", rows, " x ", cols,
+                  ", wanted at least 1 x 1");
+  return {static_cast<std::size_t>(experts), static_cast<std::size_t>(rows),
+          static_cast<std::size_t>(cols)};
+}
+
+PackedGrids plain_stack(const char* op, const char* what, const ExpertsWeight& weight,
+                        const Layout& layout, const Sizes& sizes) {
+  check_given(op, "values", weight.values);
+  STD_TORCH_CHECK(weight.scales.empty(), op, ": ", what, " of a plain weight has ",
+                  weight.scales.size(), " scales, wanted 0");
+  STD_TORCH_CHECK(layout.block == 0 && layout.origin == 0 && layout.grid_rows == 0, op, ": ", what,
+                  " of a plain weight has a block, an origin or grids, wanted none");
+  STD_TORCH_CHECK(weight.values.is_contiguous(), op, ": a plain weight must be contiguous");
+  std::size_t rows = 0, elements = 0;
+  STD_TORCH_CHECK(!__builtin_mul_overflow(sizes.experts, sizes.rows, &rows) &&
+                      !__builtin_mul_overflow(rows, sizes.cols, &elements) &&
+                      static_cast<std::size_t>(weight.values.numel()) == elements,
+                  op, ": a plain weight has ", weight.values.numel(), " elements, ", what, " says ",
+                  sizes.experts, " x ", sizes.rows, " x ", sizes.cols);
+  PackedGrids stack;
+  stack.first.rows = rows;
+  stack.first.cols = sizes.cols;
+  stack.first.values = static_cast<const std::uint8_t*>(weight.values.const_data_ptr());
+  return stack;
+}
+
+Sizes bind_weight(const char* op, const char* what, const ExpertsWeight& weight, bool transposed,
+                  ExpertsProjection& projection) {
+  const Layout layout = read_layout(op, weight.layout);
+  const Sizes sizes = sizes_of(op, what, layout);
+  if (layout.format == static_cast<std::int64_t>(Format::kPlain)) {
+    projection.weight = plain_stack(op, what, weight, layout, sizes);
+    projection.dtype = dtype_of(weight.values.scalar_type(), op, "a plain weight");
+  } else {
+    STD_TORCH_CHECK(!transposed, op,
+                    ": transposed is true for a packed weight, wanted a plain one");
+    STD_TORCH_CHECK(layout.origin == 0, op, ": ", what, " has the origin ", layout.origin,
+                    ", wanted 0");
+    projection.weight = check_packed(op, weight.values, weight.scales, layout).weight;
+    const std::size_t grid = layout.grid_rows;
+    STD_TORCH_CHECK(grid == 0 || sizes.rows % grid == 0, op, ": ", what, " has grids of ", grid,
+                    " rows, wanted a part of the ", sizes.rows, " rows of an expert");
+  }
+  projection.out = transposed ? sizes.cols : sizes.rows;
+  projection.in = transposed ? sizes.rows : sizes.cols;
+  return sizes;
+}
+
+void bind_low_rank(const char* op, const std::string& which, const ExpertsWeight& weight,
+                   std::size_t experts, ExpertsProjection& projection,
+                   std::vector<Tensor>& owners) {
+  projection.scale = 1;
+  STD_TORCH_CHECK(std::isfinite(weight.scale), op, ": lora_scale", which, " is ", weight.scale,
+                  ", wanted a number");
+  STD_TORCH_CHECK(weight.a.has_value() == weight.b.has_value(), op, ": a", which, " and b", which,
+                  " must come together");
+  if (!weight.a) return;
+  const std::string a = "a" + which, b = "b" + which;
+  check_two(op, a.c_str(), *weight.a);
+  const auto rows = static_cast<std::size_t>(weight.a->size(0));
+  STD_TORCH_CHECK(experts > 0 && rows % experts == 0, op, ": ", a, " has ", rows,
+                  " rows, wanted a rank times ", experts, " experts");
+  check_size(op, a, *weight.a, rows, projection.in);
+  check_size(op, b, *weight.b, projection.out, rows);
+  projection.a_dtype = dtype_of(weight.a->scalar_type(), op, a.c_str());
+  projection.b_dtype = dtype_of(weight.b->scalar_type(), op, b.c_str());
+  projection.a = contiguous(*weight.a, owners);
+  projection.b = contiguous(*weight.b, owners);
+  projection.rank = rows / experts;
+  projection.scale = static_cast<float>(weight.scale);
+  STD_TORCH_CHECK(std::isfinite(projection.scale), op, ": lora_scale", which, " is ", weight.scale,
+                  ", wanted a number in the range of float32");
+}
+
+void bind_bias(const char* op, const std::string& which, const ExpertsWeight& weight,
+               std::size_t experts, ExpertsProjection& projection, std::vector<Tensor>& owners) {
+  if (!weight.bias) return;
+  const std::string bias = "bias" + which;
+  check_size(op, bias, *weight.bias, experts, projection.out);
+  projection.bias_dtype = dtype_of(weight.bias->scalar_type(), op, bias.c_str());
+  projection.bias = contiguous(*weight.bias, owners);
+  if (experts == 0) projection.bias = nullptr;
+}
+
+void bind_numbers(const char* op, const ExpertsNumbers& numbers, ExpertsProblem& problem) {
+  STD_TORCH_CHECK(numbers.activation >= 0 &&
+                      numbers.activation < static_cast<std::int64_t>(kExpertsActivations),
+                  op, ": activation is ", numbers.activation, ", wanted 0 to ",
+                  kExpertsActivations - 1);
+  problem.activation = static_cast<ExpertsActivation>(numbers.activation);
+  STD_TORCH_CHECK(is_gated(problem.activation) || !numbers.interleaved, op,
+                  ": interleaved is true for activation ", numbers.activation,
+                  ", which has no gate");
+  problem.interleaved = numbers.interleaved;
+  problem.transposed = numbers.transposed;
+  problem.alpha = static_cast<float>(numbers.alpha);
+  STD_TORCH_CHECK(std::isfinite(problem.alpha), op, ": alpha is ", numbers.alpha,
+                  ", wanted a number in the range of float32");
+  const bool clamps = problem.activation == ExpertsActivation::kClampedSiluMul ||
+                      problem.activation == ExpertsActivation::kClampedGlu;
+  if (!clamps) return;
+  problem.limit = static_cast<float>(numbers.limit);
+  STD_TORCH_CHECK(std::isfinite(problem.limit) && problem.limit >= 0x1p-60f, op, ": limit is ",
+                  numbers.limit, ", wanted a positive number in the range of float32");
+}
+
+void bind_routes(const char* op, const Tensor& ids, const Tensor& weights,
+                 ExpertsArguments& arguments) {
+  ExpertsProblem& problem = arguments.problem;
+  check_two(op, "ids", ids);
+  STD_TORCH_CHECK(ids.scalar_type() == ScalarType::Long, op, ": ids has dtype ",
+                  name_of(ids.scalar_type()), ", wanted int64");
+  check_size(op, "ids", ids, problem.tokens, static_cast<std::size_t>(ids.size(1)));
+  problem.slots = static_cast<std::size_t>(ids.size(1));
+  check_size(op, "weights", weights, problem.tokens, problem.slots);
+  std::size_t all = 0;
+  STD_TORCH_CHECK(!__builtin_mul_overflow(problem.tokens, problem.slots, &all) && all < 0xffffffff,
+                  op, ": ids has ", problem.tokens, " x ", problem.slots,
+                  " entries, wanted fewer than 2^32 - 1");
+  problem.weights_dtype = dtype_of(weights.scalar_type(), op, "weights");
+  STD_TORCH_CHECK(
+      problem.weights_dtype == problem.dtype || problem.weights_dtype == DType::kFloat32, op,
+      ": weights has dtype ", name_of(weights.scalar_type()), ", wanted float32 or that of x");
+  problem.ids = static_cast<const std::int64_t*>(contiguous(ids, arguments.owners));
+  problem.weights = contiguous(weights, arguments.owners);
+}
+
+}  // namespace
+
+ExpertsArguments check_experts(const char* op, const Tensor& x, const Tensor& ids,
+                               const Tensor& weights, const ExpertsWeight& first,
+                               const ExpertsWeight& second, const ExpertsNumbers& numbers) {
+  ExpertsArguments arguments;
+  ExpertsProblem& problem = arguments.problem;
+  bind_numbers(op, numbers, problem);
+  const Sizes sizes = bind_weight(op, "layout1", first, numbers.transposed, problem.up);
+  const Sizes below = bind_weight(op, "layout2", second, numbers.transposed, problem.down);
+  problem.experts = sizes.experts;
+  const std::size_t hidden = problem.up.in, width = problem.up.out;
+  const std::size_t inner = is_gated(problem.activation) ? width / 2 : width;
+  STD_TORCH_CHECK(!is_gated(problem.activation) || width % 2 == 0, op, ": gate and up have ", width,
+                  " rows together, wanted two halves");
+  STD_TORCH_CHECK(
+      below.experts == sizes.experts && problem.down.out == hidden && problem.down.in == inner, op,
+      ": the second weight has ", below.experts, " experts of ", problem.down.out, " x ",
+      problem.down.in, ", wanted ", sizes.experts, " of ", hidden, " x ", inner);
+  check_two(op, "x", x);
+  const RowsArgument rows = rows_of(op, "x", x);
+  STD_TORCH_CHECK(rows.matrix.cols == hidden, op, ": x has ", rows.matrix.cols, " columns, wanted ",
+                  hidden);
+  problem.dtype = rows.dtype;
+  problem.x = rows.matrix;
+  problem.tokens = rows.matrix.rows;
+  arguments.owners.push_back(rows.owner);
+  bind_routes(op, ids, weights, arguments);
+  bind_bias(op, "1", first, sizes.experts, problem.up, arguments.owners);
+  bind_bias(op, "2", second, sizes.experts, problem.down, arguments.owners);
+  bind_low_rank(op, "1", first, sizes.experts, problem.up, arguments.owners);
+  bind_low_rank(op, "2", second, sizes.experts, problem.down, arguments.owners);
+  return arguments;
+}
+
+ExpertsGradientArguments check_experts_gradient(const char* op, const Tensor& dy, const Tensor& pre,
+                                                const ExpertsArguments& arguments) {
+  const ExpertsProblem& problem = arguments.problem;
+  check_two(op, "dy", dy);
+  check_two(op, "pre", pre);
+  const bool saved = pre.size(0) != 0;
+  check_size(op, "pre", pre, saved ? problem.all_slots() : 0, problem.up.out);
+  ExpertsGradientArguments found = {
+      rows_of(op, "dy", dy, problem.tokens, problem.down.out, problem.dtype),
+      rows_of(op, "pre", pre, saved ? problem.all_slots() : 0, problem.up.out, problem.dtype)};
+  if (found.pre.matrix.stride != problem.up.out) {
+    found.pre.owner = torch::stable::contiguous(pre);
+    found.pre.matrix.data = found.pre.owner.const_data_ptr();
+    found.pre.matrix.stride = problem.up.out;
+  }
+  return found;
+}
+
+}  // namespace monograph::ops
