@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 
-from monograph.ops.experts_arguments import Activation, ExpertsArguments
+from monograph.ops.experts_arguments import Activation
 
 
-def activate(pre: torch.Tensor, given: ExpertsArguments) -> torch.Tensor:
+class Gate(Protocol):
+    """What says how pre becomes h: the arguments of a call, or the kind of a layer."""
+
+    @property
+    def activation(self) -> int: ...
+    @property
+    def interleaved(self) -> bool: ...
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def limit(self) -> float: ...
+
+
+def activate(pre: torch.Tensor, given: Gate) -> torch.Tensor:
     """h of pre, in the dtype of pre."""
     kind, limit = Activation(given.activation), given.limit
     if kind is Activation.RELU_SQUARED:
@@ -32,7 +47,7 @@ def _silu_slope(gate: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
     return sigmoid * (1 + alpha * gate * (1 - sigmoid))
 
 
-def activate_backward(dh: torch.Tensor, pre: torch.Tensor, given: ExpertsArguments) -> torch.Tensor:
+def activate_backward(dh: torch.Tensor, pre: torch.Tensor, given: Gate) -> torch.Tensor:
     """The gradient of pre. No autograd: a kernel runs below it."""
     kind, limit = Activation(given.activation), given.limit
     if kind is Activation.RELU_SQUARED:

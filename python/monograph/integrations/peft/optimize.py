@@ -8,7 +8,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any
 
@@ -17,6 +17,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 
+from monograph.integrations.peft.lora_experts import expert_parameters, take_over_experts
 from monograph.integrations.peft.lora_linear import LoraLinear, fusible
 from monograph.integrations.peft.private_names import LoraLayer, PeftLinear
 from monograph.integrations.torch.private_names import forward_hooks, hooks
@@ -44,6 +45,7 @@ def optimize(
 
     - PEFT's LoRA layers over a QuantLinear, or over a frozen nn.Linear in bf16 on a CPU, become `LoraLinear`:
       same names, same files, fused arithmetic. DoRA over a dense layer stays PEFT's.
+    - PEFT's LoRA on experts (`target_parameters`) runs in `monograph::experts`, packed or dense.
     - A transformers model uses our packed attention, unless its user chose another than `sdpa` or its device
       has no kernel of ours. `attention=True` wants it in any case, `attention=False` keeps what is there.
     - A model refuses packed rows if it has layers that carry state along a row, or an attention that reads no
@@ -63,12 +65,13 @@ def optimize(
 
     A later `load_adapter` or `add_adapter` needs no second call: new adapters enter the same layers.
     """
+    stacks = take_over_experts(model)
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
     shared = _shared_parameters(model)
     taken = [layer for layer in layers if _is_ours(layer, shared)]
     for layer in taken:
         LoraLinear.take_over(layer)
-    _tell(layers, sum(not layer.has_modules_to_call(_active(layer)) for layer in taken))
+    _tell(layers, len(stacks) + sum(not layer.has_modules_to_call(_active(layer)) for layer in taken))
     if (start := adapter_start(model)) is not None:
         _log.info("monograph: %s", start)
     base = model.get_base_model() if isinstance(model, PeftModel) else model
@@ -145,9 +148,13 @@ def add_lora(
     *,
     dense: str | os.PathLike[str] | nn.Module | None = None,
     elementwise: bool = False,
+    experts: bool = False,
     **options: Any,
 ) -> PeftModel:
     """`get_peft_model` and `optimize` in one call; `elementwise` goes to the second, `options` to the first.
+
+    `experts=True` adds the weights of all experts to the config's `target_parameters`: "all-linear" means
+    linear layers, and experts are none.
 
     `dense` is for PiSSA and LoftQ on a folder that was quantised before: the folder of its 16-bit weights, or
     the dense model. A model that was quantised while it was loaded knows its folder.
@@ -156,11 +163,21 @@ def add_lora(
         if not isinstance(dense, nn.Module):
             dense = local_folder(os.fspath(dense))  # before the model is touched
         remember_dense(model, dense)
+    if experts:
+        config = _with_experts(model, config)
     wrapped = get_peft_model(model, config, **options)
     if isinstance(dense, nn.Module):
         remember_dense(wrapped, None)
     optimize(wrapped, elementwise=elementwise)
     return wrapped
+
+
+def _with_experts(model: nn.Module, config: LoraConfig) -> LoraConfig:
+    found = expert_parameters(model)
+    if not found:
+        raise ValueError(f"experts is True, {type(model).__name__} has none of a kind that is known")
+    asked = list(config.target_parameters or ())
+    return replace(config, target_parameters=list(dict.fromkeys([*asked, *found])))
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,17 @@ Read in PEFT 0.21.2.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from peft import PeftModel
 
 from monograph.integrations.peft import residual_adapters
+from monograph.integrations.peft.lora_experts import LoraExperts
 from monograph.integrations.peft.lora_linear import LoraLinear
 from monograph.integrations.peft.lora_start import ASKED, DENSE_TARGET, RESIDUAL
 from monograph.integrations.peft.private_names import BaseTunerLayer, dispatch_default, replace_dispatch
+from monograph.nn.packed_experts import PackedExperts
 from monograph.nn.quant_linear import QuantLinear
 
 _peft_model: Any = PeftModel
@@ -31,6 +34,8 @@ def install() -> None:
 
 def _dispatch(target: Any, adapter_name: str, config: Any, parameter_name: Any = None, **options: Any) -> Any:
     base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
+    if parameter_name is not None and isinstance(base, PackedExperts):
+        return LoraExperts(target, adapter_name, parameter_name=parameter_name, config=config, **options)
     if parameter_name is None and not isinstance(base, QuantLinear):
         _watch_dense_target(base, config, options.get("target_name") or "a layer")
     if parameter_name is not None or not isinstance(base, QuantLinear):
@@ -65,4 +70,8 @@ def _count(model: Any) -> tuple[int, int]:
         if isinstance(layer, QuantLinear):
             stored = sum(tensor.numel() for tensor in (layer.values, *layer.scales))
             total += layer.out_features * layer.in_features - stored
+        elif isinstance(layer, PackedExperts):
+            for name in layer.stacks:
+                packed = layer.packed(name)
+                total += prod(packed.shape) - packed.nbytes
     return trainable, total

@@ -8,8 +8,9 @@ from monograph.integrations.private_name import PrivateName, loads_on_use
 
 if TYPE_CHECKING:  # a base class must be known to the type checker
     from peft.tuners.lora.layer import Linear as PeftLinear
+    from peft.tuners.lora.layer import ParamWrapper
 
-    __all__ = ["PeftLinear"]
+    __all__ = ["ParamWrapper", "PeftLinear"]
 
 _READ = "0.21.2"
 _LAYER = "peft.tuners.lora.layer:Linear"
@@ -18,6 +19,12 @@ _OURS = "LoraLinear: fused arithmetic under PEFT's names"
 
 NAMES = {
     "PeftLinear": PrivateName(_LAYER, _READ, "optimize: the layer whose class is changed"),
+    "ParamWrapper": PrivateName(
+        "peft.tuners.lora.layer:ParamWrapper", _READ, "target_parameters: the wrapper whose class is changed"
+    ),
+    "parameter_name": PrivateName(
+        "peft.tuners.lora.layer:ParamWrapper().parameter_name", _READ, "target_parameters: which weight"
+    ),
     "LoraLayer": PrivateName("peft.tuners.lora.layer:LoraLayer", _READ, "optimize: counts the layers"),
     "BaseTunerLayer": PrivateName("peft.tuners.tuners_utils:BaseTunerLayer", _READ, _DISPATCH),
     "dispatch_default": PrivateName("peft.tuners.lora.model:dispatch_default", _READ, _DISPATCH),

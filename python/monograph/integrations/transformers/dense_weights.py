@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from monograph.nn.lazy_weight import LazyWeight
+from monograph.nn.packed_experts import PackedExperts
 from monograph.nn.quant_linear import QuantLinear
 
 ENOUGH = 0.9  # of the linear weights; below it, what stayed dense is said
@@ -39,6 +41,8 @@ def dense_weights(model: nn.Module) -> Iterator[DenseWeight]:
         if isinstance(module, _NO_MATRICES) or module is head:
             continue
         for name, parameter in module.named_parameters(recurse=False):
+            if isinstance(parameter, LazyWeight):
+                continue
             if parameter.is_floating_point() and sum(size > 1 for size in parameter.shape) >= 2:
                 yield DenseWeight(path, name, module, parameter)
 
@@ -66,6 +70,8 @@ def packed_share(model: nn.Module) -> float:
     """The share of the linear weights, by elements, that is packed."""
     layers = [layer for layer in model.modules() if isinstance(layer, QuantLinear)]
     packed = sum(layer.in_features * layer.out_features for layer in layers)
+    stacks = [layer.stacks.values() for layer in model.modules() if isinstance(layer, PackedExperts)]
+    packed += sum(torch.Size(weight.shape).numel() for own in stacks for weight in own)
     dense = sum(weight.parameter.numel() for weight in dense_weights(model))
     return packed / max(packed + dense, 1)
 

@@ -67,6 +67,10 @@ NAMES = {
     "apply_rotary": PrivateName(
         "transformers.models.llama.modeling_llama:apply_rotary_pos_emb", _READ, "elementwise: by this name"
     ),
+    # experts
+    "ALL_EXPERTS_FUNCTIONS": PrivateName(
+        "transformers.integrations.moe:ALL_EXPERTS_FUNCTIONS", _READ, "experts_implementation='monograph'"
+    ),
     # benchmarks
     "ForCausalLMLoss": PrivateName("transformers.loss.loss_utils:ForCausalLMLoss", _READ, "bench loss"),
     "Fp8Quantize": PrivateName(

@@ -20,7 +20,8 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
 from monograph.integrations.transformers.config import METHOD, MonographConfig
-from monograph.integrations.transformers.dense_weights import expert_weights, shown, what_stayed_dense
+from monograph.integrations.transformers.dense_weights import expert_weights, what_stayed_dense
+from monograph.integrations.transformers.experts import experts_kind, is_experts
 from monograph.integrations.transformers.private_names import (
     ConversionOps,
     keep_in_fp32_modules,
@@ -30,10 +31,13 @@ from monograph.integrations.transformers.private_names import (
     weight_conversions,
 )
 from monograph.nn.dense_source import remember_dense
+from monograph.nn.packed_experts import PackedExperts
 from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.packed_weight import PackedWeight, quantize
 
 __all__ = ["MonographConfig", "MonographQuantizer"]
+
+_EXPERTS = ("gate_up_proj", "up_proj", "down_proj")
 
 logger = logging.getLogger("monograph.transformers_quantizer")  # documented: users filter by it
 
@@ -42,6 +46,7 @@ class _Replace(ConversionOps):
     """Turns the tensors of one weight into a QuantLinear and puts it in place of the dense layer."""
 
     dense_dtype: torch.dtype | None = None  # what a weight that stays dense is cast to
+    turned = False  # experts of [E, in, out], whose packed bytes are [E, out, in]
 
     def __init__(self, hf_quantizer: MonographQuantizer) -> None:
         self.hf_quantizer = hf_quantizer
@@ -63,9 +68,17 @@ class _Replace(ConversionOps):
         tensors = {key: value[0] if isinstance(value, list) else value for key, value in input_dict.items()}
         path = full_layer_name.rpartition(".")[0]
         dense: Any = model.get_submodule(path)
-        packed = self.packed(tensors, dense.weight.dtype)
+        kind = dense.experts_kind if isinstance(dense, PackedExperts) else None
+        self.turned = kind.transposed if kind else getattr(dense, "is_transposed", False)
+        dtype = getattr(dense, full_layer_name.rpartition(".")[2]).dtype
+        packed = self.packed(tensors, dtype)
         if packed is None:
             return {full_layer_name: tensors["weight"].to(dtype=self.dense_dtype)}
+        if isinstance(dense, PackedExperts) or is_experts(dense):
+            self._put_experts(dense, full_layer_name.rpartition(".")[2], packed)
+            if missing_keys is not None:
+                missing_keys.discard(full_layer_name)
+            return {}
         if not isinstance(dense, nn.Linear):
             raise ValueError(f"{full_layer_name}: packed in a {type(dense).__name__}, wanted nn.Linear")
         parent, child = path.rpartition(".")[::2]
@@ -81,12 +94,22 @@ class _Replace(ConversionOps):
             missing_keys.discard(full_layer_name)
         return {}
 
+    def _put_experts(self, layer: nn.Module, name: str, packed: PackedWeight) -> None:
+        """One of the two weights of a layer of experts; the first that arrives takes the layer over."""
+        made = (
+            layer if isinstance(layer, PackedExperts) else PackedExperts.take_over(layer, experts_kind(layer))
+        )
+        made.put_packed(name, replace(packed, dtype=made.weight_dtype))
+        mark_initialized(made)
+
 
 class Quantize(_Replace):
     """A dense weight of the checkpoint, quantised as it is read."""
 
     def packed(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> PackedWeight:
         (weight,) = tensors.values()
+        if self.turned:
+            weight = weight.transpose(1, 2).contiguous()
         config = self.hf_quantizer.quantization_config
         return quantize(
             weight,
@@ -145,11 +168,9 @@ class MonographQuantizer(HfQuantizer):
     def param_needs_quantization(self, model: nn.Module, param_name: str, **_: Any) -> bool:
         path, name = param_name.rpartition(".")[::2]
         layer = model.get_submodule(path)
-        return (
-            name == "weight"
-            and isinstance(layer, nn.Linear)
-            and should_convert_module(path, self.modules_to_not_convert)
-        )
+        linear = name == "weight" and isinstance(layer, nn.Linear)
+        stack = name in _EXPERTS and (isinstance(layer, PackedExperts) or is_experts(layer))
+        return (linear or stack) and should_convert_module(path, self.modules_to_not_convert)
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
         self.modules_to_not_convert = self.get_modules_to_not_convert(
@@ -159,18 +180,20 @@ class MonographQuantizer(HfQuantizer):
             self._refuse_experts(model)
 
     def _refuse_experts(self, model: Any) -> None:
-        """They are no linear layers and would stay dense without a word, though most of a model."""
-        found = [
-            weight.full_name
-            for weight in expert_weights(model)
-            if should_convert_module(weight.path, self.modules_to_not_convert)
-        ]
-        if found:
-            raise ValueError(
-                f"{type(model).__name__}: {shown(found)} are weights of experts, which would stay dense; "
-                "wanted a model without mixture of experts, which is not built yet, or the experts named in "
-                "skip_modules to leave them dense on purpose"
-            )
+        """Those of an unknown kind are no linear layers and would stay dense without a word, though most of a
+        model."""
+        for weight in expert_weights(model):
+            if not should_convert_module(weight.path, self.modules_to_not_convert):
+                continue
+            if "bias" in weight.name and is_experts(weight.module):
+                continue
+            try:
+                experts_kind(weight.module)
+            except ValueError as error:
+                raise ValueError(
+                    f"{type(model).__name__}: {weight.full_name}, a weight of experts, cannot be packed: "
+                    f"{error}; name the experts in skip_modules to leave them dense on purpose"
+                ) from None
 
     def _why_dense(self, path: str) -> str:
         if self.quantization_config.stored is not None:
@@ -184,9 +207,10 @@ class MonographQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         layers = [layer for layer in model.modules() if isinstance(layer, QuantLinear)]
-        if not layers:
+        stacks = [layer for layer in model.modules() if isinstance(layer, PackedExperts)]
+        if not layers and not stacks:
             raise ValueError(f"{type(model).__name__}: no layer was quantised, wanted at least one")
-        for layer in layers:
+        for layer in (*layers, *stacks):
             layer.requires_grad_(False)
         dense = what_stayed_dense(model, self._why_dense)
         if dense is not None:
@@ -217,6 +241,11 @@ class MonographQuantizer(HfQuantizer):
     ) -> tuple[dict[str, torch.Tensor] | None, dict[str, str]]:
         """The keys of the config's spelling. A model whose layers were all merged is saved as a dense one."""
         layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantLinear)}
+        for name, module in model.named_modules():
+            if isinstance(module, PackedExperts) and module.stacks:
+                raise NotImplementedError(
+                    f"{name}: packed experts cannot be saved; save the adapter, or merge it first"
+                )
         if not layers:
             self.remove_quantization_config(model)
             return None, {}
@@ -236,6 +265,9 @@ class MonographQuantizer(HfQuantizer):
             if isinstance(layer, QuantLinear):
                 dense = dense_linear(nn.Parameter(layer.dequantize(dtype)), layer.bias)
                 model.set_submodule(name, dense)
+            elif isinstance(layer, PackedExperts):
+                for weight in list(layer.stacks):
+                    layer.put_dense(weight, layer.dequantize(weight, dtype))
         return model
 
     def is_serializable(self) -> bool:

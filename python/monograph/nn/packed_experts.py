@@ -1,0 +1,237 @@
+"""PackedExperts: a layer of experts whose weights stay packed, forward and backward, as one operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from monograph.nn.lazy_weight import LazyWeight
+from monograph.ops.experts import Activation, experts
+from monograph.ops.layout import make_layout, plain_layout
+from monograph.packed_weight import PackedWeight
+
+DOWN = "down_proj"
+
+
+@dataclass(frozen=True)
+class ExpertsKind:
+    """What a layer of experts computes and how its parameters lie."""
+
+    activation: Activation
+    interleaved: bool = False
+    alpha: float = 1.702
+    limit: float = 7.0
+    transposed: bool = False  # its parameters are [E, in, out]; packed bytes always are [E, out, in]
+    bias: bool = False
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Of the parameters of the first product and of the second."""
+        return ("gate_up_proj" if self.activation.gated else "up_proj"), DOWN
+
+
+class LowRank(NamedTuple):
+    """LoRA on one of the two weights, in PEFT's layout: a [r E, in] and b [out, r E]."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+
+Weight = tuple[torch.Tensor, list[torch.Tensor], list[int]]
+
+
+def run_experts(
+    kind: ExpertsKind,
+    weights: tuple[Weight, Weight],
+    biases: tuple[torch.Tensor | None, torch.Tensor | None],
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    lora: Mapping[str, LowRank],
+    transposed: bool,
+) -> torch.Tensor:
+    """One call of the operator on [T, H]."""
+    x = hidden_states
+    routed = top_k_weights if top_k_weights.dtype in (x.dtype, torch.float32) else top_k_weights.float()
+    first, second = kind.names
+    return experts(
+        x,
+        top_k_index.long(),
+        routed,
+        *weights,
+        bias=biases,
+        lora1=lora.get(first),
+        lora2=lora.get(second),
+        activation=kind.activation,
+        interleaved=kind.interleaved,
+        alpha=kind.alpha,
+        limit=kind.limit,
+        transposed=transposed,
+        save=torch.is_grad_enabled(),
+    )
+
+
+@dataclass(frozen=True)
+class TurnedStack:
+    """A packed [E, out, in] as the [E, in, out] that a transposed layer shows."""
+
+    stack: PackedWeight
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        count, rows, cols = self.stack.shape
+        return count, cols, rows
+
+    @property
+    def device(self) -> torch.device:
+        return self.stack.device
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return self.stack.dequantize(dtype).transpose(1, 2)
+
+
+def _shown(name: str) -> Any:
+    """A dense parameter if there is one, else the packed weight as one."""
+
+    def get(layer: PackedExperts) -> torch.Tensor:
+        dense = layer._parameters.get(name)
+        if dense is not None:
+            return dense
+        if name not in layer.stacks:
+            raise AttributeError(f"PackedExperts has no {name}")
+        return layer.show(name)
+
+    return property(get)
+
+
+class PackedExperts(nn.Module):
+    """A frozen layer of experts, made of a dense one in place: `PackedExperts.take_over(layer, kind)`, then
+    `put_packed` for each weight.
+
+    The stored tensors are ordinary uint8 parameters: `gate_up_proj_values` and its scales, `down_proj_values`
+    and its scales. `gate_up_proj` and `down_proj` are honest for code that looks at them: they have the shape
+    of the dense parameters, the compute dtype and the device, and dequantise themselves if computed with.
+    """
+
+    gate_up_proj = _shown("gate_up_proj")
+    up_proj = _shown("up_proj")
+    down_proj = _shown(DOWN)
+
+    experts_kind: ExpertsKind
+    stacks: dict[str, PackedWeight]  # what is packed, without its tensors' devices: see `packed`
+    weight_dtype: torch.dtype
+
+    @classmethod
+    def take_over(cls, layer: nn.Module, kind: ExpertsKind) -> PackedExperts:
+        """Turns a dense layer into one whose weights may be packed. Its parameters stay until then."""
+        layer.__class__ = cls
+        made: Any = layer
+        made.experts_kind = kind
+        made.stacks = {}
+        made.weight_dtype = made._parameters[kind.names[0]].dtype
+        return made
+
+    def put_packed(self, name: str, packed: PackedWeight) -> None:
+        """Replaces the parameter `name` by packed bytes, [E, out, in]."""
+        shown = self._turned(packed)
+        wanted = tuple(getattr(self, name).shape)
+        if shown.shape != wanted:
+            raise ValueError(f"{name}: the packed weight has shape {shown.shape}, wanted {wanted}")
+        self._parameters.pop(name, None)
+        for part, tensor in zip(self._parts(name, packed), (packed.values, *packed.scales), strict=True):
+            self.register_parameter(part, nn.Parameter(tensor, requires_grad=False))
+        kept = torch.empty(0, dtype=torch.uint8, device="meta")
+        self.stacks[name] = replace(packed, values=kept, scales=(kept,) * len(packed.scales))
+
+    def put_dense(self, name: str, weight: torch.Tensor) -> PackedWeight:
+        """Replaces packed bytes by a dense parameter of the shown shape; returns what was packed."""
+        packed = self.packed(name)
+        for part in self._parts(name, packed):
+            del self._parameters[part]
+        del self.stacks[name]
+        self._parameters[name] = nn.Parameter(weight, requires_grad=False)
+        return packed
+
+    def packed(self, name: str) -> PackedWeight:
+        kept = self.stacks[name]
+        values, *scales = (self._parameters[part] for part in self._parts(name, kept))
+        assert values is not None
+        tensors = tuple(s.detach() for s in scales if s is not None)
+        return replace(kept, values=values.detach(), scales=tensors, dtype=self.weight_dtype)
+
+    def dequantize(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The dense parameter, a new tensor each time."""
+        return self._turned(self.packed(name)).dequantize(dtype or self.weight_dtype).contiguous()
+
+    @staticmethod
+    def _parts(name: str, packed: PackedWeight) -> list[str]:
+        scales = packed.format.scale_names[: len(packed.scales)]
+        return [f"{name}_{part}" for part in ("values", *scales)]
+
+    def _turned(self, packed: PackedWeight) -> PackedWeight | TurnedStack:
+        return TurnedStack(packed) if self.experts_kind.transposed else packed
+
+    def show(self, name: str) -> LazyWeight:
+        """A packed weight in the shape of the dense parameter."""
+        return LazyWeight(self._turned(self.packed(name)), self.weight_dtype)  # type: ignore[arg-type]
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Asked for its own alone, as PEFT's `target_parameters` asks, it shows its packed weights too."""
+        yield from super().named_parameters(prefix, recurse, remove_duplicate)
+        if not recurse:
+            for name in self.experts_kind.names:
+                if name in self.stacks:
+                    yield f"{prefix}.{name}" if prefix else name, self.show(name)  # type: ignore[misc]
+
+    def _weight(self, name: str, turn: bool) -> Weight:
+        if name not in self.stacks:
+            dense: Any = self._parameters[name]
+            dense = dense.transpose(1, 2).contiguous() if turn else dense
+            return dense, [], plain_layout(dense.shape)
+        kept = self.stacks[name]
+        values, *scales = (self._parameters[part] for part in self._parts(name, kept))
+        layout = make_layout(kept.format.number, kept.block_size, kept.shape, 0, kept.grid_rows)
+        return values, scales, layout  # type: ignore[return-value]
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        top_k_index: torch.Tensor,
+        top_k_weights: torch.Tensor,
+        lora: Mapping[str, LowRank] | None = None,
+    ) -> torch.Tensor:
+        kind = self.experts_kind
+        first, second = kind.names
+        # Packed bytes are [E, out, in]; a dense weight beside them is turned to lie alike.
+        turn = kind.transposed and bool(self.stacks)
+        biases = (
+            (getattr(self, f"{first}_bias"), getattr(self, f"{second}_bias")) if kind.bias else (None, None)
+        )
+        return run_experts(
+            kind,
+            (self._weight(first, turn), self._weight(second, turn)),
+            biases,
+            hidden_states,
+            top_k_index,
+            top_k_weights,
+            lora or {},
+            kind.transposed and not turn,
+        )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> PackedExperts:
+        # Casting a model casts the dtype that the weights report, and no stored byte.
+        self.weight_dtype = fn(torch.empty(0, dtype=self.weight_dtype)).dtype
+        return super()._apply(fn, recurse)
+
+    def extra_repr(self) -> str:
+        weights = ", ".join(
+            f"{name}={list(self._turned(p).shape)} {p.format.name}" for name, p in self.stacks.items()
+        )
+        return f"activation={self.experts_kind.activation.name.lower()}, {weights}"
