@@ -55,6 +55,9 @@ def _accelerator() -> Any:
 INSTANCES: dict[str, Callable[[], Any]] = {
     "accelerate:Accelerator": _accelerator,
     "peft.tuners.lora.layer:Linear": lambda: _peft_model().base_model.model[0],
+    "peft.tuners.lora.layer:ParamWrapper": lambda: _peft_model(
+        target_parameters=["1.weight"]
+    ).base_model.model[1],
     "peft.utils.other:ModulesToSaveWrapper": lambda: _peft_model(modules_to_save=["1"]).base_model.model[1],
     "torch._dynamo:OptimizedModule": lambda: torch.compile(nn.Linear(1, 1)),
     "torch._ops:OpOverload": lambda: torch.ops.aten.add_.Tensor,

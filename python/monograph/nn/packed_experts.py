@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from monograph.integrations.torch.private_names import parameters_of
 from monograph.nn.lazy_weight import LazyWeight
 from monograph.ops.experts import Activation, experts
 from monograph.ops.layout import make_layout, plain_layout
@@ -99,7 +100,7 @@ def _shown(name: str) -> Any:
     """A dense parameter if there is one, else the packed weight as one."""
 
     def get(layer: PackedExperts) -> torch.Tensor:
-        dense = layer._parameters.get(name)
+        dense = parameters_of(layer).get(name)
         if dense is not None:
             return dense
         if name not in layer.stacks:
@@ -133,7 +134,7 @@ class PackedExperts(nn.Module):
         made: Any = layer
         made.experts_kind = kind
         made.stacks = {}
-        made.weight_dtype = made._parameters[kind.names[0]].dtype
+        made.weight_dtype = parameters_of(made)[kind.names[0]].dtype
         return made
 
     def put_packed(self, name: str, packed: PackedWeight) -> None:
@@ -142,7 +143,7 @@ class PackedExperts(nn.Module):
         wanted = tuple(getattr(self, name).shape)
         if shown.shape != wanted:
             raise ValueError(f"{name}: the packed weight has shape {shown.shape}, wanted {wanted}")
-        self._parameters.pop(name, None)
+        parameters_of(self).pop(name, None)
         for part, tensor in zip(self._parts(name, packed), (packed.values, *packed.scales), strict=True):
             self.register_parameter(part, nn.Parameter(tensor, requires_grad=False))
         kept = torch.empty(0, dtype=torch.uint8, device="meta")
@@ -152,14 +153,14 @@ class PackedExperts(nn.Module):
         """Replaces packed bytes by a dense parameter of the shown shape; returns what was packed."""
         packed = self.packed(name)
         for part in self._parts(name, packed):
-            del self._parameters[part]
+            del parameters_of(self)[part]
         del self.stacks[name]
-        self._parameters[name] = nn.Parameter(weight, requires_grad=False)
+        parameters_of(self)[name] = nn.Parameter(weight, requires_grad=False)
         return packed
 
     def packed(self, name: str) -> PackedWeight:
         kept = self.stacks[name]
-        values, *scales = (self._parameters[part] for part in self._parts(name, kept))
+        values, *scales = (parameters_of(self)[part] for part in self._parts(name, kept))
         assert values is not None
         tensors = tuple(s.detach() for s in scales if s is not None)
         return replace(kept, values=values.detach(), scales=tensors, dtype=self.weight_dtype)
@@ -192,11 +193,11 @@ class PackedExperts(nn.Module):
 
     def _weight(self, name: str, turn: bool) -> Weight:
         if name not in self.stacks:
-            dense: Any = self._parameters[name]
+            dense: Any = parameters_of(self)[name]
             dense = dense.transpose(1, 2).contiguous() if turn else dense
             return dense, [], plain_layout(dense.shape)
         kept = self.stacks[name]
-        values, *scales = (self._parameters[part] for part in self._parts(name, kept))
+        values, *scales = (parameters_of(self)[part] for part in self._parts(name, kept))
         layout = make_layout(kept.format.number, kept.block_size, kept.shape, 0, kept.grid_rows)
         return values, scales, layout  # type: ignore[return-value]
 

@@ -16,7 +16,12 @@ import torch
 from torch import nn
 
 from monograph.integrations.peft.lora_linear import rounded_once
-from monograph.integrations.peft.private_names import ParamWrapper, caches, check_adapters_to_merge
+from monograph.integrations.peft.private_names import (
+    ParamWrapper,
+    caches,
+    check_adapters_to_merge,
+    check_forward_args,
+)
 from monograph.integrations.torch.private_names import hooks
 from monograph.integrations.transformers.experts import experts_forward, experts_kind, is_experts
 from monograph.nn.packed_experts import LowRank, PackedExperts
@@ -66,7 +71,7 @@ class LoraExperts(ParamWrapper):
         return LowRank(a.flatten(0, 1), b.flatten(1), 1.0)
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self._check_forward_args(x, *args, **kwargs)
+        check_forward_args(self, x, *args, **kwargs)
         base = self.get_base_layer()
         lora = {}
         for wrapper in self.wrappers():

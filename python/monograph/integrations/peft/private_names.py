@@ -25,6 +25,9 @@ NAMES = {
     "parameter_name": PrivateName(
         "peft.tuners.lora.layer:ParamWrapper().parameter_name", _READ, "target_parameters: which weight"
     ),
+    "check_forward_args": PrivateName(
+        "peft.tuners.lora.layer:ParamWrapper._check_forward_args", _READ, "target_parameters: refuses as PEFT"
+    ),
     "LoraLayer": PrivateName("peft.tuners.lora.layer:LoraLayer", _READ, "optimize: counts the layers"),
     "BaseTunerLayer": PrivateName("peft.tuners.tuners_utils:BaseTunerLayer", _READ, _DISPATCH),
     "dispatch_default": PrivateName("peft.tuners.lora.model:dispatch_default", _READ, _DISPATCH),
@@ -62,6 +65,11 @@ def replace_hotswap(hotswap: Any) -> None:
     import peft.utils.hotswap as module
 
     module.hotswap_adapter_from_state_dict = hotswap
+
+
+def check_forward_args(layer: Any, *arguments: Any, **keywords: Any) -> None:
+    """PEFT's own refusals of what a wrapper is called with."""
+    layer._check_forward_args(*arguments, **keywords)
 
 
 def caches(layer: Any) -> dict[str, Any]:

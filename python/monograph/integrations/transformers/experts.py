@@ -1,7 +1,7 @@
 """transformers' experts: what a layer computes, and `experts_implementation="monograph"`.
 
 A layer says by attributes how its parameters lie (`is_transposed`, `has_bias` ...). What it computes between
-its two products is found by trying: its own `_apply_gate` is compared with every activation of the operator
+its two products is found by trying: its own gate is compared with every activation of the operator
 on numbers beyond its limits. What matches none is refused by name.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.transformers.private_names import ALL_EXPERTS_FUNCTIONS
+from monograph.integrations.transformers.private_names import ALL_EXPERTS_FUNCTIONS, apply_gate
 from monograph.nn.packed_experts import DOWN, ExpertsKind, run_experts
 from monograph.ops.experts import Activation
 from monograph.ops.experts_activation import activate
@@ -59,7 +59,7 @@ def experts_kind(module: Any) -> ExpertsKind:
         generator = torch.Generator().manual_seed(1)
         sample = torch.randn(_ROWS, _COLUMNS, generator=generator, dtype=torch.float64)
         sample = sample * max(2.0, 1.5 * limit)
-        want = module._apply_gate(sample) if module.has_gate else module.act_fn(sample)
+        want = apply_gate(module, sample) if module.has_gate else module.act_fn(sample)
         for kind in _candidates(module):
             got = activate(sample, kind)
             if got.shape == want.shape and torch.allclose(got, want, rtol=1e-5, atol=1e-6):

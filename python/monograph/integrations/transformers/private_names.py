@@ -71,6 +71,11 @@ NAMES = {
     "ALL_EXPERTS_FUNCTIONS": PrivateName(
         "transformers.integrations.moe:ALL_EXPERTS_FUNCTIONS", _READ, "experts_implementation='monograph'"
     ),
+    "apply_gate": PrivateName(
+        "transformers.models.qwen3_moe.modeling_qwen3_moe:Qwen3MoeExperts._apply_gate",
+        _READ,
+        "experts: what a layer computes between its products",
+    ),
     # benchmarks
     "ForCausalLMLoss": PrivateName("transformers.loss.loss_utils:ForCausalLMLoss", _READ, "bench loss"),
     "Fp8Quantize": PrivateName(
@@ -103,6 +108,11 @@ def weight_conversions(model: Any) -> list[Any]:
 
 def set_weight_conversions(model: Any, conversions: list[Any]) -> None:
     model._weight_conversions = conversions
+
+
+def apply_gate(experts: Any, pre: Any) -> Any:
+    """What a layer of experts makes of the output of gate and up."""
+    return experts._apply_gate(pre)
 
 
 def keep_in_fp32_modules(model: Any) -> Any:
