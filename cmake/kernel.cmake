@@ -1,5 +1,5 @@
-# add_kernel(NAME ISAS scalar avx2 ... [SOURCES ...] [TESTS ...] [TEST_ISAS ...] [UNSANITIZED avx2 ...]): the sources
-# of core/monograph/kernels/NAME. TEST_ISAS: where its tests run on more sets than it has units for. The only file that
+# add_kernel(NAME ISAS scalar avx2 ... [SOURCES ...] [TESTS ...] [TEST_ISAS ...]): the sources of
+# core/monograph/kernels/NAME. TEST_ISAS: where its tests run on more sets than it has units for. The only file that
 # knows -m flags.
 # An ISA unit is always -O2 or more, never link-time optimised, and fuses multiply-add only where written.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
@@ -17,7 +17,7 @@ set(MONOGRAPH_FLAGS_avx512_bf16 ${MONOGRAPH_FLAGS_avx512} -mavx512bf16 -mavx512v
 set(MONOGRAPH_FLAGS_amx ${MONOGRAPH_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16 -mamx-int8)
 
 function(add_kernel name)
-  cmake_parse_arguments(KERNEL "" "" "ISAS;SOURCES;TESTS;TEST_ISAS;UNSANITIZED" ${ARGN})
+  cmake_parse_arguments(KERNEL "" "" "ISAS;SOURCES;TESTS;TEST_ISAS" ${ARGN})
   target_sources(monograph_kernels PRIVATE kernels/${name}/${name}.cpp ${KERNEL_SOURCES})
   foreach(isa IN LISTS KERNEL_ISAS)
     if(NOT isa IN_LIST MONOGRAPH_ISAS)
@@ -30,12 +30,6 @@ function(add_kernel name)
     if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND isa MATCHES "avx512|amx")
       # GCC 12 warns falsely inside avx512fintrin.h.
       list(APPEND flags -Wno-maybe-uninitialized -Wno-uninitialized)
-    endif()
-    if(MONOGRAPH_SANITIZE AND isa IN_LIST KERNEL_UNSANITIZED)
-      list(APPEND flags -fno-sanitize=${MONOGRAPH_SANITIZE})
-      if(MONOGRAPH_BUILD_FUZZ)
-        list(APPEND flags -fno-sanitize=fuzzer-no-link)
-      endif()
     endif()
     set_source_files_properties(${unit} PROPERTIES COMPILE_OPTIONS "${flags}")
   endforeach()

@@ -97,14 +97,22 @@ struct RowWalk {
   // `count` elements and then zeros.
   template <class T>
   [[gnu::always_inline]] static F32 load(const T* p, std::size_t count) {
-    if (kLanes == 1 || count == kLanes) return L::load_as(p);
+    return kLanes == 1 || count == kLanes ? L::load_as(p) : load_part(p, count);
+  }
+  template <class T>
+  [[gnu::always_inline]] static void store(T* p, F32 x, std::size_t count) {
+    if (kLanes == 1 || count == kLanes) return L::store_as(p, x);
+    store_part(p, x, count);
+  }
+  // Calls: inlined at each end of a row they are most of what a compiler has to do.
+  template <class T>
+  [[gnu::noinline]] static F32 load_part(const T* p, std::size_t count) {
     T buffer[kLanes] = {};
     __builtin_memcpy(buffer, p, count * sizeof(T));
     return L::load_as(buffer);
   }
   template <class T>
-  [[gnu::always_inline]] static void store(T* p, F32 x, std::size_t count) {
-    if (kLanes == 1 || count == kLanes) return L::store_as(p, x);
+  [[gnu::noinline]] static void store_part(T* p, F32 x, std::size_t count) {
     T buffer[kLanes];
     L::store_as(buffer, x);
     __builtin_memcpy(p, buffer, count * sizeof(T));

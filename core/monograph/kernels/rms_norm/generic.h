@@ -12,124 +12,136 @@ namespace monograph {
   return 1.f / __builtin_sqrtf(squares / static_cast<float>(cols) + eps);
 }
 
-template <class V, class T, class Y, NormRounding kRounding>
-struct RmsNormRows {
+// One pass over a row is one function, not inlined: what a compiler sees of a row at once decides
+// how long it takes, with sanitizers minutes.
+template <class V, class T, class Y>
+struct RmsNormRow {
   using L = RowLanes<V>;
   using F32 = typename L::F32;
   using W = RowWalk<V>;
 
   // What the gain multiplies.
+  template <NormRounding kRounding>
   [[gnu::always_inline]] static F32 normed(F32 s, F32 k) {
     if constexpr (kRounding == NormRounding::kBeforeGain)
       return L::template round_as<T>(L::mul(s, k));
     return L::mul(s, k);
   }
 
-  template <bool kResidual>
-  [[gnu::always_inline]] static void forward_row(const RmsNormForward& job, std::size_t row) {
-    const T* x = static_cast<const T*>(job.x) + row * job.x_stride;
-    const T* s = x;
+  [[gnu::noinline]] static float squares_of(const T* x, std::size_t cols) {
     typename W::Sum squares;
-    if constexpr (kResidual) {
-      const T* residual = static_cast<const T*>(job.residual) + row * job.residual_stride;
-      T* sum = static_cast<T*>(job.sum) + row * job.cols;
-      W::each(
-          job.cols, [&](std::size_t i, std::size_t k,
-                        std::size_t n) __attribute__((always_inline)) {
-            const F32 v =
-                L::template round_as<T>(L::add(W::load(x + i, n), W::load(residual + i, n)));
-            W::store(sum + i, v, n);
-            squares.add(k, L::mul(v, v));
-          });
-      s = sum;
-    } else {
-      W::each(
-          job.cols, [&](std::size_t i, std::size_t k, std::size_t n)
-                        __attribute__((always_inline)) {
-                          const F32 v = W::load(x + i, n);
-                          squares.add(k, L::mul(v, v));
-                        });
-    }
-    const F32 factor = L::set(inverse_rms(squares.total(), job.cols, job.eps));
-    Y* y = static_cast<Y*>(job.y) + row * job.cols;
     W::each(
-        job.cols, [&](std::size_t i, std::size_t, std::size_t n) __attribute__((always_inline)) {
-          const F32 v = normed(W::load(s + i, n), factor);
-          W::store(y + i, L::mul(v, W::load(job.gain + i, n)), n);
+        cols, [&](std::size_t i, std::size_t k, std::size_t n) __attribute__((always_inline)) {
+          const F32 v = W::load(x + i, n);
+          squares.add(k, L::mul(v, v));
+        });
+    return squares.total();
+  }
+  [[gnu::noinline]] static float add(const T* x, const T* residual, T* sum, std::size_t cols) {
+    typename W::Sum squares;
+    W::each(
+        cols, [&](std::size_t i, std::size_t k, std::size_t n) __attribute__((always_inline)) {
+          const F32 v =
+              L::template round_as<T>(L::add(W::load(x + i, n), W::load(residual + i, n)));
+          W::store(sum + i, v, n);
+          squares.add(k, L::mul(v, v));
+        });
+    return squares.total();
+  }
+  template <NormRounding kRounding>
+  [[gnu::noinline]] static void scale(const T* s, float inverse, const float* gain, Y* y,
+                                      std::size_t cols) {
+    const F32 factor = L::set(inverse);
+    W::each_alone(
+        cols, [&](std::size_t i, std::size_t n) __attribute__((always_inline)) {
+          const F32 v = normed<kRounding>(W::load(s + i, n), factor);
+          W::store(y + i, L::mul(v, W::load(gain + i, n)), n);
         });
   }
 
-  [[gnu::always_inline]] static void forward(const RmsNormForward& job, std::size_t begin,
-                                             std::size_t end) {
-    for (std::size_t row = begin; row < end; ++row) {
-      if (job.residual != nullptr)
-        forward_row<true>(job, row);
-      else
-        forward_row<false>(job, row);
-    }
-  }
-
-  template <bool kSum, bool kGain>
-  [[gnu::always_inline]] static void backward_row(const RmsNormBackward& job, std::size_t row,
-                                                  float* dgain) {
-    const T* x = static_cast<const T*>(job.x) + row * job.x_stride;
-    const Y* dy = static_cast<const Y*>(job.dy) + row * job.dy_stride;
-    const T* dsum = kSum ? static_cast<const T*>(job.dsum) + row * job.dsum_stride : nullptr;
-    T* dx = static_cast<T*>(job.dx) + row * job.cols;
+  struct Sums {
+    float squares, dots;
+  };
+  [[gnu::noinline]] static Sums sums_of(const T* x, const Y* dy, const float* gain,
+                                        std::size_t cols) {
     typename W::Sum squares, dots;
     W::each(
-        job.cols, [&](std::size_t i, std::size_t k, std::size_t n) __attribute__((always_inline)) {
+        cols, [&](std::size_t i, std::size_t k, std::size_t n) __attribute__((always_inline)) {
           const F32 v = W::load(x + i, n);
-          const F32 g = L::mul(W::load(dy + i, n), W::load(job.gain + i, n));
+          const F32 g = L::mul(W::load(dy + i, n), W::load(gain + i, n));
           squares.add(k, L::mul(v, v));
           dots.add(k, L::mul(g, v));
         });
-    const float inverse = inverse_rms(squares.total(), job.cols, job.eps);
-    // k^3 alone overflows for rows near 0 with a small eps.
-    const float along = dots.total() * inverse / static_cast<float>(job.cols) * inverse * inverse;
+    return {squares.total(), dots.total()};
+  }
+  template <bool kSum>
+  [[gnu::noinline]] static void gradient(const T* x, const Y* dy, const T* dsum, const float* gain,
+                                         float inverse, float along, T* dx, std::size_t cols) {
     const F32 factor = L::set(inverse), slope = L::set(along);
-    W::each(
-        job.cols, [&](std::size_t i, std::size_t, std::size_t n) __attribute__((always_inline)) {
-          const F32 v = W::load(x + i, n), d = W::load(dy + i, n);
-          const F32 g = L::mul(d, W::load(job.gain + i, n));
-          F32 result = L::sub(L::mul(g, factor), L::mul(v, slope));
+    W::each_alone(
+        cols, [&](std::size_t i, std::size_t n) __attribute__((always_inline)) {
+          const F32 g = L::mul(W::load(dy + i, n), W::load(gain + i, n));
+          F32 result = L::sub(L::mul(g, factor), L::mul(W::load(x + i, n), slope));
           if constexpr (kSum) result = L::add(result, W::load(dsum + i, n));
           W::store(dx + i, result, n);
-          if constexpr (kGain)
-            W::store(dgain + i, L::add(W::load(dgain + i, n), L::mul(d, normed(v, factor))), n);
         });
   }
-
-  [[gnu::always_inline]] static void backward(const RmsNormBackward& job, std::size_t begin,
-                                              std::size_t end, float* dgain) {
-    for (std::size_t row = begin; row < end; ++row) {
-      if (job.dsum != nullptr && dgain != nullptr)
-        backward_row<true, true>(job, row, dgain);
-      else if (job.dsum != nullptr)
-        backward_row<true, false>(job, row, dgain);
-      else if (dgain != nullptr)
-        backward_row<false, true>(job, row, dgain);
-      else
-        backward_row<false, false>(job, row, dgain);
-    }
+  template <NormRounding kRounding>
+  [[gnu::noinline]] static void add_to_gain(const T* x, const Y* dy, float inverse, float* dgain,
+                                            std::size_t cols) {
+    const F32 factor = L::set(inverse);
+    W::each_alone(
+        cols, [&](std::size_t i, std::size_t n) __attribute__((always_inline)) {
+          const F32 v = normed<kRounding>(W::load(x + i, n), factor);
+          W::store(dgain + i, L::add(W::load(dgain + i, n), L::mul(W::load(dy + i, n), v)), n);
+        });
   }
 };
 
 template <class V, class T, class Y>
 void rms_norm_rows(const RmsNormForward& job, std::size_t begin, std::size_t end) {
-  if (job.rounding == NormRounding::kBeforeGain)
-    RmsNormRows<V, T, Y, NormRounding::kBeforeGain>::forward(job, begin, end);
-  else
-    RmsNormRows<V, T, Y, NormRounding::kOnce>::forward(job, begin, end);
+  using Row = RmsNormRow<V, T, Y>;
+  const auto scale = job.rounding == NormRounding::kBeforeGain
+                         ? Row::template scale<NormRounding::kBeforeGain>
+                         : Row::template scale<NormRounding::kOnce>;
+  for (std::size_t row = begin; row < end; ++row) {
+    const T* s = static_cast<const T*>(job.x) + row * job.x_stride;
+    float squares = 0.f;
+    if (job.residual != nullptr) {
+      T* sum = static_cast<T*>(job.sum) + row * job.cols;
+      squares = Row::add(s, static_cast<const T*>(job.residual) + row * job.residual_stride, sum,
+                         job.cols);
+      s = sum;
+    } else {
+      squares = Row::squares_of(s, job.cols);
+    }
+    scale(s, inverse_rms(squares, job.cols, job.eps), job.gain,
+          static_cast<Y*>(job.y) + row * job.cols, job.cols);
+  }
 }
 
 template <class V, class T, class Y>
 void rms_norm_backward_rows(const RmsNormBackward& job, std::size_t begin, std::size_t end,
                             float* dgain) {
-  if (job.rounding == NormRounding::kBeforeGain)
-    RmsNormRows<V, T, Y, NormRounding::kBeforeGain>::backward(job, begin, end, dgain);
-  else
-    RmsNormRows<V, T, Y, NormRounding::kOnce>::backward(job, begin, end, dgain);
+  using Row = RmsNormRow<V, T, Y>;
+  const auto add_to_gain = job.rounding == NormRounding::kBeforeGain
+                               ? Row::template add_to_gain<NormRounding::kBeforeGain>
+                               : Row::template add_to_gain<NormRounding::kOnce>;
+  for (std::size_t row = begin; row < end; ++row) {
+    const T* x = static_cast<const T*>(job.x) + row * job.x_stride;
+    const Y* dy = static_cast<const Y*>(job.dy) + row * job.dy_stride;
+    T* dx = static_cast<T*>(job.dx) + row * job.cols;
+    const auto sums = Row::sums_of(x, dy, job.gain, job.cols);
+    const float inverse = inverse_rms(sums.squares, job.cols, job.eps);
+    // k^3 alone overflows for rows near 0 with a small eps.
+    const float along = sums.dots * inverse / static_cast<float>(job.cols) * inverse * inverse;
+    if (job.dsum != nullptr)
+      Row::template gradient<true>(x, dy, static_cast<const T*>(job.dsum) + row * job.dsum_stride,
+                                   job.gain, inverse, along, dx, job.cols);
+    else
+      Row::template gradient<false>(x, dy, nullptr, job.gain, inverse, along, dx, job.cols);
+    if (dgain != nullptr) add_to_gain(x, dy, inverse, dgain, job.cols);
+  }
 }
 
 template <class V, class T, class Y>
