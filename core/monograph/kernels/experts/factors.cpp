@@ -1,61 +1,100 @@
 #include "monograph/kernels/experts/factors.h"
 
 #include <algorithm>
+#include <cstring>
+#include <vector>
 
 #include "monograph/base/float_types.h"
+#include "monograph/kernels/experts/kernels.h"
+#include "monograph/kernels/linear/products.h"
 
 namespace monograph {
 namespace {
 
-// body.template operator()<From, To>(from, to).
-template <class Body>
-void with_types(const void* from, DType from_dtype, void* to, DType to_dtype, const Body& body) {
-  with_type(from_dtype, [&]<class From>() {
-    with_type(to_dtype,
-              [&]<class To>() { body(static_cast<const From*>(from), static_cast<To*>(to)); });
-  });
+// To elements of `to`, from those of the same type or of fp32; others are brought to fp32 before.
+auto turning(DType from, DType to) {
+  const ExpertsKernels& kernels = pick_experts(to);
+  return from == to ? kernels.turn : kernels.turn_floats;
 }
 
-// Rows of B that stay in the cache while every expert takes its part.
-constexpr std::size_t kRows = 16;
+// What `turning` can take, and what keeps it alive.
+struct Source {
+  std::vector<float> widened;
+  const std::byte* data;
+  DType dtype;
+};
+Source source_of(const void* from, DType dtype, std::size_t count, DType to) {
+  Source source = {{}, static_cast<const std::byte*>(from), dtype};
+  if (dtype == to || dtype == DType::kFloat32) return source;
+  source.widened.resize(count);
+  convert(from, dtype, count, source.widened.data(), DType::kFloat32);
+  source.data = reinterpret_cast<const std::byte*>(source.widened.data());
+  source.dtype = DType::kFloat32;
+  return source;
+}
 
 }  // namespace
 
 void convert(const void* from, DType from_dtype, std::size_t count, void* to, DType to_dtype) {
-  with_types(from, from_dtype, to, to_dtype, [&]<class From, class To>(const From* in, To* out) {
-    for (std::size_t i = 0; i < count; ++i) out[i] = from_float<To>(to_float(in[i]));
-  });
+  if (from_dtype == to_dtype) {
+    if (count != 0) std::memcpy(to, from, count * size_bytes(to_dtype));
+  } else if (from_dtype == DType::kFloat32) {
+    pick_experts(to_dtype).round(static_cast<const float*>(from), count, to);
+  } else if (to_dtype == DType::kFloat32) {
+    pick_experts(from_dtype).widen(from, count, static_cast<float*>(to));
+  } else {
+    constexpr std::size_t kPiece = 256;
+    float wide[kPiece];
+    for (std::size_t i = 0; i < count; i += kPiece) {
+      const std::size_t size = std::min(kPiece, count - i);
+      const auto* in = static_cast<const std::byte*>(from) + i * size_bytes(from_dtype);
+      pick_experts(from_dtype).widen(in, size, wide);
+      pick_experts(to_dtype).round(wide, size,
+                                   static_cast<std::byte*>(to) + i * size_bytes(to_dtype));
+    }
+  }
 }
 
 void transpose(const void* from, DType from_dtype, std::size_t rows, std::size_t cols, void* to,
                DType to_dtype) {
-  with_types(from, from_dtype, to, to_dtype, [&]<class From, class To>(const From* in, To* out) {
-    for (std::size_t c = 0; c < cols; c += kRows)
-      for (std::size_t r = 0; r < rows; ++r)
-        for (std::size_t i = c; i < std::min(c + kRows, cols); ++i)
-          out[i * rows + r] = from_float<To>(to_float(in[r * cols + i]));
-  });
+  const Source source = source_of(from, from_dtype, rows * cols, to_dtype);
+  const std::size_t in = size_bytes(source.dtype), out = size_bytes(to_dtype);
+  auto* const turn = turning(source.dtype, to_dtype);
+  for (std::size_t r = 0; r < rows; r += kTurned)
+    for (std::size_t c = 0; c < cols; c += kTurned)
+      turn({source.data + (r * cols + c) * in, cols, std::min(kTurned, rows - r),
+            std::min(kTurned, cols - c), kInOrder,
+            static_cast<std::byte*>(to) + (c * rows + r) * out, rows});
 }
 
 void gather_factors(const FactorsJob& job, ParallelFor parallel_for) {
-  const std::size_t stride = job.rank * job.experts, each = job.rank * job.out;
-  const auto gather = [&]<class From, class To>(const From* b, To* factors) {
-    parallel_for((job.out + kRows - 1) / kRows, 1, [&](std::size_t begin, std::size_t end) {
-      for (std::size_t o = begin * kRows; o < std::min(end * kRows, job.out); o += kRows) {
-        const std::size_t rows = std::min(kRows, job.out - o);
-        for (std::size_t i = 0; i < job.active.size(); ++i) {
-          const From* in = b + o * stride + job.active[i];
-          To* const out = factors + i * each;
-          for (std::size_t r = 0; r < rows; ++r)
-            for (std::size_t j = 0; j < job.rank; ++j) {
-              const To value = from_float<To>(to_float(in[r * stride + j * job.experts]));
-              out[job.rank_first ? j * job.out + o + r : (o + r) * job.rank + j] = value;
-            }
-        }
-      }
-    });
+  const std::size_t rank = job.rank, experts = job.experts, row = rank * experts;
+  const Source source = source_of(job.b, job.b_dtype, job.out * row, job.dtype);
+  const std::size_t in = size_bytes(source.dtype), out = size_bytes(job.dtype);
+  auto* const turn = turning(source.dtype, job.dtype);
+  std::vector<std::uint32_t> index(experts, kSkippedRow);
+  for (std::size_t i = 0; i < job.active.size(); ++i)
+    index[job.active[i]] = static_cast<std::uint32_t>(i);
+  // `rows` entries of sixteen experts: from `from` on, `stride` apart, to `to` within each.
+  const auto gather = [&](std::size_t from, std::size_t stride, std::size_t rows, std::size_t to) {
+    for (std::size_t e = 0; e < experts; e += kTurned)
+      turn({source.data + (from + e) * in, stride, rows, std::min(kTurned, experts - e),
+            index.data() + e, static_cast<std::byte*>(job.factors) + to * out,
+            factor_stride(rank * job.out)});
   };
-  with_types(job.b, job.b_dtype, job.factors, job.dtype, gather);
+  parallel_for((job.out + kTurned - 1) / kTurned, 1, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t o = begin * kTurned; o < std::min(end * kTurned, job.out); o += kTurned) {
+      const std::size_t rows = std::min(kTurned, job.out - o);
+      if (job.rank_first) {
+        for (std::size_t j = 0; j < rank; ++j)
+          gather(o * row + j * experts, row, rows, j * job.out + o);
+        continue;
+      }
+      for (std::size_t r = o; r < o + rows; ++r)
+        for (std::size_t j = 0; j < rank; j += kTurned)
+          gather(r * row + j * experts, experts, std::min(kTurned, rank - j), r * rank + j);
+    }
+  });
 }
 
 }  // namespace monograph

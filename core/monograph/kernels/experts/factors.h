@@ -16,6 +16,10 @@ void convert(const void* from, DType from_dtype, std::size_t count, void* to, DT
 void transpose(const void* from, DType from_dtype, std::size_t rows, std::size_t cols, void* to,
                DType to_dtype);
 
+// From the factor of one expert to that of the next, in elements: at powers of two they would fall
+// into the same few sets of the caches.
+constexpr std::size_t factor_stride(std::size_t size) { return size + 32; }
+
 // B [out, rank E], column j * E + e, to [active, out, rank] or, rank first, [active, rank, out].
 struct FactorsJob {
   const void* b;

@@ -163,6 +163,7 @@ template <class V, class T, std::size_t kRanks, std::size_t kVectors>
                                               std::size_t count) {
   using L = RowLanes<V>;
   using F32 = typename L::F32;
+  constexpr std::size_t kAhead = 12;
   F32 sum[kRanks][kVectors];
   unrolled<kRanks * kVectors>([&](auto i) __attribute__((always_inline)) {
     sum[i / kVectors][i % kVectors] = L::set(0.f);
@@ -171,6 +172,10 @@ template <class V, class T, std::size_t kRanks, std::size_t kVectors>
   for (std::size_t t = 0; t < job.count; ++t, small += job.rank) {
     const std::size_t row = job.rows == nullptr ? t : job.rows[t];
     const T* large = static_cast<const T*>(job.large) + row * job.stride + col;
+    // Rows lie apart, and no prefetcher knows where the next one is.
+    const std::size_t ahead = t + kAhead < job.count ? t + kAhead : t;
+    __builtin_prefetch(static_cast<const T*>(job.large) +
+                       (job.rows == nullptr ? ahead : job.rows[ahead]) * job.stride + col);
     F32 x[kVectors];
     unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
       x[v] = kVectors == 1 ? RowWalk<V>::load(large, count) : L::load_as(large + v * L::kLanes);
@@ -211,9 +216,44 @@ void gram(const GramJob& job) {
   for (; rank < job.rank; ++rank) gram_ranks<V, T, 1>(job, rank);
 }
 
+// kTurned vectors of kTurned lanes; specialised where a set has shuffles for it.
+template <class V>
+struct Turn {
+  template <class From, class To>
+  static void run(const From* in, const TurnJob& job, To* out) {
+    for (std::size_t k = 0; k < job.cols; ++k) {
+      if (job.index[k] == kSkippedRow) continue;
+      To* const to = out + job.index[k] * job.out_stride;
+      for (std::size_t i = 0; i < job.rows; ++i)
+        to[i] = from_float<To>(to_float(in[i * job.in_stride + k]));
+    }
+  }
+};
+
+template <class V, class From, class To>
+void turn(const TurnJob& job) {
+  Turn<V>::run(static_cast<const From*>(job.in), job, static_cast<To*>(job.out));
+}
+
 template <class V, class T>
-inline constexpr ExpertsKernels kExpertsKernels = {activate<V, T>, activate_back<V, T>,
-                                                   sum_slots<V, T>, dot_rows<V, T>, gram<V, T>};
+void round_elements(const float* in, std::size_t size, void* out) {
+  RowWalk<V>::each_alone(
+      size, [&](std::size_t at, std::size_t count) __attribute__((always_inline)) {
+        RowWalk<V>::store(static_cast<T*>(out) + at, RowWalk<V>::load(in + at, count), count);
+      });
+}
+template <class V, class T>
+void widen_elements(const void* in, std::size_t size, float* out) {
+  RowWalk<V>::each_alone(
+      size, [&](std::size_t at, std::size_t count) __attribute__((always_inline)) {
+        RowWalk<V>::store(out + at, RowWalk<V>::load(static_cast<const T*>(in) + at, count), count);
+      });
+}
+
+template <class V, class T>
+inline constexpr ExpertsKernels kExpertsKernels = {
+    activate<V, T>, activate_back<V, T>, sum_slots<V, T>,      dot_rows<V, T>,      gram<V, T>,
+    turn<V, T, T>,  turn<V, float, T>,   round_elements<V, T>, widen_elements<V, T>};
 
 template <class V>
 const ExpertsKernels* experts_variant(DType dtype) {

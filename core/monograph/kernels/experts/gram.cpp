@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "monograph/base/float_types.h"
 #include "monograph/cpu/scratch.h"
 #include "monograph/kernels/experts/factors.h"
 
@@ -50,6 +49,7 @@ void gram_to_rows(const ExpertsLayer& layer, const GramRows& small, const Expert
   const std::size_t rank = small.rank, width = large.matrix.cols, bytes = size_bytes(dtype);
   const std::size_t pieces = (width + kCols - 1) / kCols, active = layer.routing.active.size();
   auto* const rows = static_cast<std::byte*>(out);
+  prefer_huge_pages(out, layer.problem.experts * rank * width * bytes);
   if (active != layer.problem.experts)
     std::memset(rows, 0, layer.problem.experts * rank * width * bytes);
   layer.parallel_for(active * pieces, 1, [&](std::size_t begin, std::size_t end) {
@@ -68,26 +68,27 @@ void gram_to_rows(const ExpertsLayer& layer, const GramRows& small, const Expert
 
 void gram_to_columns(const ExpertsLayer& layer, const GramRows& small, const ExpertsRows& large,
                      void* out, DType dtype) {
-  const std::size_t rank = small.rank, width = large.matrix.cols;
-  const std::size_t experts = layer.problem.experts, stride = rank * experts;
+  const std::size_t rank = small.rank, width = large.matrix.cols, bytes = size_bytes(dtype);
+  const std::size_t experts = layer.problem.experts, stride = rank * experts, each = rank * kCols;
   const std::vector<std::uint32_t>& active = layer.routing.active;
+  auto* const turn = pick_experts(dtype).turn_floats;
+  prefer_huge_pages(out, width * stride * bytes);
   layer.parallel_for((width + kCols - 1) / kCols, 1, [&](std::size_t begin, std::size_t end) {
-    // An expert's sums behind those of the one before it: [active, rank, kCols].
-    const Scratch scratch(ScratchUse::kSums, active.size() * rank * kCols * sizeof(float) + 1);
+    // [E, rank, kCols]; zeros for experts without rows.
+    const Scratch scratch(ScratchUse::kSums, experts * each * sizeof(float) + 1);
     float* const sums = reinterpret_cast<float*>(scratch.data());
+    if (active.size() != experts) std::memset(sums, 0, experts * each * sizeof(float));
     for (std::size_t first = begin * kCols; first < std::min(end * kCols, width); first += kCols) {
       const std::size_t cols = std::min(kCols, width - first);
       for (std::size_t i = 0; i < active.size(); ++i)
-        run_gram(layer, small, large, i, first, cols, sums + i * rank * kCols, kCols);
-      with_type(dtype, [&]<class T>() {
-        T* const rows = static_cast<T*>(out) + first * stride;
-        if (active.size() != experts) std::memset(rows, 0, cols * stride * sizeof(T));
-        for (std::size_t c = 0; c < cols; ++c)
-          for (std::size_t j = 0; j < rank; ++j)
-            for (std::size_t i = 0; i < active.size(); ++i)
-              rows[c * stride + j * experts + active[i]] =
-                  from_float<T>(sums[(i * rank + j) * kCols + c]);
-      });
+        run_gram(layer, small, large, i, first, cols, sums + active[i] * each, kCols);
+      for (std::size_t c = 0; c < cols; c += kTurned)
+        for (std::size_t j = 0; j < rank; ++j)
+          for (std::size_t e = 0; e < experts; e += kTurned)
+            turn({sums + (e * rank + j) * kCols + c, each, std::min(kTurned, experts - e),
+                  std::min(kTurned, cols - c), kInOrder,
+                  static_cast<std::byte*>(out) + ((first + c) * stride + j * experts + e) * bytes,
+                  stride});
     }
   });
 }

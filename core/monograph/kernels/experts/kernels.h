@@ -49,12 +49,29 @@ struct GramJob {
   std::size_t out_stride;
 };
 
+// out[index[k] * out_stride + i] = in[i * in_stride + k], rounded, for i < rows, k < cols, each at
+// most kTurned; a k whose index is kSkippedRow is left out.
+inline constexpr std::size_t kTurned = 16;
+inline constexpr std::uint32_t kInOrder[kTurned] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                    8, 9, 10, 11, 12, 13, 14, 15};
+struct TurnJob {
+  const void* in;
+  std::size_t in_stride, rows, cols;
+  const std::uint32_t* index;
+  void* out;
+  std::size_t out_stride;
+};
+
 struct ExpertsKernels {
   void (*activate)(const ActivationJob& job);
   float (*activate_back)(const ActivationJob& job);  // returns <h, dh>, h rounded
   void (*sum_slots)(const SlotSumJob& job);
   float (*dot)(const void* a, const void* b, std::size_t size);
   void (*gram)(const GramJob& job);
+  void (*turn)(const TurnJob& job);         // of elements
+  void (*turn_floats)(const TurnJob& job);  // of fp32 to elements
+  void (*round)(const float* in, std::size_t size, void* out);
+  void (*widen)(const void* in, std::size_t size, float* out);
 };
 
 // Best instruction set first.

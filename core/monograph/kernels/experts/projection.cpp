@@ -50,45 +50,40 @@ std::vector<ExpertsProduct::Part> ExpertsProduct::parts(std::size_t i, std::size
   return found;
 }
 
-LinearWeight ExpertsProduct::plain(const Buffer& of_active, std::size_t i, std::size_t rows,
-                                   std::size_t cols, std::size_t first_row) const {
+LinearWeight ExpertsProduct::factor(const Buffer& of_active, std::size_t i, std::size_t rows,
+                                    std::size_t cols, std::size_t first_row) const {
   LinearWeight weight;
   weight.dtype = problem_.dtype;
   weight.packed.rows = rows - first_row;
   weight.packed.cols = cols;
   weight.packed.values = reinterpret_cast<const std::uint8_t*>(of_active.data()) +
-                         (i * rows + first_row) * cols * element_;
-  return weight;
-}
-
-LinearWeight ExpertsProduct::a_of(std::size_t i) const {
-  LinearWeight weight;
-  weight.dtype = projection_.a_dtype;
-  weight.packed.rows = projection_.rank;
-  weight.packed.cols = projection_.in;
-  weight.packed.values =
-      static_cast<const std::uint8_t*>(projection_.a) +
-      routing_.active[i] * projection_.rank * projection_.in * size_bytes(projection_.a_dtype);
+                         (i * factor_stride(rows * cols) + first_row * cols) * element_;
   return weight;
 }
 
 Buffer ExpertsProduct::gather_b(bool rank_first) const {
-  Buffer factors(routing_.active.size() * projection_.out * projection_.rank * element_);
+  const std::size_t size = projection_.out * projection_.rank;
+  Buffer factors(routing_.active.size() * factor_stride(size) * element_);
   gather_factors({projection_.b, projection_.b_dtype, problem_.experts, projection_.rank,
                   projection_.out, routing_.active, problem_.dtype, rank_first, factors.data()},
                  parallel_for_);
   return factors;
 }
 
-Buffer ExpertsProduct::gather_a() const {
-  const std::size_t rank = projection_.rank, in = projection_.in;
-  Buffer factors(routing_.active.size() * in * rank * element_);
-  each_rows(routing_.active.size(), in * rank, parallel_for_,
-            [&](std::size_t begin, std::size_t end) {
-              for (std::size_t i = begin; i < end; ++i)
-                transpose(a_of(i).packed.values, projection_.a_dtype, rank, in,
-                          factors.data() + i * in * rank * element_, problem_.dtype);
-            });
+Buffer ExpertsProduct::gather_a(bool turned) const {
+  const std::size_t rank = projection_.rank, in = projection_.in, size = rank * in;
+  Buffer factors(routing_.active.size() * factor_stride(size) * element_);
+  parallel_for_(routing_.active.size(), 1, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const auto* a = static_cast<const std::byte*>(projection_.a) +
+                      routing_.active[i] * size * size_bytes(projection_.a_dtype);
+      std::byte* const out = factors.data() + i * factor_stride(size) * element_;
+      if (turned)
+        transpose(a, projection_.a_dtype, rank, in, out, problem_.dtype);
+      else
+        convert(a, projection_.a_dtype, size, out, problem_.dtype);
+    }
+  });
   return factors;
 }
 
@@ -131,8 +126,10 @@ Buffer ExpertsProduct::low_rank_product(const ExpertsRows& rows,
 
 Buffer ExpertsProduct::low_rank(const ExpertsRows& x) const {
   if (!has_low_rank()) return {};
+  const Buffer a = gather_a(/*turned=*/false);
   std::vector<LinearWeight> factors;
-  for (std::size_t i = 0; i < routing_.active.size(); ++i) factors.push_back(a_of(i));
+  for (std::size_t i = 0; i < routing_.active.size(); ++i)
+    factors.push_back(factor(a, i, projection_.rank, projection_.in));
   return low_rank_product(x, factors);
 }
 
@@ -141,7 +138,7 @@ Buffer ExpertsProduct::low_rank_back(const ExpertsRows& dout) const {
   const Buffer b = gather_b(/*rank_first=*/true);
   std::vector<LinearWeight> factors;
   for (std::size_t i = 0; i < routing_.active.size(); ++i)
-    factors.push_back(plain(b, i, projection_.rank, projection_.out));
+    factors.push_back(factor(b, i, projection_.rank, projection_.out));
   return low_rank_product(dout, factors);
 }
 
@@ -166,7 +163,7 @@ void ExpertsProduct::forward(const ExpertsRows& x, const Buffer& u, std::size_t 
       if (u) {
         sum.push_back(places_of(u, i));
         sum.back().weight =
-            turned ? plain(b, i, rank, width) : plain(b, i, width, rank, part_first);
+            turned ? factor(b, i, rank, width) : factor(b, i, width, rank, part_first);
       }
       LinearProduct product;
       product.rows = routing_.rows(i);
@@ -199,7 +196,7 @@ void ExpertsProduct::back(const ExpertsRows& dout, const Buffer& du, std::size_t
   // that all that hold the same values give the same bits.
   const bool halves = &projection_ == &problem_.up && is_gated(problem_.activation);
   const std::size_t reduction = halves ? projection_.out / 2 : projection_.out;
-  const Buffer a = du && turned ? gather_a() : Buffer();
+  const Buffer a = du ? gather_a(turned) : Buffer();
   std::vector<std::vector<LinearTerm>> terms(routing_.active.size());
   std::vector<LinearProduct> products(routing_.active.size());
   for (std::size_t i = 0; i < routing_.active.size(); ++i) {
@@ -214,7 +211,8 @@ void ExpertsProduct::back(const ExpertsRows& dout, const Buffer& du, std::size_t
     }
     if (du) {
       terms[i].push_back(places_of(du, i));
-      terms[i].back().weight = turned ? plain(a, i, projection_.in, rank) : a_of(i);
+      terms[i].back().weight =
+          turned ? factor(a, i, projection_.in, rank) : factor(a, i, rank, projection_.in);
     }
     LinearProduct& product = products[i];
     product.terms = terms[i];

@@ -2,25 +2,13 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <vector>
 
+#include "monograph/kernels/experts/buffer.h"
 #include "monograph/kernels/experts/experts.h"
 #include "monograph/kernels/experts/routing.h"
 
 namespace monograph {
-
-// Memory of a call, not kept: its size follows the number of tokens.
-class Buffer {
- public:
-  Buffer() = default;
-  explicit Buffer(std::size_t bytes) : bytes_(std::make_unique_for_overwrite<std::byte[]>(bytes)) {}
-  std::byte* data() const { return bytes_.get(); }
-  explicit operator bool() const { return bytes_ != nullptr; }
-
- private:
-  std::unique_ptr<std::byte[]> bytes_;
-};
 
 // The left rows of products: of each token, gathered, or of each place, in order.
 struct ExpertsRows {
@@ -55,12 +43,13 @@ class ExpertsProduct {
   };
   // Of at most `most` rows.
   std::vector<Part> parts(std::size_t i, std::size_t most) const;
-  LinearWeight plain(const Buffer& of_active, std::size_t i, std::size_t rows, std::size_t cols,
-                     std::size_t first_row = 0) const;
-  LinearWeight a_of(std::size_t i) const;
-  // B of each active expert, [out, rank] or [rank, out]; A as [in, rank]; in the type of x.
+  // Of the i-th active expert, from gathered factors.
+  LinearWeight factor(const Buffer& of_active, std::size_t i, std::size_t rows, std::size_t cols,
+                      std::size_t first_row = 0) const;
+  // The factors of each active expert in the type of x: B as [out, rank] or [rank, out], A as
+  // [rank, in] or [in, rank].
   Buffer gather_b(bool rank_first) const;
-  Buffer gather_a() const;
+  Buffer gather_a(bool turned) const;
   LinearTerm rows_of(const ExpertsRows& rows, std::size_t i) const;
   LinearTerm places_of(const Buffer& u, std::size_t i) const;
   Buffer low_rank_product(const ExpertsRows& rows, const std::vector<LinearWeight>& factors) const;
