@@ -10,6 +10,7 @@ void experts(const ExpertsProblem& problem, void* y, void* pre, ParallelFor para
   Buffer own;
   if (pre == nullptr) own = layer.places_by(problem.up.out);
   void* const sorted = pre == nullptr ? own.data() : pre;
+  if (pre != nullptr) prefer_huge_pages(pre, problem.all_slots() * row);
   layer.compute_pre(layer.up.low_rank(layer.x()), sorted);
   if (pre != nullptr)
     std::memset(static_cast<std::byte*>(pre) + layer.kept() * row, 0,

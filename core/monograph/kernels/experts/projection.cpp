@@ -87,6 +87,11 @@ Buffer ExpertsProduct::gather_a(bool turned) const {
   return factors;
 }
 
+const Buffer& ExpertsProduct::a_rows() const {
+  if (!a_rows_) a_rows_ = gather_a(/*turned=*/false);
+  return a_rows_;
+}
+
 LinearTerm ExpertsProduct::rows_of(const ExpertsRows& rows, std::size_t i) const {
   LinearTerm term = {rows.matrix, {}};
   if (rows.by_token) return term;
@@ -126,10 +131,9 @@ Buffer ExpertsProduct::low_rank_product(const ExpertsRows& rows,
 
 Buffer ExpertsProduct::low_rank(const ExpertsRows& x) const {
   if (!has_low_rank()) return {};
-  const Buffer a = gather_a(/*turned=*/false);
   std::vector<LinearWeight> factors;
   for (std::size_t i = 0; i < routing_.active.size(); ++i)
-    factors.push_back(factor(a, i, projection_.rank, projection_.in));
+    factors.push_back(factor(a_rows(), i, projection_.rank, projection_.in));
   return low_rank_product(x, factors);
 }
 
@@ -196,7 +200,7 @@ void ExpertsProduct::back(const ExpertsRows& dout, const Buffer& du, std::size_t
   // that all that hold the same values give the same bits.
   const bool halves = &projection_ == &problem_.up && is_gated(problem_.activation);
   const std::size_t reduction = halves ? projection_.out / 2 : projection_.out;
-  const Buffer a = du ? gather_a(turned) : Buffer();
+  const Buffer a = du && turned ? gather_a(/*turned=*/true) : Buffer();
   std::vector<std::vector<LinearTerm>> terms(routing_.active.size());
   std::vector<LinearProduct> products(routing_.active.size());
   for (std::size_t i = 0; i < routing_.active.size(); ++i) {
@@ -212,7 +216,7 @@ void ExpertsProduct::back(const ExpertsRows& dout, const Buffer& du, std::size_t
     if (du) {
       terms[i].push_back(places_of(du, i));
       terms[i].back().weight =
-          turned ? factor(a, i, projection_.in, rank) : factor(a, i, rank, projection_.in);
+          turned ? factor(a, i, projection_.in, rank) : factor(a_rows(), i, rank, projection_.in);
     }
     LinearProduct& product = products[i];
     product.terms = terms[i];

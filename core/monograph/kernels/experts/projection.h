@@ -50,6 +50,7 @@ class ExpertsProduct {
   // [rank, in] or [in, rank].
   Buffer gather_b(bool rank_first) const;
   Buffer gather_a(bool turned) const;
+  const Buffer& a_rows() const;  // [rank, in], made once
   LinearTerm rows_of(const ExpertsRows& rows, std::size_t i) const;
   LinearTerm places_of(const Buffer& u, std::size_t i) const;
   Buffer low_rank_product(const ExpertsRows& rows, const std::vector<LinearWeight>& factors) const;
@@ -60,6 +61,7 @@ class ExpertsProduct {
   const ParallelFor parallel_for_;
   const std::size_t element_;  // bytes
   Buffer bias_;                // [E, out], where its type is not that of x
+  mutable Buffer a_rows_;
 };
 
 }  // namespace monograph

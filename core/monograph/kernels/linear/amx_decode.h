@@ -198,12 +198,29 @@ template <class F, class V, std::size_t kPanel>
   }
 }
 
+// Rows of bf16 of any length, as the factors of a LoRA have them; zeros behind the last element.
+template <std::size_t kPanel>
+[[gnu::noinline]] void load_forward_rows(const DecodeJob& job) {
+  const PackedView& packed = job.weight->packed;
+  for (std::size_t r = 0; r < job.width; ++r) {
+    const std::uint8_t* in =
+        packed.values + packed.element(job.first + r, job.begin) * sizeof(Bf16);
+    std::byte* out = job.out + r * 64;
+    for (std::size_t c = 0; c < job.count; c += 32, in += 64, out += kStepBytes<kPanel>) {
+      const __mmask32 mask = first_lanes(static_cast<std::int64_t>(job.count - c));
+      _mm512_store_si512(out, to_tile_order(_mm512_maskz_loadu_epi16(mask, in)));
+    }
+  }
+}
+
 // Rows beyond job.width are not written: they give rows of the result that nobody reads.
 template <class F, class V, std::size_t kPanel>
 void decode_forward_panel(const DecodeJob& job) {
   if (in_pairs_of_groups<F>(job, job.begin | job.count))
     return decode_from<PanelCursor<F, V, ForwardPanel<kPanel>, 2>, V>(job, 0);
-  if constexpr (!std::is_same_v<F, Plain>) {
+  if constexpr (std::is_same_v<F, Plain>) {
+    if (job.weight->dtype == DType::kBFloat16) return load_forward_rows<kPanel>(job);
+  } else {
     if (in_groups<F>(job))
       return decode_from<PanelCursor<F, V, ForwardPanel<kPanel>, 1>, V>(job, 0);
   }
