@@ -9,7 +9,7 @@
 
 namespace monograph {
 
-// Defined once for each instruction set, in scalar.cpp, avx2.cpp, avx512.cpp.
+// Defined once for each instruction set, in scalar.cpp, avx2.cpp, avx512.cpp, amx.cpp.
 template <class V>
 const GatedKernels* gated_activation_variant(DType dtype, Activation activation);
 
@@ -51,7 +51,7 @@ const std::vector<Variant<const GatedKernels, ByActivation>>& gated_activation_v
       for (const Activation activation :
            {Activation::kSilu, Activation::kGeluTanh, Activation::kGelu})
         keys.push_back({key.dtype, activation});
-    return make_variants<const GatedKernels>(VectorTargets{}, keys, []<class V>(ByActivation key) {
+    return make_variants<const GatedKernels>(MatrixTargets{}, keys, []<class V>(ByActivation key) {
       return gated_activation_variant<V>(key.dtype, key.activation);
     });
   }();
