@@ -5,6 +5,7 @@
 #include <cctype>
 #include <cmath>
 #include <map>
+#include <optional>
 
 #include "monograph/base/error.h"
 #include "table.h"
@@ -18,7 +19,7 @@ struct LoraModule {
 };
 
 struct Norms {
-  std::uint64_t rank = 0;
+  std::uint64_t rank = 0, experts = 1;
   double scale = 0, a = 0, b = 0, change = 0;  // Frobenius; change = scale * |B A|
 };
 
@@ -36,7 +37,7 @@ double norm(const std::vector<double>& values) {
 
 // The products of all pairs of `count` vectors, of which element i of vector v is
 // values[v * step + i * stride].
-std::vector<double> gram(const std::vector<double>& values, std::size_t count, std::size_t length,
+std::vector<double> gram(const double* values, std::size_t count, std::size_t length,
                          std::size_t step, std::size_t stride) {
   std::vector<double> out(count * count);
   for (std::size_t i = 0; i < length; ++i) {
@@ -69,6 +70,21 @@ double alpha_of(const json::Value& config, const std::string& module) {
   return alpha == nullptr ? NAN : alpha->as_double().value_or(NAN);
 }
 
+// The rank of a parameter of several experts, whose factors have `found` rows: r of the config.
+// With patterns the names of parameters would be needed, which an adapter does not have.
+std::optional<std::uint64_t> rank_of_parameter(const json::Value& config, const std::string& module,
+                                               std::uint64_t found) {
+  const json::Value* targets = config.find("target_parameters");
+  const json::Value* r = config.find("r");
+  const json::Value* pattern = config.find("rank_pattern");
+  if (targets == nullptr || targets->items().empty() || r == nullptr) return std::nullopt;
+  if (module.find(".experts") == std::string::npos) return std::nullopt;
+  if (pattern != nullptr && !pattern->members().empty()) return std::nullopt;
+  const std::uint64_t rank = r->as_unsigned().value_or(0);
+  if (rank == 0 || found == rank || found % rank != 0) return std::nullopt;
+  return rank;
+}
+
 Norms norms_of(const json::Value& config, const std::string& module, const LoraModule& lora) {
   Norms norms;
   if (lora.a->shape.size() != 2 || lora.b->shape.size() != 2 ||
@@ -78,6 +94,10 @@ Norms norms_of(const json::Value& config, const std::string& module, const LoraM
                 shape_text(lora.b->shape) + " do not fit");
   }
   norms.rank = lora.a->shape[0];
+  if (const auto rank = rank_of_parameter(config, module, norms.rank)) {
+    norms.experts = norms.rank / *rank;
+    norms.rank = *rank;
+  }
   const json::Value* rs = config.find("use_rslora");
   const bool root = rs != nullptr && rs->as_bool().value_or(false);
   const auto rank = static_cast<double>(norms.rank);
@@ -86,10 +106,14 @@ Norms norms_of(const json::Value& config, const std::string& module, const LoraM
   norms.a = norm(a);
   norms.b = norm(b);
   // |B A|^2 = sum of (B^T B) * (A A^T), element by element: rank x rank instead of out x in.
-  const std::size_t in = lora.a->shape[1], out = lora.b->shape[0];
-  const auto of_a = gram(a, norms.rank, in, in, 1), of_b = gram(b, norms.rank, out, 1, norms.rank);
+  // Those of an expert lie together in A, those of a rank in B.
+  const std::size_t in = lora.a->shape[1], out = lora.b->shape[0], experts = norms.experts;
   double square = 0;
-  for (std::size_t i = 0; i < of_a.size(); ++i) square += of_a[i] * of_b[i];
+  for (std::size_t e = 0; e < experts; ++e) {
+    const auto of_a = gram(a.data() + e * norms.rank * in, norms.rank, in, in, 1);
+    const auto of_b = gram(b.data() + e, norms.rank, out, experts, norms.rank * experts);
+    for (std::size_t i = 0; i < of_a.size(); ++i) square += of_a[i] * of_b[i];
+  }
   norms.change = norms.scale * std::sqrt(std::max(square, 0.0));
   return norms;
 }
@@ -109,7 +133,7 @@ std::map<std::string, LoraModule> modules_of(const Model& model) {
 }
 
 // What people ask of an adapter first.
-constexpr std::array<std::string_view, 11> kSettings = {"base_model_name_or_path",
+constexpr std::array<std::string_view, 12> kSettings = {"base_model_name_or_path",
                                                         "peft_type",
                                                         "r",
                                                         "lora_alpha",
@@ -118,6 +142,7 @@ constexpr std::array<std::string_view, 11> kSettings = {"base_model_name_or_path
                                                         "rank_pattern",
                                                         "alpha_pattern",
                                                         "target_modules",
+                                                        "target_parameters",
                                                         "modules_to_save",
                                                         "bias"};
 
@@ -144,6 +169,9 @@ json::Value adapter_json(const Model& model) {
     json::Value& row = modules.append(json::Value::object());
     row.set("module", json::Value::string(name));
     row.set("rank", json::Value::number(static_cast<std::int64_t>(norms.rank)));
+    if (norms.experts != 1) {
+      row.set("experts", json::Value::number(static_cast<std::int64_t>(norms.experts)));
+    }
     row.set("scale", finite_or_null(norms.scale));
     row.set("norm_a", json::Value::number(norms.a));
     row.set("norm_b", json::Value::number(norms.b));

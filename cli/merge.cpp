@@ -1,4 +1,5 @@
 // monograph merge: a base and adapters become one model.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
@@ -27,7 +28,7 @@ namespace fs = std::filesystem;
 using text::in_quotes;
 
 struct Options {
-  std::string base, out, base_weights, as, to = "same";
+  std::string base, out, base_weights, as, as_experts, to = "same", experts = "keep";
   std::vector<std::string> adapters;
   bool force = false, json = false, all = false, dry_run = false;
   bool double_quant = false, as_double_quant = false;
@@ -114,6 +115,20 @@ void check_base_choice(const Options& options, const Model& model) {
   }
 }
 
+// An adapter that changes experts was trained on packed or on plain ones.
+void check_experts_choice(const Options& options, const std::vector<Adapter>& adapters) {
+  if (options.as.empty()) {
+    if (options.as_experts.empty()) return;
+    throw CLI::ValidationError("--as-experts", "is for --as, which says how the base was loaded");
+  }
+  const bool changes = std::any_of(adapters.begin(), adapters.end(), [](const Adapter& adapter) {
+    return !adapter.config().target_parameters.empty();
+  });
+  if (!changes || !options.as_experts.empty()) return;
+  throw CLI::RequiredError(
+      "--as-experts (an adapter has target_parameters: were they packed or plain in training?)");
+}
+
 std::string packing_text(std::string_view format, std::uint64_t block, bool double_quant) {
   return std::string(format) + " with blocks of " + std::to_string(block) +
          (double_quant ? " and quantised scales" : " and plain scales");
@@ -145,6 +160,9 @@ void take_recorded(Options& options, const std::vector<Adapter>& adapters, const
       options.as_block = recorded.packed->block;
     }
     options.as_double_quant = recorded.packed->double_quant;
+    if (options.as_experts.empty() && recorded.packed->experts) {
+      options.as_experts = *recorded.packed->experts ? "packed" : "plain";
+    }
   }
   if (options.base_weights.empty()) {
     throw CLI::RequiredError("--base (no adapter records which weights it was trained on)");
@@ -244,6 +262,7 @@ class Merge {
     }
     take_recorded(options_, adapters_, model_);
     check_base_choice(options_, model_);
+    check_experts_choice(options_, adapters_);
     set_types();
     report_.base = options_.base;
     report_.base_weights = options_.base_weights;
@@ -266,7 +285,11 @@ class Merge {
       settings_.base_block = block_size(*settings_.base_as, options_.as_block);
       check_double_quant(*settings_.base_as, options_.as_double_quant);
       settings_.base_double_quant = options_.as_double_quant;
+      settings_.base_as_experts = options_.as_experts == "packed";
     }
+    settings_.experts = options_.experts == "stack"      ? ExpertsOutput::kStack
+                        : options_.experts == "separate" ? ExpertsOutput::kSeparate
+                                                         : ExpertsOutput::kKeep;
     if (model_.config && (settings_.format || settings_.base_as)) check_orientation(*model_.config);
   }
 
@@ -386,6 +409,11 @@ Run declare(CLI::App& app) {
   app.add_option("--as-block-size", options->as_block, "Block size of --as nf4 or fp4")
       ->option_text("N [64]");
   app.add_flag("--as-double-quant", options->as_double_quant, "--as with quantised scales");
+  app.add_option("--as-experts", options->as_experts,
+                 "With --as: whether the experts of a mixture were 'packed' too, or 'plain'; "
+                 "needed where an adapter changes them")
+      ->check(CLI::IsMember({"packed", "plain"}))
+      ->type_name("HOW");
   app.add_option(
          "--to", options->to,
          "Type of the output. 'same': that of the base, or of the weights it was quantised "
@@ -397,6 +425,12 @@ Run declare(CLI::App& app) {
   app.add_option("--block-size", options->block, "Block size of --to nf4 and fp4")
       ->option_text("N [64]");
   app.add_flag("--double-quant", options->double_quant, "--to nf4 or fp4 with quantised scales");
+  app.add_option("--experts", options->experts,
+                 "Plain experts in a packed output: 'stack' them, quantise them as they are stored "
+                 "('separate') or 'keep' them; those that are packed in the base are packed")
+      ->check(CLI::IsMember({"stack", "separate", "keep"}))
+      ->type_name("HOW")
+      ->capture_default_str();
   app.add_option("--warn-below", options->warn_below,
                  "Warn about weights whose stored change has a smaller cosine to the trained one")
       ->check(finite_number())
@@ -424,7 +458,8 @@ const Command kMerge = {
     "merge PEFT adapters into a base model",
     "Write the model that a base and one or more PEFT adapters make together.\n\n"
     "Every merged value is computed in 64 bits and rounded once to the type it is stored in. LoRA, "
-    "rsLoRA, DoRA, rank and alpha patterns, replaced modules, trained tokens and lora_bias are "
+    "rsLoRA, DoRA, rank and alpha patterns, experts (target_parameters), replaced modules, trained "
+    "tokens and lora_bias are "
     "understood; an adapter with any other setting is refused, never half applied.\n\n"
     "--base matters because the answer changes the result: an adapter trained on a 4-bit model "
     "has learned to correct its rounding errors too and belongs on the dequantised weights. An "

@@ -71,7 +71,7 @@ def test_ranks_and_scales_are_those_of_peft(tmp_path, rslora):
 SETTINGS = {
     "use_qalora": True,
     "layer_replication": [[0, 1], [0, 2]],
-    "target_parameters": ["x"],
+    "target_parameters": "x",
     "init_lora_weights": "pissa",
     "alora_invocation_tokens": [1],
     "an_invented_field": 1,

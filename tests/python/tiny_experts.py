@@ -68,5 +68,13 @@ def stacks(folder: pathlib.Path, name: str) -> dict[str, torch.Tensor]:
     }
 
 
+def stacks_names(name: str) -> list[str]:
+    """Gate and up, then down, as a stacked folder has them."""
+    where = LAYER + MODELS[name][2]
+    if name == "granite":
+        return [f"{where}.input_linear.weight", f"{where}.output_linear.weight"]
+    return [f"{where}.gate_up_proj", f"{where}.down_proj"]
+
+
 def is_expert(key: str) -> bool:
     return ("experts." in key or "_linear." in key) and not key.endswith("_bias")

@@ -158,7 +158,8 @@ void Adapter::check_low_rank(const std::string& module, LowRank& lora) const {
                      "; only linear layers and embeddings are supported");
   }
   lora.rank = config_.rank_of(module);
-  if (a[0] != lora.rank || b[1] != lora.rank) {
+  const bool of_parameter = !config_.target_parameters.empty() && a[0] == b[1];
+  if (!lora.has_rank() && !of_parameter) {
     fail(module, "A has shape " + shape_text(a) + " and B " + shape_text(b) +
                      ", but the config gives it rank " + std::to_string(lora.rank));
   }
@@ -227,6 +228,11 @@ RecordedBase parse_recorded_base(std::string_view json, std::string_view source)
         packed.double_quant = scanner.accept_word("true");
         if (!packed.double_quant && !scanner.accept_word("false")) {
           scanner.fail("double_quant must be true or false");
+        }
+      } else if (key == "experts") {
+        packed.experts = scanner.accept_word("true");
+        if (!*packed.experts && !scanner.accept_word("false")) {
+          scanner.fail("experts must be true or false");
         }
       } else {
         scanner.skip_value(32);

@@ -16,7 +16,8 @@
 namespace monograph {
 
 // The LoRA of one module. For a linear layer A is [rank, inputs] and B is [outputs, rank]; for an
-// embedding A is [rank, tokens] and B is [width, rank].
+// embedding A is [rank, tokens] and B is [width, rank]. For a parameter of E experts A is [E rank,
+// inputs], those of an expert together, and B is [outputs, rank E], those of a rank together.
 struct LowRank {
   const safetensors::TensorEntry* a = nullptr;
   const safetensors::TensorEntry* b = nullptr;
@@ -27,8 +28,11 @@ struct LowRank {
   const std::uint8_t* magnitude_bytes = nullptr;
   const std::uint8_t* bias_bytes = nullptr;
   bool embedding = false;
-  std::uint64_t rank = 0;
+  std::uint64_t rank = 0;  // as the config says for the module
   double scale = 0;
+
+  // Whether the factors have that rank: not for a parameter of experts.
+  bool has_rank() const { return a->shape[0] == rank && b->shape[1] == rank; }
 };
 
 // Rows of an embedding that were trained whole: row tokens[i] becomes row i of `rows`.
@@ -46,6 +50,7 @@ struct RecordedPacking {
   std::string format, rule;  // empty if not recorded
   std::uint64_t block = 0;
   bool double_quant = false;
+  std::optional<bool> experts;  // whether those of a mixture were packed too
   // SHA-256 of a line a packed weight, sorted by name: its name as a JSON string, a blank, the
   // SHA-256 of its packed values, a line feed. The same for the model in memory and in a folder.
   std::string values_sha256;
@@ -68,7 +73,8 @@ class Adapter {
   const safetensors::Checkpoint& checkpoint() const { return checkpoint_; }
   const RecordedBase& recorded_base() const { return recorded_base_; }
 
-  // By name of the module, without "base_model.model.".
+  // By name of the module, without "base_model.model.". PEFT wraps a module once for each of its
+  // target_parameters: the LoRA of the first has the most ".base_layer" behind the name.
   const std::map<std::string, LowRank>& low_rank() const { return low_rank_; }
   // By name of the tensor it takes the place of: modules_to_save, biases, and the base layers that
   // PEFT saves next to the LoRA of an embedding.

@@ -51,7 +51,7 @@ constexpr std::array kFields = {
     AdapterField{"modules_to_save", kUnderstood, ""},
     AdapterField{"monteclora_config", kMustBeOff, "MonteCLoRA is not supported"},
     AdapterField{"peft_type", kUnderstood, ""},
-    AdapterField{"peft_version", kHarmless, "says who wrote the file"},
+    AdapterField{"peft_version", kUnderstood, ""},
     AdapterField{"qalora_group_size", kHarmless, "has a meaning with use_qalora only"},
     AdapterField{"r", kUnderstood, ""},
     AdapterField{"rank_pattern", kUnderstood, ""},
@@ -59,7 +59,7 @@ constexpr std::array kFields = {
     AdapterField{"runtime_config", kHarmless, "where tensors are held; never written to a file"},
     AdapterField{"target_modules", kHarmless,
                  "the tensors of the adapter say which modules it has"},
-    AdapterField{"target_parameters", kMustBeOff, "LoRA on bare parameters is not supported"},
+    AdapterField{"target_parameters", kUnderstood, ""},
     AdapterField{"task_type", kHarmless, "names a Python class"},
     AdapterField{"trainable_token_indices", kUnderstood, ""},
     AdapterField{"use_bdlora", kMustBeOff, "BD-LoRA is not supported"},
@@ -171,6 +171,10 @@ class ConfigParser {
       trainable_tokens();
     } else if (key == "base_model_name_or_path") {
       if (!accept_null()) config_.base_model_name_or_path = text(key);
+    } else if (key == "target_parameters") {
+      config_.target_parameters = strings(key);
+    } else if (key == "peft_version") {
+      if (!accept_null()) config_.peft_version = text(key);
     } else if (key == "peft_type") {
       one_of(key, std::array<std::string_view, 1>{"LORA"});
     } else if (key == "bias") {
@@ -337,6 +341,15 @@ double AdapterConfig::scale_of(std::string_view module) const {
   const auto rank_here = static_cast<double>(rank_of(module));
   const double alpha_here = value_for(alpha_pattern, module, alpha);
   return alpha_here / (use_rslora ? std::sqrt(rank_here) : rank_here);
+}
+
+bool AdapterConfig::targets(std::string_view parameter) const {
+  return std::any_of(target_parameters.begin(), target_parameters.end(),
+                     [&](const std::string& target) {
+                       return parameter == target ||
+                              (parameter.size() > target.size() && parameter.ends_with(target) &&
+                               parameter[parameter.size() - target.size() - 1] == '.');
+                     });
 }
 
 AdapterConfig parse_adapter_config(std::string_view json, std::string_view source) {

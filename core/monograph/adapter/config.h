@@ -56,6 +56,12 @@ struct AdapterConfig {
   std::vector<std::string> modules_to_save;
   std::vector<TrainableTokens> trainable_tokens;
   std::string base_model_name_or_path;
+  // Parameters that have a LoRA of their own, by the end of their names: "experts.gate_up_proj".
+  std::vector<std::string> target_parameters;
+  std::string peft_version;  // of the library that wrote the file; empty if it does not say
+
+  // Whether target_parameters names the parameter "model.layers.0.mlp.experts.gate_up_proj".
+  bool targets(std::string_view parameter) const;
 
   std::uint64_t rank_of(std::string_view module) const;
   // What B * A is multiplied with: alpha / rank, or alpha / sqrt(rank) with use_rslora.

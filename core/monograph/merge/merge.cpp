@@ -47,8 +47,7 @@ class Runner {
       std::vector<T> out;
       std::vector<float> read_back;
       for (; panel < end; ++panel) {
-        const std::size_t first = panel * panels.panel_rows();
-        const std::size_t last = std::min(panels.rows(), first + panels.panel_rows());
+        const std::size_t first = panels.first_row(panel), last = panels.last_row(panel);
         panels.read_base(first, last, base);
         panels.merge(first, last, base, merged);
         out.resize(merged.size());
@@ -60,7 +59,11 @@ class Runner {
           survivals[panel].add(base[i], merged[i], read_back[i]);
         }
         const std::size_t bytes = out.size() * sizeof(T);
-        writer_.write(weight.name, std::uint64_t{first} * panels.cols() * sizeof(T),
+        const bool apart = !weight.members.empty();
+        const std::size_t matrix = panels.matrix_of(panel);
+        const std::size_t row = apart ? first - matrix * panels.matrix_rows() : first;
+        writer_.write(apart ? weight.members[matrix] : weight.name,
+                      std::uint64_t{row} * panels.cols() * sizeof(T),
                       {reinterpret_cast<const std::uint8_t*>(out.data()), bytes});
         done_(bytes);
       }

@@ -10,18 +10,17 @@
 namespace monograph {
 namespace {
 
-// body(first row, base, merged) for each panel.
+// body(panel, base, merged) for each panel.
 template <class Body>
 void each_panel(const MergedPanels& panels, ParallelFor parallel_for, Body&& body) {
   parallel_for(panels.panels(), 1, [&](std::size_t panel, std::size_t end) {
     std::vector<float> base;
     std::vector<double> merged;
     for (; panel < end; ++panel) {
-      const std::size_t first = panel * panels.panel_rows();
-      const std::size_t last = std::min(panels.rows(), first + panels.panel_rows());
+      const std::size_t first = panels.first_row(panel), last = panels.last_row(panel);
       panels.read_base(first, last, base);
       panels.merge(first, last, base, merged);
-      body(first, base, merged);
+      body(panel, base, merged);
     }
   });
 }
@@ -31,13 +30,13 @@ Survival measure(const MergedPanels& panels, const PackedCopy& copy, DType type,
   std::vector<Survival> survivals(panels.panels());
   each_panel(
       panels, parallel_for,
-      [&](std::size_t first, const std::vector<float>& base, const std::vector<double>& merged) {
-        const std::size_t cols = panels.cols();
+      [&](std::size_t panel, const std::vector<float>& base, const std::vector<double>& merged) {
+        const std::size_t cols = panels.cols(), first = panels.first_row(panel);
         std::vector<float> row(cols);
-        Survival& survival = survivals[first / panels.panel_rows()];
+        Survival& survival = survivals[panel];
         for (std::size_t i = 0; i < merged.size(); ++i) {
           if (i % cols == 0) {
-            copy.read_row(first + i / cols, type, row.data());
+            copy.read(first + i / cols, 0, cols, type, row.data());
             panels.check_stored(first + i / cols, short_name(stored(type)),
                                 std::span(merged).subspan(i, cols), row);
           }
@@ -49,15 +48,19 @@ Survival measure(const MergedPanels& panels, const PackedCopy& copy, DType type,
   return whole;
 }
 
-float largest_merged(const MergedPanels& panels, ParallelFor parallel_for) {
+void set_largest(const MergedPanels& panels, PackedCopy& copy, ParallelFor parallel_for) {
   std::vector<float> largest(panels.panels());
   each_panel(panels, parallel_for,
-             [&](std::size_t first, const std::vector<float>&, const std::vector<double>& merged) {
+             [&](std::size_t panel, const std::vector<float>&, const std::vector<double>& merged) {
                const std::vector<float> rounded(merged.begin(), merged.end());
-               largest[first / panels.panel_rows()] =
-                   largest_magnitude(DType::kFloat32, rounded.data(), rounded.size());
+               largest[panel] = largest_magnitude(DType::kFloat32, rounded.data(), rounded.size());
              });
-  return largest.empty() ? 0.0f : *std::max_element(largest.begin(), largest.end());
+  std::vector<float> of_matrix(copy.layout().matrices());
+  for (std::size_t panel = 0; panel < largest.size(); ++panel) {
+    float& found = of_matrix[panels.matrix_of(panel)];
+    found = std::max(found, largest[panel]);
+  }
+  for (std::size_t i = 0; i < of_matrix.size(); ++i) copy.set_largest(i, of_matrix[i]);
 }
 
 }  // namespace
@@ -66,13 +69,14 @@ Survival merge_packed(const MergedWeight& weight, safetensors::ShardedWriter& wr
                       ParallelFor parallel_for, FunctionRef<void(std::uint64_t)> done) {
   const Conversion& conversion = *weight.packed;
   const MergedPanels panels(weight, parallel_for, PackedLayout(conversion).unit());
-  PackedCopy copy(conversion, 1, panels.rows(), panels.cols());
-  if (copy.wants_largest()) copy.set_largest(0, largest_merged(panels, parallel_for));
+  const std::size_t matrices = std::max<std::size_t>(weight.experts, 1);
+  PackedCopy copy(conversion, matrices, panels.rows() / matrices, panels.cols());
+  if (copy.wants_largest()) set_largest(panels, copy, parallel_for);
   each_panel(panels, parallel_for,
-             [&](std::size_t first, const std::vector<float>&, const std::vector<double>& merged) {
+             [&](std::size_t panel, const std::vector<float>&, const std::vector<double>& merged) {
                const std::vector<float> rounded(merged.begin(), merged.end());
-               copy.quantize(first * panels.cols(), DType::kFloat32, rounded.data(),
-                             rounded.size());
+               copy.quantize(panels.first_row(panel) * panels.cols(), DType::kFloat32,
+                             rounded.data(), rounded.size());
              });
   writer.write(values_name(conversion), 0, copy.values());
   write_packed_parts(conversion, copy.scales(), writer);

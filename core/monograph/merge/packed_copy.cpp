@@ -61,16 +61,17 @@ void PackedCopy::finish(ParallelFor parallel_for) {
                       bytes(values_.data(), values_.size()), scales);
 }
 
-void PackedCopy::read_row(std::size_t row, DType dtype, float* out) const {
+void PackedCopy::read(std::size_t row, std::size_t begin, std::size_t end, DType dtype,
+                      float* out) const {
   DequantizeFn* decode = pick(dequantize_variants(), view_.format);
   if (dtype == DType::kFloat32) {
-    decode(view_, row, 0, view_.cols, dtype, Stores::kCached, out);
+    decode(view_, row, begin, end, dtype, Stores::kCached, out);
     return;
   }
   with_type(dtype, [&]<class T>() {
-    std::vector<T> narrow(view_.cols);
-    decode(view_, row, 0, view_.cols, dtype, Stores::kCached, narrow.data());
-    for (std::size_t j = 0; j < view_.cols; ++j) out[j] = to_float(narrow[j]);
+    std::vector<T> narrow(end - begin);
+    decode(view_, row, begin, end, dtype, Stores::kCached, narrow.data());
+    for (std::size_t j = 0; j < narrow.size(); ++j) out[j] = to_float(narrow[j]);
   });
 }
 

@@ -36,8 +36,9 @@ class PackedCopy {
   const PackedView& view() const { return view_; }
   std::span<const std::uint8_t> values() const { return values_; }
   const PackedScales& scales() const { return scales_; }
-  // Row `row` as a model reads it: decoded to `dtype`, then widened.
-  void read_row(std::size_t row, DType dtype, float* out) const;
+  // Columns [begin, end) of a row, those of all matrices counted through, as a model reads them:
+  // decoded to `dtype`, then widened.
+  void read(std::size_t row, std::size_t begin, std::size_t end, DType dtype, float* out) const;
 
  private:
   const Conversion& conversion_;

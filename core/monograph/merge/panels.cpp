@@ -36,19 +36,14 @@ double load(StoredDType dtype, const std::uint8_t* bytes, std::size_t index) {
   return load_as<Fp16>(bytes, index);
 }
 
-// right[k, j]: A[k, j], or B[j, k] where the weight is transposed.
-std::vector<double> unpack_right(const LowRankChange& change, std::size_t cols) {
+// Elements of the factors of one expert: rank k of A at input i, of B at output o.
+double of_a(const LowRankChange& change, std::size_t expert, std::size_t k, std::size_t i) {
   const LowRank& lora = *change.lora;
-  const std::size_t rank = lora.rank, tiles = (cols + kLowRankTile - 1) / kLowRankTile;
-  std::vector<double> right(tiles * rank * kLowRankTile);
-  for (std::size_t k = 0; k < rank; ++k) {
-    for (std::size_t j = 0; j < cols; ++j) {
-      const std::size_t at = ((j / kLowRankTile) * rank + k) * kLowRankTile + j % kLowRankTile;
-      right[at] = change.transposed ? load(lora.b->dtype, lora.b_bytes, j * rank + k)
-                                    : load(lora.a->dtype, lora.a_bytes, k * cols + j);
-    }
-  }
-  return right;
+  return load(lora.a->dtype, lora.a_bytes, (expert * change.rank + k) * lora.a->shape[1] + i);
+}
+double of_b(const LowRankChange& change, std::size_t expert, std::size_t k, std::size_t o) {
+  const LowRank& lora = *change.lora;
+  return load(lora.b->dtype, lora.b_bytes, o * lora.b->shape[1] + k * change.experts + expert);
 }
 
 double sum_of_squares(const double* values, std::size_t count) {
@@ -77,9 +72,15 @@ MergedPanels::MergedPanels(const MergedWeight& weight, ParallelFor parallel_for,
   const std::size_t fitting = kPanelElements / std::max<std::size_t>(cols_, 1);
   const std::size_t four = std::lcm(step, std::size_t{4});
   panel_rows_ = fitting >= four ? fitting / four * four : step;
+  if (weight.experts != 0) {
+    matrices_ = weight.members.empty() ? weight.experts : weight.members.size();
+  }
+  if (rows_ == 0) matrices_ = 0;
   if (weight.base_as) quantize_base(parallel_for);
   for (const LowRankChange& change : weight.low_rank) {
-    terms_.push_back({&change, unpack_right(change, cols_)});
+    const bool one = matrices_ <= 1;
+    terms_.push_back(
+        {&change, one ? unpack_right(change, change.first_expert) : std::vector<double>()});
   }
   if (terms_.empty() || weight.low_rank.front().lora->magnitude == nullptr) return;
   const LowRank& lora = *weight.low_rank.front().lora;
@@ -90,33 +91,69 @@ MergedPanels::MergedPanels(const MergedWeight& weight, ParallelFor parallel_for,
   if (weight.low_rank.front().transposed) find_column_factors(parallel_for);
 }
 
+// right[k, j]: A[k, j], or B[j, k] where the weight is transposed.
+std::vector<double> MergedPanels::unpack_right(const LowRankChange& change,
+                                               std::size_t expert) const {
+  const std::size_t rank = change.rank, tiles = (cols_ + kLowRankTile - 1) / kLowRankTile;
+  std::vector<double> right(tiles * rank * kLowRankTile);
+  for (std::size_t k = 0; k < rank; ++k) {
+    for (std::size_t j = 0; j < cols_; ++j) {
+      const std::size_t at = ((j / kLowRankTile) * rank + k) * kLowRankTile + j % kLowRankTile;
+      right[at] = change.transposed ? of_b(change, expert, k, j) : of_a(change, expert, k, j);
+    }
+  }
+  return right;
+}
+
 void MergedPanels::quantize_base(ParallelFor parallel_for) {
-  auto copy = std::make_unique<PackedCopy>(*weight_.base_as, 1, rows_, cols_);
-  const DType type = source_dtype(*weight_.base);
-  const std::size_t piece = copy->layout().range(kPanelElements);
-  const std::size_t count = rows_ * cols_;
+  const Weight& from = *weight_.base_as->weight;
+  const std::size_t stack = std::max<std::size_t>(weight_.experts, 1);
+  const std::size_t cols = from.shape.empty() ? 1 : from.shape.back();
+  const std::size_t rows = cols == 0 ? 0 : from.elements / cols / stack;
+  auto copy = std::make_unique<PackedCopy>(*weight_.base_as, stack, rows, cols);
+  const PackedLayout& layout = copy->layout();
+  const DType type = source_dtype(from);
+  const std::size_t piece = layout.range(kPanelElements), matrix = layout.matrix_elements();
+  const std::size_t pieces = ceil_div(matrix, piece);
   const auto each_piece = [&](auto&& body) {
-    parallel_for(ceil_div(count, piece), 1, [&](std::size_t at, std::size_t end) {
+    parallel_for(layout.matrices() * pieces, 1, [&](std::size_t index, std::size_t end) {
       std::vector<std::uint8_t> values(piece * size_bytes(type));
-      for (at *= piece, end *= piece; at < std::min(end, count); at += piece) {
-        const std::size_t last = std::min(count, at + piece);
-        read_elements(*weight_.base, at, last, type, values.data());
-        body(at, values.data(), last - at);
+      for (; index < end; ++index) {
+        const std::size_t begin = index / pieces * matrix;
+        const std::size_t at = begin + index % pieces * piece;
+        const std::size_t last = std::min(begin + matrix, at + piece);
+        read_elements(from, at, last, type, values.data());
+        body(index, at, values.data(), last - at);
       }
     });
   };
   if (copy->wants_largest()) {
-    std::vector<float> largest(ceil_div(count, piece) + 1);
-    each_piece([&](std::size_t at, const void* values, std::size_t n) {
-      largest[at / piece] = largest_magnitude(type, values, n);
+    std::vector<float> largest(layout.matrices() * pieces);
+    each_piece([&](std::size_t index, std::size_t, const void* values, std::size_t n) {
+      largest[index] = largest_magnitude(type, values, n);
     });
-    copy->set_largest(0, *std::max_element(largest.begin(), largest.end()));
+    for (std::size_t i = 0; i < layout.matrices(); ++i) {
+      float found = 0.0f;
+      for (std::size_t p = 0; p < pieces; ++p) found = std::max(found, largest[i * pieces + p]);
+      copy->set_largest(i, found);
+    }
   }
-  each_piece([&](std::size_t at, const void* values, std::size_t n) {
+  each_piece([&](std::size_t, std::size_t at, const void* values, std::size_t n) {
     copy->quantize(at, type, values, n);
   });
   copy->finish(parallel_for);
   packed_base_ = std::move(copy);
+}
+
+// Rows [first, last) of one matrix [inputs, outputs] from a packed copy of [outputs, inputs].
+void MergedPanels::read_turned(std::size_t first, std::size_t last, DType type, float* out) const {
+  const std::size_t inputs = rows_ / weight_.experts, expert = first / inputs;
+  std::vector<float> run(last - first);
+  for (std::size_t j = 0; j < cols_; ++j) {
+    packed_base_->read(expert * cols_ + j, first % inputs, first % inputs + run.size(), type,
+                       run.data());
+    for (std::size_t i = 0; i < run.size(); ++i) out[i * cols_ + j] = run[i];
+  }
 }
 
 void MergedPanels::read_base(std::size_t first, std::size_t last, std::vector<float>& base) const {
@@ -125,9 +162,10 @@ void MergedPanels::read_base(std::size_t first, std::size_t last, std::vector<fl
   const Weight& from = *weight_.base;
   const std::uint64_t begin = std::uint64_t{first} * cols_;
   const DType type = source_dtype(from);
+  if (packed_base_ && weight_.inputs_first) return read_turned(first, last, type, base.data());
   if (packed_base_) {
     for (std::size_t i = first; i < last; ++i) {
-      packed_base_->read_row(i, type, base.data() + (i - first) * cols_);
+      packed_base_->read(i, 0, cols_, type, base.data() + (i - first) * cols_);
     }
     return;
   }
@@ -157,20 +195,25 @@ void MergedPanels::start(std::size_t first, std::size_t last, const std::vector<
 
 void MergedPanels::add_terms(std::size_t first, std::size_t last,
                              std::vector<double>& merged) const {
-  std::vector<double> left;
+  std::vector<double> left, own;
+  const std::size_t matrix = matrices_ <= 1 ? 0 : first / matrix_rows();
+  // Of a stack that is stored one by one, gate and up are two matrices of one expert.
+  const std::size_t each = matrices_ <= 1 ? 1 : matrices_ / weight_.experts;
+  const std::size_t before = matrix * matrix_rows(), part = matrix % each * matrix_rows();
   for (const Term& term : terms_) {
-    const LowRank& lora = *term.change->lora;
-    const std::size_t rank = lora.rank;
+    const LowRankChange& change = *term.change;
+    const std::size_t rank = change.rank, expert = change.first_expert + matrix / each;
+    if (term.right.empty()) own = unpack_right(change, expert);
     left.resize((last - first) * rank);
     for (std::size_t i = first; i < last; ++i) {
+      const std::size_t row = change.first_row + part + i - before;
       for (std::size_t k = 0; k < rank; ++k) {
-        left[(i - first) * rank + k] = term.change->transposed
-                                           ? load(lora.a->dtype, lora.a_bytes, k * rows_ + i)
-                                           : load(lora.b->dtype, lora.b_bytes, i * rank + k);
+        left[(i - first) * rank + k] =
+            change.transposed ? of_a(change, expert, k, row) : of_b(change, expert, k, row);
       }
     }
-    add_low_rank({left.data(), term.right.data(), rank, cols_, term.change->factor, merged.data()},
-                 last - first);
+    const double* right = term.right.empty() ? own.data() : term.right.data();
+    add_low_rank({left.data(), right, rank, cols_, change.factor, merged.data()}, last - first);
   }
 }
 
@@ -195,7 +238,7 @@ void MergedPanels::find_column_factors(ParallelFor parallel_for) {
     for (; piece < end; ++piece) {
       double* sum = sums.data() + piece * cols_;
       for (std::size_t p = piece; p < panels(); p += kPieces) {
-        const std::size_t first = p * panel_rows_, last = std::min(rows_, first + panel_rows_);
+        const std::size_t first = first_row(p), last = last_row(p);
         read_base(first, last, base);
         start(first, last, base, merged);
         add_terms(first, last, merged);

@@ -8,6 +8,7 @@
 // it was quantised from.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -31,9 +32,19 @@ class MergedPanels {
   std::size_t rows() const { return rows_; }
   std::size_t cols() const { return cols_; }
   std::size_t panel_rows() const { return panel_rows_; }
-  std::size_t panels() const { return rows_ == 0 ? 0 : (rows_ + panel_rows_ - 1) / panel_rows_; }
+  std::size_t panels() const { return matrices_ * panels_of_matrix(); }
+  // A panel lies in one matrix: of a stack of experts, or the weight itself.
+  std::size_t matrices() const { return matrices_; }
+  std::size_t matrix_rows() const { return matrices_ == 0 ? 0 : rows_ / matrices_; }
+  std::size_t matrix_of(std::size_t panel) const { return panel / panels_of_matrix(); }
+  std::size_t first_row(std::size_t panel) const {
+    return matrix_of(panel) * matrix_rows() + panel % panels_of_matrix() * panel_rows_;
+  }
+  std::size_t last_row(std::size_t panel) const {
+    return std::min(first_row(panel) + panel_rows_, (matrix_of(panel) + 1) * matrix_rows());
+  }
 
-  // Rows [first, last), at most panel_rows(): the base as it is, and the merged values.
+  // Rows [first, last) of a panel: the base as it is, and the merged values.
   void read_base(std::size_t first, std::size_t last, std::vector<float>& base) const;
   void merge(std::size_t first, std::size_t last, const std::vector<float>& base,
              std::vector<double>& merged) const;
@@ -45,8 +56,12 @@ class MergedPanels {
  private:
   struct Term {
     const LowRankChange* change;
-    std::vector<double> right;  // in the layout of LowRankJob
+    std::vector<double> right;  // in the layout of LowRankJob; empty for a stack
   };
+
+  std::size_t panels_of_matrix() const { return (matrix_rows() + panel_rows_ - 1) / panel_rows_; }
+  std::vector<double> unpack_right(const LowRankChange& change, std::size_t expert) const;
+  void read_turned(std::size_t first, std::size_t last, DType type, float* out) const;
 
   void start(std::size_t first, std::size_t last, const std::vector<float>& base,
              std::vector<double>& merged) const;
@@ -56,7 +71,7 @@ class MergedPanels {
   void quantize_base(ParallelFor parallel_for);
 
   const MergedWeight& weight_;
-  std::size_t rows_ = 0, cols_ = 0, panel_rows_ = 0;
+  std::size_t matrices_ = 1, rows_ = 0, cols_ = 0, panel_rows_ = 1;
   std::unique_ptr<PackedCopy> packed_base_;  // of weight.base_as
   std::vector<Term> terms_;
   std::vector<double> magnitude_, column_factors_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <map>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "monograph/convert/quantization_config.h"
 #include "monograph/convert/why_kept.h"
 #include "monograph/text/utf8.h"
+#include "monograph/weights/experts.h"
 
 namespace monograph {
 namespace {
@@ -59,20 +61,44 @@ class Planner {
  public:
   Planner(const std::vector<Weight>& weights, const json::Value& config,
           const MergeSettings& settings)
-      : config_(config), settings_(settings) {
+      : config_(config), settings_(settings), stacks_(stack_experts(weights, config)) {
     for (const Weight& weight : weights) add_base(weight.name, weight);
+    for (const Weight& stack : stacks_.stacks) by_name_.emplace(stack.name, &stack);
+    const json::Value* type = config.is(json::Kind::kObject) ? config.find("model_type") : nullptr;
+    gpt_oss_ = type != nullptr && type->as_string() == "gpt_oss";
+    for (const Weight& stack : stacks_.stacks) {
+      const auto stored = weights_.find(stack.name);
+      if (stored != weights_.end()) {
+        see_stack(stored->second, stack);
+      } else if (settings.format && settings.experts == ExpertsOutput::kStack) {
+        put_together(stack);
+      }
+    }
   }
 
   void apply(const WeightedAdapter& adapter) {
     adapter_ = &adapter;
     keeps_tie_ = keeps_tie_ || adapter.adapter->config().ensure_weight_tying;
     for (const auto& [tensor, with] : adapter.adapter->replacements()) replace(tensor, with);
-    for (const auto& [module, lora] : adapter.adapter->low_rank()) add_lora(module, lora);
+    if (adapter.adapter->config().target_parameters.empty()) {
+      for (const auto& [module, lora] : adapter.adapter->low_rank()) add_lora(module, lora);
+    } else {
+      add_loras_of_parameters();
+    }
     for (const auto& [tensor, rows] : adapter.adapter->token_rows()) set_tokens(tensor, rows);
   }
 
   MergePlan finish() {
     untie_if_needed();
+    if (settings_.base_as && settings_.base_as_experts) {
+      for (const Weight& stack : stacks_.stacks) {
+        if (!weights_.contains(stack.name)) put_together(stack);
+      }
+      if (!stacks_.refused.empty()) {
+        const auto& [name, why] = *stacks_.refused.begin();
+        throw Error("experts " + in_quotes(name) + " cannot be quantised as a stack: " + why);
+      }
+    }
     for (auto& [name, weight] : weights_) {
       set_type(weight);
       plan_.weights.push_back(std::move(weight));
@@ -92,6 +118,193 @@ class Planner {
     weight.shape = base.shape;
     weight.base = &base;
     return weight;
+  }
+
+  // Whether the output has the stack in a packed format.
+  bool is_packed_in_output(const Weight& stack) const {
+    return settings_.format && (stack.is_packed() || settings_.experts != ExpertsOutput::kKeep);
+  }
+
+  // A stack that the base stores as one tensor: packed with outputs for rows, plain as the model's
+  // class has it.
+  void see_stack(MergedWeight& weight, const Weight& stack) {
+    weight.experts = stack.shape[0];
+    const bool turned = stack.assembly != nullptr;  // stored [experts, inputs, outputs]
+    const bool dense = !is_packed_in_output(stack);
+    if (dense && (turned || (stack.is_packed() && stores_experts_transposed(config_)))) {
+      weight.inputs_first = true;
+      if (!turned) weight.base = &plan_.views.emplace_back(transposed(stack));
+    } else {
+      weight.base = &plan_.views.emplace_back(stack);
+    }
+    weight.shape = weight.base->shape;
+  }
+
+  // A stack that the base stores one by one, as one weight: written as such, or apart again.
+  MergedWeight& put_together(const Weight& stack) {
+    const std::vector<std::string> members = member_names(stack);
+    for (const std::string& member : members) {
+      if (weights_.at(member).is_changed()) {
+        throw Error("weight " + in_quotes(member) + ": is changed on its own and as a part of " +
+                    in_quotes(stack.name));
+      }
+      weights_.erase(member);
+    }
+    MergedWeight& weight = add_base(stack.name, plan_.views.emplace_back(stack));
+    weight.experts = stack.shape[0];
+    const bool as_stack = settings_.format && settings_.experts == ExpertsOutput::kStack;
+    if (!as_stack) weight.members = members;
+    return weight;
+  }
+
+  // The stack that transformers knows as parameter `name` of module `module`. Files have other
+  // names for some of them.
+  const Weight* find_stack(const std::string& module, std::string_view name) const {
+    const auto look = [&](const std::string& full) -> const Weight* {
+      const auto found = by_name_.find(full);
+      return found == by_name_.end() ? nullptr : found->second;
+    };
+    constexpr std::string_view kModule = ".mlp.experts", kGranite = ".block_sparse_moe.experts";
+    std::vector<std::string> names = {module + "." + std::string(name)};
+    if (module.ends_with(kModule)) {
+      const std::string layer = module.substr(0, module.size() - kModule.size());
+      for (const char* other : {".block_sparse_moe.experts.", ".feed_forward.experts."}) {
+        names.push_back(layer + other + std::string(name));
+      }
+    }
+    if (module.ends_with(kGranite)) {
+      const std::string part = module.substr(0, module.size() - std::string_view("experts").size());
+      names.push_back(part + (name == "down_proj" ? "output" : "input") + "_linear.weight");
+    }
+    for (const std::string& full : names) {
+      if (const Weight* found = look(full)) return found;
+    }
+    return nullptr;
+  }
+
+  // PEFT wraps a module once for each of its parameters, in their order.
+  void add_loras_of_parameters() {
+    constexpr std::string_view kWrapped = ".base_layer";
+    std::map<std::string, std::vector<const LowRank*>> modules;  // outermost first
+    for (const auto& [name, lora] : adapter_->adapter->low_rank()) {
+      std::string module = name;
+      std::size_t depth = 0;
+      for (; module.ends_with(kWrapped); ++depth) module.resize(module.size() - kWrapped.size());
+      std::vector<const LowRank*>& list = modules[module];
+      list.resize(std::max(list.size(), depth + 1));
+      list[depth] = &lora;
+    }
+    for (const auto& [module, loras] : modules) add_loras_of_module(module, loras);
+  }
+
+  void add_loras_of_module(const std::string& module, const std::vector<const LowRank*>& loras) {
+    const AdapterConfig& config = adapter_->adapter->config();
+    std::vector<std::pair<std::string, const Weight*>> parameters;
+    for (const char* name : {"gate_up_proj", "up_proj", "down_proj"}) {
+      const std::string key = module + "." + name;
+      if (config.targets(key + "_bias")) fail(key + "_bias", "LoRA on a bias is not supported");
+      if (!config.targets(key)) continue;
+      const Weight* stack = find_stack(module, name);
+      if (stack != nullptr) parameters.emplace_back(key, stack);
+    }
+    if (parameters.empty() && loras.size() == 1) {
+      for (const std::string& name : {module, module + ".weight"}) {
+        const auto refused = stacks_.refused.find(name);
+        if (refused != stacks_.refused.end()) fail(name, refused->second);
+      }
+      return add_lora(module, *loras[0]);
+    }
+    const auto missing = std::find(loras.begin(), loras.end(), nullptr);
+    if (parameters.size() != loras.size() || missing != loras.end()) {
+      fail(module, "the adapter has LoRA for " + std::to_string(loras.size()) +
+                       " parameters of it, the base has " + std::to_string(parameters.size()) +
+                       " that target_parameters names");
+    }
+    // A square matrix does not tell which factor is that of the inputs; the other one may.
+    std::optional<bool> swapped;
+    for (const bool decide : {true, false}) {
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        const auto& [key, stack] = parameters[i];
+        const LowRank& lora = *loras[loras.size() - 1 - i];
+        const std::optional<bool> own = is_swapped(key, *stack, lora);
+        if (decide && own) swapped = own;
+        if (!decide) add_lora_of_experts(key, *stack, lora, own ? own : swapped);
+      }
+    }
+  }
+
+  // Whether A is that of the outputs: PEFT before 0.20 took the dimensions of some parameters for
+  // each other, which trains the same change. Nothing where the shape does not tell.
+  std::optional<bool> is_swapped(const std::string& key, const Weight& stack,
+                                 const LowRank& lora) const {
+    const std::uint64_t inputs = lora.a->shape[1], outputs = lora.b->shape[0];
+    const bool fits = inputs == stack.shape[2] && outputs == stack.shape[1];
+    const bool fits_swapped = inputs == stack.shape[1] && outputs == stack.shape[2];
+    if (!fits && !fits_swapped) {
+      fail(key, "A has " + std::to_string(inputs) + " inputs and B " + std::to_string(outputs) +
+                    " outputs, the experts are " + shape_text(stack.shape));
+    }
+    if (fits && fits_swapped) return std::nullopt;
+    return fits_swapped;
+  }
+
+  void add_lora_of_experts(const std::string& key, const Weight& stack, const LowRank& lora,
+                           std::optional<bool> swapped) {
+    const AdapterConfig& config = adapter_->adapter->config();
+    if (lora.magnitude != nullptr || lora.bias != nullptr || lora.embedding ||
+        config.fan_in_fan_out) {
+      fail(key, "only plain LoRA acts on a parameter");
+    }
+    const std::uint64_t rank = config.rank_of(key), experts = stack.shape[0];
+    if (lora.a->shape[0] != rank * experts || lora.b->shape[1] != rank * experts) {
+      fail(key, "A has shape " + shape_text(lora.a->shape) + " and B " + shape_text(lora.b->shape) +
+                    ", wanted rank " + std::to_string(rank) + " of " + std::to_string(experts) +
+                    " experts");
+    }
+    if (!swapped && !is_from_peft_with_order(config.peft_version)) {
+      fail(key, "its matrices are square and the adapter was written by PEFT " +
+                    in_quotes(config.peft_version) +
+                    ", so that inputs and outputs cannot be told apart; wanted 0.20 or newer");
+    }
+    LowRankChange change;
+    change.lora = &lora;
+    change.factor = config.scale_of(key) * adapter_->weight;
+    change.rank = rank;
+    change.experts = experts;
+    const bool turned = swapped.value_or(false);
+    const auto stored = weights_.find(stack.name);
+    if (stored == weights_.end() && settings_.format && is_packed_in_output(stack)) {
+      return add_lora_one_by_one(stack, change, turned);
+    }
+    MergedWeight& weight = stored == weights_.end() ? put_together(stack) : stored->second;
+    need_float(weight, "LoRA");
+    if (weight.replacement != nullptr) fail(weight.name, "is replaced and changed by LoRA");
+    change.transposed = turned != weight.inputs_first;
+    weight.low_rank.push_back(change);
+  }
+
+  // To the matrices of a stack, which are packed each on its own.
+  void add_lora_one_by_one(const Weight& stack, LowRankChange change, bool turned) {
+    const std::vector<std::string> members = member_names(stack);
+    const std::uint64_t each = members.size() / stack.shape[0];
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      MergedWeight& weight = weights_.at(members[i]);
+      need_float(weight, "LoRA");
+      if (weight.replacement != nullptr) fail(weight.name, "is replaced and changed by LoRA");
+      change.transposed = turned;
+      change.first_expert = i / each;
+      change.first_row = i % each * weight.shape[0];
+      weight.low_rank.push_back(change);
+    }
+  }
+
+  static bool is_from_peft_with_order(std::string_view version) {
+    unsigned major = 0, minor = 0;
+    const char *begin = version.data(), *end = begin + version.size();
+    const auto [dot, error] = std::from_chars(begin, end, major);
+    if (error != std::errc() || dot == end || *dot != '.') return false;
+    if (std::from_chars(dot + 1, end, minor).ec != std::errc()) return false;
+    return major > 0 || minor >= 20;
   }
 
   // The weight that an adapter names; a head that is not stored is made from the embedding.
@@ -144,6 +357,11 @@ class Planner {
 
   void add_lora(const std::string& module, const LowRank& lora) {
     MergedWeight& weight = find(module + ".weight");
+    if (!lora.has_rank()) {
+      fail(weight.name, "A has shape " + shape_text(lora.a->shape) + " and B " +
+                            shape_text(lora.b->shape) + ", but the config gives it rank " +
+                            std::to_string(lora.rank));
+    }
     const auto& a = lora.a->shape;
     const auto& b = lora.b->shape;
     const bool transposed = lora.embedding || adapter_->adapter->config().fan_in_fan_out;
@@ -165,7 +383,7 @@ class Planner {
     }
     if (lora.magnitude != nullptr) need_weight_one(weight.name, "DoRA");
     const double factor = lora.scale * adapter_->weight;
-    weight.low_rank.push_back({&lora, factor, transposed});
+    weight.low_rank.push_back({&lora, factor, transposed, lora.rank});
     if (lora.bias != nullptr) add_bias(module, lora, factor);
   }
 
@@ -230,7 +448,26 @@ class Planner {
         "false");
   }
 
-  void set_type(MergedWeight& weight) const {
+  // Whether the output has the weight in settings.format.
+  bool is_packed(const MergedWeight& weight, bool linear) const {
+    if (weight.experts != 0) return is_packed_in_output(*weight.base);
+    if (!linear) {
+      return settings_.experts == ExpertsOutput::kSeparate && why_kept(*weight.base) == "expert";
+    }
+    // As OpenAI ships it, gpt-oss in MXFP4 has packed experts and 16-bit linear layers.
+    const bool experts_alone =
+        gpt_oss_ && *settings_.format == Format::kMxfp4 &&
+        std::any_of(stacks_.stacks.begin(), stacks_.stacks.end(),
+                    [&](const Weight& stack) { return is_packed_in_output(stack); });
+    return !experts_alone || weight.base->is_packed();
+  }
+
+  const Weight* outputs_first(const MergedWeight& weight) {
+    if (!weight.inputs_first) return weight.base;
+    return &plan_.views.emplace_back(transposed(*weight.base));
+  }
+
+  void set_type(MergedWeight& weight) {
     const std::optional<DType> of_base = float_type(weight.base->dtype);
     const bool is_float = weight.base->is_packed() || of_base.has_value();
     if (!is_float) {
@@ -242,19 +479,25 @@ class Planner {
       return;
     }
     const bool linear = weight.base->is_packed() || why_kept(*weight.base).empty();
-    if (settings_.base_as && linear && weight.name == weight.base->name) {
-      weight.base_as = Conversion{.weight = weight.base,
+    const bool stored = weight.name == weight.base->name;
+    if (settings_.base_as && stored && (weight.experts != 0 ? settings_.base_as_experts : linear)) {
+      weight.base_as = Conversion{.weight = outputs_first(weight),
                                   .action = Action::kQuantize,
                                   .format = *settings_.base_as,
                                   .block = settings_.base_block,
-                                  .double_quant = settings_.base_double_quant};
+                                  .double_quant = settings_.base_double_quant,
+                                  .stack = weight.experts != 0 ? Stack::kOwn : Stack::kNone};
     }
-    if (settings_.format && linear && weight.name == weight.base->name) {
+    if (settings_.format && stored && weight.members.empty() && is_packed(weight, linear)) {
+      const bool gpt_oss = gpt_oss_ && *settings_.format == Format::kMxfp4;
       weight.packed = Conversion{.weight = weight.base,
                                  .action = Action::kQuantize,
                                  .format = *settings_.format,
                                  .block = settings_.block,
-                                 .double_quant = settings_.double_quant};
+                                 .double_quant = settings_.double_quant,
+                                 .stack = weight.experts == 0 ? Stack::kNone
+                                          : gpt_oss           ? Stack::kGptOss
+                                                              : Stack::kOwn};
       return;
     }
     weight.dtype = settings_.dtype ? settings_.dtype : of_base;
@@ -264,6 +507,9 @@ class Planner {
 
   const json::Value& config_;
   const MergeSettings& settings_;
+  ExpertStacks stacks_;
+  std::map<std::string, const Weight*> by_name_;  // of stacks_
+  bool gpt_oss_ = false;
   const WeightedAdapter* adapter_ = nullptr;
   std::map<std::string, MergedWeight> weights_;
   std::map<std::string, const Adapter*> replaced_by_;
@@ -290,7 +536,12 @@ std::vector<safetensors::TensorSpec> MergePlan::specs() const {
       continue;
     }
     const auto dtype = weight.dtype ? stored(*weight.dtype) : weight.base->dtype;
-    specs.push_back({weight.name, dtype, weight.shape});
+    if (weight.members.empty()) specs.push_back({weight.name, dtype, weight.shape});
+    const std::uint64_t rows =
+        weight.members.empty() ? 0 : weight.experts * weight.shape[1] / weight.members.size();
+    for (const std::string& member : weight.members) {
+      specs.push_back({member, dtype, {rows, weight.shape[2]}});
+    }
   }
   return specs;
 }
@@ -322,7 +573,13 @@ json::Value merged_config(json::Value config, const MergePlan& plan,
   if (settings.format) {
     std::vector<Conversion> conversions;
     for (const MergedWeight& weight : plan.weights) {
-      conversions.push_back(weight.packed ? *weight.packed : Conversion{.weight = weight.base});
+      if (weight.members.empty() || weight.packed) {
+        conversions.push_back(weight.packed ? *weight.packed : Conversion{.weight = weight.base});
+        continue;
+      }
+      for (const Weight& member : weight.base->assembly->sources) {
+        conversions.push_back({.weight = &member});
+      }
     }
     config.set("quantization_config", quantization_config(config, conversions));
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <span>
 #include <string>
@@ -27,6 +28,10 @@ struct LowRankChange {
   const LowRank* lora = nullptr;
   double factor = 0;
   bool transposed = false;  // the weight is [inputs, outputs]: embeddings and fan_in_fan_out
+  std::uint64_t rank = 0;
+  // Of a parameter of experts: how many, and the one whose matrix the weight, or the first of its
+  // matrices, is; its first row is this row of the parameter's matrix.
+  std::uint64_t experts = 1, first_expert = 0, first_row = 0;
 };
 
 struct BiasChange {
@@ -38,7 +43,13 @@ struct MergedWeight {
   std::string name;
   std::vector<std::uint64_t> shape;
   const Weight* base = nullptr;  // what changes are measured from
-  // Set: the base is quantised so and read back, as a model that was loaded in 4 bits sees it.
+  // A stack of experts: how many matrices it has; 0 for any other weight.
+  std::uint64_t experts = 0;
+  bool inputs_first = false;  // of a stack: [experts, inputs, outputs]
+  // Of a stack that is stored one by one: the tensors, each an equal share of its rows.
+  std::vector<std::string> members;
+  // Set: the base is quantised so and read back, as a model that was loaded in 4 bits sees it. Of a
+  // stack with inputs_first, base_as->weight is the base with outputs for rows.
   std::optional<Conversion> base_as;
   // Takes the place of the base: modules_to_save and the like.
   const safetensors::LocatedTensor* replacement = nullptr;
@@ -57,6 +68,9 @@ struct MergedWeight {
   std::uint64_t elements() const { return base->elements; }
 };
 
+// What becomes of experts in a packed output. Those that are packed in the base are packed anyway.
+enum class ExpertsOutput : std::uint8_t { kKeep, kStack, kSeparate };
+
 struct MergeSettings {
   std::optional<DType> dtype;  // of every float weight; none: each keeps that of the base
   // Of the weights of linear layers (see why_kept) and of those that are packed in the base.
@@ -68,12 +82,15 @@ struct MergeSettings {
   std::optional<Format> base_as;
   std::size_t base_block = 64;
   bool base_double_quant = false;
+  bool base_as_experts = false;  // also of the experts
+  ExpertsOutput experts = ExpertsOutput::kKeep;
 };
 
 struct MergePlan {
   std::vector<MergedWeight> weights;  // sorted by name
   bool unties_head = false;           // input embedding and head were one tensor and no longer are
   std::vector<std::string> notes;
+  std::deque<Weight> views;  // what `weights` point to besides the weights of the base
 
   std::vector<safetensors::TensorSpec> specs() const;
 };
@@ -82,6 +99,9 @@ struct MergePlan {
 // Throws Error if a tensor of an adapter fits nothing in the base, a shape differs, or two adapters
 // cannot act together (only LoRA adds up: DoRA, replaced modules and trained tokens stand alone,
 // with weight 1), or an adapter changes a weight that is neither packed nor fp32, bf16 or fp16.
+//
+// A LoRA of a parameter of experts (target_parameters) is applied to the stack or to the matrices
+// that the base stores; experts of a plain output stay as they are stored.
 //
 // A model whose head is its input embedding keeps one tensor only if the change was trained for
 // both (trained tokens, ensure_weight_tying). Else the two are written apart, as the adapter was

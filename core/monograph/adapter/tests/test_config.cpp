@@ -57,6 +57,20 @@ struct Hostile {
   const char* message;
 };
 
+TEST(AdapterConfig, ParametersAreNamedByTheirEnds) {
+  const AdapterConfig config =
+      parse(R"("target_parameters": ["experts.down_proj", "w"], "peft_version": "0.21.2")");
+  EXPECT_EQ(config.peft_version, "0.21.2");
+  for (const char* name : {"experts.down_proj", "m.0.experts.down_proj", "w", "m.w"}) {
+    EXPECT_TRUE(config.targets(name)) << name;
+  }
+  for (const char* name :
+       {"down_proj", "myexperts.down_proj", "experts.down_proj_bias", "mw", ""}) {
+    EXPECT_FALSE(config.targets(name)) << name;
+  }
+  EXPECT_FALSE(parse(R"("use_dora": false)").targets("experts.down_proj"));
+}
+
 TEST(AdapterConfig, WhatIsNotUnderstoodIsRefusedAndNamed) {
   const Hostile kCases[] = {
       {R"("init_lora_weights": "pissa")", "init_lora_weights"},
@@ -73,7 +87,7 @@ TEST(AdapterConfig, WhatIsNotUnderstoodIsRefusedAndNamed) {
       {R"("eva_config": {"rho": 2})", "EVA"},
       {R"("lora_ga_config": {"x": 1})", "LoRA-GA"},
       {R"("layer_replication": [[0, 4], [2, 5]])", "repeats layers"},
-      {R"("target_parameters": ["experts.gate_up_proj"])", "bare parameters"},
+      {R"("target_parameters": "experts.gate_up_proj")", "must be a list of strings"},
       {R"("megatron_config": {"tp": 2})", "Megatron"},
       {R"("alora_invocation_tokens": [1])", "some tokens"},
       {R"("use_qalora": true)", "QA-LoRA"},
