@@ -7,6 +7,7 @@ import torch
 
 import monograph as mg
 import producer_folders
+from monograph.integrations.transformers.expert_loading import stacked
 from monograph.spellings.compressed_tensors import CompressedTensors
 from monograph.spellings.fp8_block import Fp8Block
 from monograph.spellings.modelopt import ModelOpt
@@ -32,7 +33,6 @@ def with_weights(**change):
 
 REFUSED = {
     "gptq": ({"quant_method": "gptq"}, "quant_method is 'gptq', wanted one of bitsandbytes, fp8"),
-    "gpt-oss": ({"quant_method": "mxfp4"}, "mixture of experts is not built yet"),
     "bnb-int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "load_in_4bit is not set"),
     "fp8-tensor": ({"quant_method": "fp8", "weight_block_size": None}, "one scale per tensor or row, wanted"),
     "fp8-64": ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"\[64, 64\], wanted \[128, 128\]"),
@@ -90,7 +90,7 @@ def test_tensors_that_do_not_fit_are_refused(source, tmp_path):
         ),
         (Fp8Block(), good | {"weight_scale_inv": scales.half()}, "scales are torch.float16"),
         (Fp8Block(), good | {"weight": codes.bfloat16()}, "is torch.bfloat16 beside weight_scale_inv"),
-        (Fp8Block(), good | {"weight": codes[None]}, "wanted two dimensions"),
+        (Fp8Block(), good | {"weight": codes[None, None]}, "wanted two dimensions or three"),
         (CompressedTensors(), {"weight": codes}, r"found \['weight'\], wanted weight_packed or weight"),
         (CompressedTensors(), nibbles | {"weight_zero_point": scales}, "no zero point"),
         (CompressedTensors(), nibbles | {"weight_global_scale": scales}, r"tensor scale is \[3, 2\]"),
@@ -109,7 +109,7 @@ def test_tensors_that_do_not_fit_are_refused(source, tmp_path):
         mg.from_pretrained(tmp_path)
 
 
-def test_packed_experts_are_refused(tmp_path):
+def test_packed_experts_without_their_scales_are_refused(tmp_path):
     """Their codes would else be cast to numbers without scales."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -121,9 +121,15 @@ def test_packed_experts_are_refused(tmp_path):
     for name in [name for name in state if ".experts." in name]:
         packed = mg.quantize(state[name], "fp8-block")
         state[name] = packed.values.view(torch.float8_e4m3fn)
-        state[f"{name}_scale_inv"] = packed.scales[0].view(torch.float32)
-    assert any(name.endswith("experts.0.up_proj.weight_scale_inv") for name in state)
+        if not name.endswith("experts.1.up_proj.weight"):
+            state[f"{name}_scale_inv"] = packed.scales[0].view(torch.float32)
     config = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
     producer_folders.write_folder(tmp_path / "source", tmp_path / "model", state, config)
-    with pytest.raises(ValueError, match=r"packed \(F8_E4M3\) and no linear layer; mixture of experts"):
+    with pytest.raises(
+        RuntimeError, match="issues during automatic conversion"
+    ):  # transformers' report has it
         mg.from_pretrained(tmp_path / "model")
+    source = "experts.*.up_proj.weight"
+    short = {source: [packed.values] * 2, f"{source}_scale_inv": [packed.scales[0]]}
+    with pytest.raises(ValueError, match=r"experts have .*weight_scale_inv': 1.*wanted as many of each"):
+        stacked(Fp8Block(), short, torch.bfloat16)

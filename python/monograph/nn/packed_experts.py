@@ -134,7 +134,7 @@ class PackedExperts(nn.Module):
         made: Any = layer
         made.experts_kind = kind
         made.stacks = {}
-        made.weight_dtype = parameters_of(made)[kind.names[0]].dtype
+        made.weight_dtype = getattr(made, kind.names[0]).dtype
         return made
 
     def put_packed(self, name: str, packed: PackedWeight) -> None:

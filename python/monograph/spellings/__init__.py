@@ -12,13 +12,11 @@ from typing import Any
 from monograph.spellings.bitsandbytes import BitsAndBytes
 from monograph.spellings.compressed_tensors import CompressedTensors
 from monograph.spellings.fp8_block import Fp8Block
+from monograph.spellings.gpt_oss import GptOss
 from monograph.spellings.modelopt import ModelOpt
 from monograph.spellings.spelling import Spelling
 
-SPELLINGS: tuple[Spelling, ...] = (BitsAndBytes(), Fp8Block(), CompressedTensors(), ModelOpt())
-
-# Methods that are known and not built, with the reason.
-_NOT_YET = {"mxfp4": "gpt-oss has packed experts in three dimensions; mixture of experts is not built yet"}
+SPELLINGS: tuple[Spelling, ...] = (BitsAndBytes(), Fp8Block(), CompressedTensors(), ModelOpt(), GptOss())
 
 
 def spelling_of(config: Mapping[str, Any]) -> Spelling:
@@ -29,10 +27,7 @@ def spelling_of(config: Mapping[str, Any]) -> Spelling:
             spelling.formats(config)
             return spelling
     known = ", ".join(method for spelling in SPELLINGS for method in spelling.methods)
-    reason = _NOT_YET.get(str(method))
-    raise ValueError(
-        f"quant_method is {method!r}" + (f": {reason}" if reason else f", wanted one of {known}")
-    )
+    raise ValueError(f"quant_method is {method!r}, wanted one of {known}")
 
 
 def spelling_saving(format: str) -> Spelling:

@@ -33,14 +33,15 @@ def element_weight(
     dtype: torch.dtype,
     tensor_scale: torch.Tensor | None = None,
 ) -> PackedWeight:
-    """A weight from its codes [rows, bytes of a row], one scale per block and, in NVFP4, one for all.
+    """A weight from its codes [rows, bytes of a row], one scale per block and, in NVFP4, one for all. A stack
+    of experts has a dimension in front, and then NVFP4 a scale for each.
 
     Views of the tensors; nothing is copied.
     """
     fmt = format_named(format)
-    if values.dim() != 2:
-        raise ValueError(f"values have the shape {_shape(values)}, wanted two dimensions")
-    shape = (values.shape[0], values.shape[1] * 8 // fmt.bits)
+    if values.dim() not in (2, 3):
+        raise ValueError(f"values have the shape {_shape(values)}, wanted two dimensions or three")
+    shape = (*values.shape[:-1], values.shape[-1] * 8 // fmt.bits)
     kind = _SCALE_KINDS.get(scale.dtype, str(scale.dtype))
     if kind not in fmt.scale_types:
         raise ValueError(f"scales are {scale.dtype}, format {format} wants {' or '.join(fmt.scale_types)}")
@@ -51,9 +52,11 @@ def element_weight(
         )
     scales = [_bytes(scale)]
     if fmt.tensor_scale:
-        if tensor_scale is None or tensor_scale.numel() != 1 or tensor_scale.dtype != torch.float32:
+        count = values.shape[0] if values.dim() == 3 else 1
+        if tensor_scale is None or tensor_scale.numel() != count or tensor_scale.dtype != torch.float32:
             found = "missing" if tensor_scale is None else f"{_shape(tensor_scale)} {tensor_scale.dtype}"
-            raise ValueError(f"the tensor scale is {found}, wanted one float32 number")
+            wanted = "one float32 number" if count == 1 else f"{count} float32 numbers"
+            raise ValueError(f"the tensor scale is {found}, wanted {wanted}")
         scales.append(_bytes(tensor_scale))
     bytes_, packed = canonical(shape, fmt.default_block, _bytes(values), scales, fmt)
     return PackedWeight(fmt, shape, fmt.default_block, bytes_, packed, dtype)
@@ -61,7 +64,7 @@ def element_weight(
 
 def e4m3_weight(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> PackedWeight:
     """MXFP8 or FP8 blocks: the number of scales says which. One row of at most 32 is both, and the same."""
-    rows_of_blocks = [values.shape[0], values.shape[-1] // 32]
+    rows_of_blocks = [*values.shape[:-1], values.shape[-1] // 32]
     exponents = _SCALE_KINDS.get(scale.dtype) == "e8m0"
     format = "mxfp8" if exponents and _shape(scale) == rows_of_blocks else "fp8-block"
     return element_weight(format, values, scale, dtype)

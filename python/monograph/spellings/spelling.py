@@ -25,6 +25,11 @@ class Spelling(ABC):
     methods: tuple[str, ...]  # `quant_method` in a quantization_config
     saves: tuple[str, ...] = ()  # the formats that are saved in this spelling
     parts: tuple[str, ...]  # tensors of one linear layer that belong to its weight; `weight` comes first
+    linears = True  # whether linear layers may be packed; else experts alone
+
+    def stack_parts(self, name: str) -> list[str]:
+        """The same for a stack of experts in one parameter `name`: docs/formats.md#stacks-of-experts."""
+        return [name + part.removeprefix("weight") for part in self.parts if part.startswith("weight")]
 
     @abstractmethod
     def formats(self, config: Mapping[str, Any]) -> list[str]:

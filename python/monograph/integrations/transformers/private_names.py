@@ -10,6 +10,7 @@ from monograph.integrations.private_name import PrivateName, loads_on_use
 
 if TYPE_CHECKING:  # a base class must be known to the type checker
     from transformers.core_model_loading import ConversionOps as ConversionOps
+    from transformers.core_model_loading import WeightConverter as WeightConverter
 
 _READ = "5.22.2"
 _MODEL = "transformers:PreTrainedModel"
@@ -19,6 +20,9 @@ NAMES = {
     # loading
     "ConversionOps": PrivateName(
         "transformers.core_model_loading:ConversionOps", _READ, "loading: tensors of a file become a layer"
+    ),
+    "WeightConverter": PrivateName(
+        "transformers.core_model_loading:WeightConverter", _READ, "loading: stacks of experts"
     ),
     "should_convert_module": PrivateName(
         "transformers.quantizers.quantizers_utils:should_convert_module", _READ, "loading: skip_modules"
@@ -35,6 +39,11 @@ NAMES = {
     ),
     "weight_conversions": PrivateName(
         f"{_MODEL}()._weight_conversions", _READ, "saving: ours are not reverted by transformers"
+    ),
+    "original_patterns": PrivateName(
+        "transformers.core_model_loading:WeightTransform._original_source_patterns",
+        _READ,
+        "loading: merges of single experts",
     ),
     "mark_initialized": PrivateName(
         f"{_MODEL}._initialize_missing_keys", _READ, "loading: reads _is_hf_initialized, which we set"
@@ -108,6 +117,11 @@ def weight_conversions(model: Any) -> list[Any]:
 
 def set_weight_conversions(model: Any, conversions: list[Any]) -> None:
     model._weight_conversions = conversions
+
+
+def original_patterns(conversion: Any) -> tuple[list[str], list[str]]:
+    """Sources and targets of a conversion as its author wrote them."""
+    return conversion._original_source_patterns, conversion._original_target_patterns
 
 
 def apply_gate(experts: Any, pre: Any) -> Any:

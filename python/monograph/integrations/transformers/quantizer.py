@@ -21,11 +21,20 @@ from transformers.quantizers.base import HfQuantizer
 
 from monograph.integrations.transformers.config import METHOD, MonographConfig
 from monograph.integrations.transformers.dense_weights import expert_weights, what_stayed_dense
+from monograph.integrations.transformers.expert_loading import (
+    STACKS,
+    as_weight,
+    put_experts,
+    stack_pattern,
+    stacked,
+)
 from monograph.integrations.transformers.experts import experts_kind, is_experts
 from monograph.integrations.transformers.private_names import (
     ConversionOps,
+    WeightConverter,
     keep_in_fp32_modules,
     mark_initialized,
+    original_patterns,
     set_weight_conversions,
     should_convert_module,
     weight_conversions,
@@ -36,8 +45,6 @@ from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.packed_weight import PackedWeight, quantize
 
 __all__ = ["MonographConfig", "MonographQuantizer"]
-
-_EXPERTS = ("gate_up_proj", "up_proj", "down_proj")
 
 logger = logging.getLogger("monograph.transformers_quantizer")  # documented: users filter by it
 
@@ -66,16 +73,16 @@ class _Replace(ConversionOps):
         assert model is not None
         assert full_layer_name is not None
         tensors = {key: value[0] if isinstance(value, list) else value for key, value in input_dict.items()}
-        path = full_layer_name.rpartition(".")[0]
+        path, name = full_layer_name.rpartition(".")[::2]
         dense: Any = model.get_submodule(path)
         kind = dense.experts_kind if isinstance(dense, PackedExperts) else None
         self.turned = kind.transposed if kind else getattr(dense, "is_transposed", False)
-        dtype = getattr(dense, full_layer_name.rpartition(".")[2]).dtype
+        dtype = getattr(dense, name).dtype
         packed = self.packed(tensors, dtype)
         if packed is None:
-            return {full_layer_name: tensors["weight"].to(dtype=self.dense_dtype)}
+            return {full_layer_name: next(iter(tensors.values())).to(dtype=self.dense_dtype)}
         if isinstance(dense, PackedExperts) or is_experts(dense):
-            self._put_experts(dense, full_layer_name.rpartition(".")[2], packed)
+            put_experts(dense, name, packed)
             if missing_keys is not None:
                 missing_keys.discard(full_layer_name)
             return {}
@@ -93,14 +100,6 @@ class _Replace(ConversionOps):
         if missing_keys is not None:
             missing_keys.discard(full_layer_name)
         return {}
-
-    def _put_experts(self, layer: nn.Module, name: str, packed: PackedWeight) -> None:
-        """One of the two weights of a layer of experts; the first that arrives takes the layer over."""
-        made = (
-            layer if isinstance(layer, PackedExperts) else PackedExperts.take_over(layer, experts_kind(layer))
-        )
-        made.put_packed(name, replace(packed, dtype=made.weight_dtype))
-        mark_initialized(made)
 
 
 class Quantize(_Replace):
@@ -125,7 +124,32 @@ class Deserialize(_Replace):
     """The tensors that a producer wrote for one weight; a weight without scales stays dense."""
 
     def packed(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> PackedWeight | None:
-        return self.hf_quantizer.quantization_config.spelling.pack(tensors, dtype)
+        return self.hf_quantizer.quantization_config.spelling.pack(as_weight(tensors), dtype)
+
+
+class StackExperts(Deserialize):
+    """The tensors of single experts of a layer as one stack, in place of transformers' own merge."""
+
+    def convert(  # type: ignore[override]
+        self,
+        input_dict: dict[str, Any],
+        model: nn.Module | None = None,
+        full_layer_name: str | None = None,
+        missing_keys: set[str] | None = None,
+        **_: Any,
+    ) -> dict[str, torch.Tensor]:
+        assert model is not None
+        assert full_layer_name is not None
+        path, name = full_layer_name.rpartition(".")[::2]
+        layer = model.get_submodule(path)
+        spelling = self.hf_quantizer.quantization_config.spelling
+        made = stacked(spelling, input_dict, getattr(layer, name).dtype)
+        if isinstance(made, torch.Tensor):
+            return {full_layer_name: made.to(dtype=self.dense_dtype)}
+        put_experts(layer, name, made)
+        if missing_keys is not None:
+            missing_keys.discard(full_layer_name)
+        return {}
 
 
 def dense_linears(model: nn.Module) -> list[str]:
@@ -144,7 +168,33 @@ class MonographQuantizer(HfQuantizer):
 
     @property
     def serialized_names(self) -> dict[str, list[str]]:  # type: ignore[override]
-        return {"weight": list(self.quantization_config.spelling.parts)}
+        spelling = self.quantization_config.spelling
+        return {"weight": list(spelling.parts)} if spelling.linears else {}
+
+    def get_weight_conversions(self) -> list[Any]:
+        """Linear layers by the names of their parts; stacks of experts by whole names, as `up_proj` and
+        `down_proj` are linear layers elsewhere."""
+        spelling = self.quantization_config.spelling
+        stacks = []
+        for name in STACKS if self.pre_quantized else ():
+            sources = [stack_pattern(part) for part in spelling.stack_parts(name)]
+            stacks.append(WeightConverter(sources, f"experts.{name}", [Deserialize(self)]))
+        return [*stacks, *super().get_weight_conversions()]
+
+    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> list[Any]:
+        """transformers' merges of single experts become ours, which read the scales too."""
+        if self.quantization_config.stored is None:
+            return super().update_weight_conversions(weight_conversions, model)
+        spelling, updated = self.quantization_config.spelling, []
+        for conversion in weight_conversions:
+            sources, targets = original_patterns(conversion)
+            single = all(source.endswith(".weight") and ".*." in source for source in sources)
+            if not (single and len(targets) == 1 and targets[0].endswith(STACKS)):
+                updated.append(conversion)
+                continue
+            parts = [source.removesuffix("weight") + part for source in sources for part in spelling.parts]
+            updated.append(conversion.copy(parts, targets, operations=[StackExperts(self)]))
+        return updated + self.get_weight_conversions()
 
     @property
     def quantized_element_size(self) -> float:
@@ -160,8 +210,8 @@ class MonographQuantizer(HfQuantizer):
         kind = param.get_dtype() if hasattr(param, "get_dtype") else str(param.dtype)
         if kind.startswith(("F8", "U8", "I8", "torch.float8", "torch.uint8", "torch.int8")):
             raise ValueError(
-                f"{', '.join(converter.target_patterns)}: packed ({kind}) and no linear layer; mixture of "
-                "experts is not built yet"
+                f"{', '.join(converter.target_patterns)}: packed ({kind}) and neither a linear layer nor "
+                "experts that are stored one by one or as a stack"
             )
         return super().get_new_dtype(converter, param, dtype)
 
@@ -169,7 +219,7 @@ class MonographQuantizer(HfQuantizer):
         path, name = param_name.rpartition(".")[::2]
         layer = model.get_submodule(path)
         linear = name == "weight" and isinstance(layer, nn.Linear)
-        stack = name in _EXPERTS and (isinstance(layer, PackedExperts) or is_experts(layer))
+        stack = name in STACKS and (isinstance(layer, PackedExperts) or is_experts(layer))
         return (linear or stack) and should_convert_module(path, self.modules_to_not_convert)
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
