@@ -33,6 +33,19 @@ struct RowLanes<simd::Avx2> : Lanes<simd::Avx2> {
       store_as(p + kLanes, b);
     }
   }
+  template <class T>
+  [[gnu::always_inline]] static void store_rounded(T* p, F32 x) {
+    store_as(p, x);
+  }
+  template <class T>
+  [[gnu::always_inline]] static void ordered_as(F32& a, F32& b) {
+    if constexpr (kSplits<T>) {
+      const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88));
+      const __m256d odd = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xdd));
+      a = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8));
+      b = _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8));
+    }
+  }
 };
 
 }  // namespace monograph

@@ -27,6 +27,24 @@ struct RowLanes<simd::Avx512> : Lanes<simd::Avx512> {
       store_as(p + kLanes, b);
     }
   }
+  template <class T>
+  [[gnu::always_inline]] static void store_rounded(T* p, F32 x) {
+    if constexpr (std::is_same_v<T, Bf16>)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                          _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x), 16)));
+    else
+      store_as(p, x);
+  }
+  template <class T>
+  [[gnu::always_inline]] static void ordered_as(F32& a, F32& b) {
+    if constexpr (kSplits<T>) {
+      const __m512i even =
+          _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+      const F32 low = a;
+      a = _mm512_permutex2var_ps(low, even, b);
+      b = _mm512_permutex2var_ps(low, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
+    }
+  }
 
  private:
   // The bits of bf16 in the upper half of each lane; below them anything.

@@ -18,6 +18,12 @@ struct RowLanes<simd::Scalar> : Lanes<simd::Scalar> {
     store_as(p, a);
     store_as(p + 1, b);
   }
+  template <class T>
+  [[gnu::always_inline]] static void store_rounded(T* p, F32 x) {
+    store_as(p, x);
+  }
+  template <class T>
+  [[gnu::always_inline]] static void ordered_as(F32&, F32&) {}
 };
 
 }  // namespace monograph

@@ -72,6 +72,12 @@ struct RowWalk {
     [[gnu::always_inline]] void store(T* p, const F32* x) const {
       L::store_two(p + place, x[0], x[1]);
     }
+    // Numbers beside elements of T.
+    template <class T>
+    [[gnu::always_inline]] void load_beside(const float* p, F32* x) const {
+      L::load_two(p + place, x[0], x[1]);
+      L::template ordered_as<T>(x[0], x[1]);
+    }
   };
   struct Part {
     static constexpr std::size_t kCount = 1;
@@ -83,6 +89,10 @@ struct RowWalk {
     template <class T>
     [[gnu::always_inline]] void store(T* p, const F32* x) const {
       RowWalk::store(p + place, x[0], count);
+    }
+    template <class T>
+    [[gnu::always_inline]] void load_beside(const float* p, F32* x) const {
+      load(p, x);
     }
   };
   // body(Pair or Part), in any order.
@@ -102,6 +112,11 @@ struct RowWalk {
   template <class T>
   [[gnu::always_inline]] static void store(T* p, F32 x, std::size_t count) {
     if (kLanes == 1 || count == kLanes) return L::store_as(p, x);
+    store_part(p, x, count);
+  }
+  template <class T>
+  [[gnu::always_inline]] static void store_rounded(T* p, F32 x, std::size_t count) {
+    if (kLanes == 1 || count == kLanes) return L::store_rounded(p, x);
     store_part(p, x, count);
   }
   // Calls: inlined at each end of a row they are most of what a compiler has to do.

@@ -43,7 +43,7 @@ struct RmsNormRow {
         cols, [&](std::size_t i, std::size_t k, std::size_t n) __attribute__((always_inline)) {
           const F32 v =
               L::template round_as<T>(L::add(W::load(x + i, n), W::load(residual + i, n)));
-          W::store(sum + i, v, n);
+          W::store_rounded(sum + i, v, n);
           squares.add(k, L::mul(v, v));
         });
     return squares.total();
@@ -52,11 +52,23 @@ struct RmsNormRow {
   [[gnu::noinline]] static void scale(const T* s, float inverse, const float* gain, Y* y,
                                       std::size_t cols) {
     const F32 factor = L::set(inverse);
-    W::each_alone(
-        cols, [&](std::size_t i, std::size_t n) __attribute__((always_inline)) {
-          const F32 v = normed<kRounding>(W::load(s + i, n), factor);
-          W::store(y + i, L::mul(v, W::load(gain + i, n)), n);
-        });
+    if constexpr (std::is_same_v<T, Y>) {
+      W::each_pair(
+          cols, [&](auto at) __attribute__((always_inline)) {
+            F32 v[at.kCount], g[at.kCount];
+            at.load(s, v);
+            at.template load_beside<T>(gain, g);
+            for (std::size_t k = 0; k < at.kCount; ++k)
+              v[k] = L::mul(normed<kRounding>(v[k], factor), g[k]);
+            at.store(y, v);
+          });
+    } else {
+      W::each_alone(
+          cols, [&](std::size_t i, std::size_t n) __attribute__((always_inline)) {
+            const F32 v = normed<kRounding>(W::load(s + i, n), factor);
+            W::store(y + i, L::mul(v, W::load(gain + i, n)), n);
+          });
+    }
   }
 
   struct Sums {
@@ -78,13 +90,31 @@ struct RmsNormRow {
   [[gnu::noinline]] static void gradient(const T* x, const Y* dy, const T* dsum, const float* gain,
                                          float inverse, float along, T* dx, std::size_t cols) {
     const F32 factor = L::set(inverse), slope = L::set(along);
-    W::each_alone(
-        cols, [&](std::size_t i, std::size_t n) __attribute__((always_inline)) {
-          const F32 g = L::mul(W::load(dy + i, n), W::load(gain + i, n));
-          F32 result = L::sub(L::mul(g, factor), L::mul(W::load(x + i, n), slope));
-          if constexpr (kSum) result = L::add(result, W::load(dsum + i, n));
-          W::store(dx + i, result, n);
-        });
+    const auto of = [&](F32 v, F32 d, F32 g) __attribute__((always_inline)) {
+      return L::sub(L::mul(L::mul(d, g), factor), L::mul(v, slope));
+    };
+    if constexpr (std::is_same_v<T, Y>) {
+      W::each_pair(
+          cols, [&](auto at) __attribute__((always_inline)) {
+            F32 v[at.kCount], d[at.kCount], g[at.kCount];
+            at.load(x, v);
+            at.load(dy, d);
+            at.template load_beside<T>(gain, g);
+            for (std::size_t k = 0; k < at.kCount; ++k) v[k] = of(v[k], d[k], g[k]);
+            if constexpr (kSum) {
+              at.load(dsum, d);
+              for (std::size_t k = 0; k < at.kCount; ++k) v[k] = L::add(v[k], d[k]);
+            }
+            at.store(dx, v);
+          });
+    } else {
+      W::each_alone(
+          cols, [&](std::size_t i, std::size_t n) __attribute__((always_inline)) {
+            F32 v = of(W::load(x + i, n), W::load(dy + i, n), W::load(gain + i, n));
+            if constexpr (kSum) v = L::add(v, W::load(dsum + i, n));
+            W::store(dx + i, v, n);
+          });
+    }
   }
   template <NormRounding kRounding>
   [[gnu::noinline]] static void add_to_gain(const T* x, const Y* dy, float inverse, float* dgain,
