@@ -22,6 +22,7 @@ BENCHES = (
     "attention",
     "lora",
     "elementwise",
+    "experts",
     "packing",
     "loss",
     "step",
