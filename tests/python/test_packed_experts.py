@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import AutoModelForCausalLM
 from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
 from transformers.models.llama4.modeling_llama4 import Llama4TextExperts
@@ -127,3 +128,27 @@ def test_saving_packed_experts_is_refused(tmp_path):
     model = packed_model(tmp_path / "dense")
     with pytest.raises(NotImplementedError, match=r"mlp\.experts: packed experts cannot be saved"):
         model.save_pretrained(tmp_path / "packed")
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_the_loss_of_the_router_is_transformers_own(family, tmp_path):
+    folder = save_tiny(tmp_path, family)
+    model = mg.from_pretrained(folder, mg.MonographConfig("nf4"), dtype=torch.float32).eval()
+    options = {"labels": tokens(), "output_router_logits": True}
+    got, want = model(tokens(), **options), dense_copy(folder, model)(tokens(), **options)
+    torch.testing.assert_close(got.aux_loss, want.aux_loss, **CLOSE)
+    torch.testing.assert_close(got.loss, want.loss, **CLOSE)
+    assert got.aux_loss > 0.5
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_dense_experts_are_one_graph(family):
+    torch._dynamo.reset()
+    model = tiny_model(family).train()
+    model.config.use_cache = False
+    model.set_experts_implementation("monograph")
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    for seed in range(3):
+        assert torch.equal(compiled(tokens(seed=seed)).logits, model(tokens(seed=seed)).logits)
+    assert counter.frame_count == 1

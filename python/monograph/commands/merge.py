@@ -66,11 +66,14 @@ def native_arguments(recipe: Recipe, written: Sequence[str] = (), adapter: str |
     if not os.path.isfile(record):  # a checkpoint has that of its run
         record = os.path.join(recipe.output_dir, NAME)
     with open(record, encoding="utf-8") as file:
-        weights = json.load(file)["base"]["weights"]
+        trained_on = json.load(file)["base"]
+    weights = trained_on["weights"]
     options["--base"] = [weights]
     named = {word.split("=")[0] for word in written}
     if weights == "dequantized" and not ({"--base", "--as"} & named):
-        options |= _loaded_as(recipe, base)
+        options |= (loaded := _loaded_as(recipe, base))
+        if loaded and trained_on.get("packed", {}).get("experts"):
+            options["--as-experts"] = ["packed"]
     given = [word for name, values in options.items() if name not in named for word in (name, *values)]
     return ["merge", base, *given, *written]
 

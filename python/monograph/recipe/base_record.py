@@ -46,7 +46,7 @@ def packing_of(model: Any) -> dict[str, Any] | None:
     """How the base is packed, for core/monograph/adapter/adapter.h; None if layers differ or none is."""
     import torch
 
-    from monograph.nn import QuantLinear
+    from monograph.nn import PackedExperts, QuantLinear
 
     layers = {
         name.removeprefix("base_model.model.").removesuffix(".base_layer"): layer
@@ -65,13 +65,15 @@ def packing_of(model: Any) -> dict[str, Any] | None:
         quoted = json.dumps(f"{module}.weight", ensure_ascii=False)
         lines.append(f"{quoted} {hashlib.sha256(values).hexdigest()}\n")
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
-    return {
+    record = {
         "format": "nvfp4" if name == "nvfp4-divide" else name,
         "block": block,
         "double_quant": double_quant,
         "rule": rule,
         "values_sha256": digest,
     }
+    stacks = any(isinstance(layer, PackedExperts) and layer.stacks for layer in model.modules())
+    return record | ({"experts": True} if stacks else {})
 
 
 def write_base_record(

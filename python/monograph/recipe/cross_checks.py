@@ -80,7 +80,9 @@ def _check_model(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
         errors.append("adapter is lora and load_in_4bit true; write adapter: qlora")
     if recipe.fp16 and recipe.bf16 in (True, "full"):
         errors.append(f"fp16 is true and bf16 {str(recipe.bf16).lower()}; write one of the two")
-    if not (recipe.lora_target_linear or recipe.lora_target_modules or recipe.lora_model_dir):
+    _check_expert_targets(recipe, errors)
+    targets = recipe.lora_target_linear or recipe.lora_target_modules or recipe.lora_target_parameters
+    if not (targets or recipe.lora_model_dir):
         errors.append("lora_target_modules: missing; write lora_target_linear: true for all linear layers")
     for name, value in recipe.bnb_config_kwargs.items():
         if name not in QUANT_KWARGS:
@@ -99,6 +101,26 @@ def _check_model(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
         notices.append(
             f"attn_implementation: {recipe.attn_implementation} would build a dense mask for packed rows; "
             "Monograph's own attention is taken"
+        )
+
+
+def _check_expert_targets(recipe: Recipe, errors: list[str]) -> None:
+    """What PEFT has not for LoRA on parameters."""
+    if not recipe.lora_target_parameters:
+        return
+    for name, value, wanted in (
+        ("lora_dropout", recipe.lora_dropout, 0.0),
+        ("peft_use_dora", recipe.peft_use_dora, False),
+    ):
+        if value != wanted:
+            found = str(value).lower()
+            errors.append(
+                f"{name} is {found} and lora_target_parameters are given; PEFT wants {wanted} for them"
+            )
+    if isinstance(recipe.peft_init_lora_weights, str) and recipe.peft_init_lora_weights != "gaussian":
+        errors.append(
+            f"peft_init_lora_weights is {recipe.peft_init_lora_weights} and lora_target_parameters are "
+            "given; their start is PEFT's own: leave it out"
         )
 
 

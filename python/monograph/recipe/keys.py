@@ -74,6 +74,9 @@ class Recipe:
     lora_dropout: float = key(0.0, "dropout in front of A")
     lora_target_linear: bool = key(False, "all linear layers but the head")
     lora_target_modules: str | list[str] | None = key(None, "names of layers, or one regular expression")
+    lora_target_parameters: str | list[str] | None = key(
+        None, "names of experts' weights: `mlp.experts.gate_up_proj`, `mlp.experts.down_proj`"
+    )
     lora_modules_to_save: list[str] | None = key(None, "layers trained whole and saved with the adapter")
     lora_rank_pattern: dict[str, int] = key({}, "rank by name of the layer")
     lora_alpha_pattern: dict[str, int | float] = key({}, "alpha by name of the layer")

@@ -14,6 +14,8 @@ from monograph.recipe.model_folder import naming
 
 def load_base(recipe: Recipe, folder: str) -> Any:
     """The frozen base: quantised while it loads, or as it is if the folder is quantised."""
+    from monograph.integrations.transformers import experts
+    from monograph.integrations.transformers.experts import has_known_experts
     from monograph.integrations.transformers.loading import from_pretrained, stored_quantization
     from monograph.integrations.transformers.quantizer import MonographConfig
 
@@ -30,15 +32,17 @@ def load_base(recipe: Recipe, folder: str) -> Any:
     with naming("base_model", recipe.base_model):
         model = from_pretrained(folder, wanted, dtype=dtype, attn_implementation=recipe.attention)
     model.config.use_cache = False
+    if has_known_experts(model):
+        model.set_experts_implementation(experts.NAME)
     return model
 
 
 def is_packed(model: Any) -> bool:
     """Whether a base is quantised, by the recipe or in its folder: an adapter then belongs to its
     dequantised weights."""
-    from monograph.nn import QuantLinear
+    from monograph.nn import PackedExperts, QuantLinear
 
-    return any(isinstance(layer, QuantLinear) for layer in model.modules())
+    return any(isinstance(layer, (QuantLinear, PackedExperts)) for layer in model.modules())
 
 
 def check_start(model: Any, folder: str) -> None:
@@ -56,11 +60,16 @@ def lora_config(recipe: Recipe) -> Any:
     from peft import LoraConfig
 
     start, loftq = start_of(recipe)
+    parameters = recipe.lora_target_parameters
+    modules = "all-linear" if recipe.lora_target_linear else recipe.lora_target_modules
+    if parameters and modules is None:
+        modules = []  # None would be PEFT's choice for the model
     return LoraConfig(
         r=recipe.lora_r,
         lora_alpha=recipe.lora_alpha,  # type: ignore[arg-type]  # PEFT takes fractions too
         lora_dropout=recipe.lora_dropout,
-        target_modules="all-linear" if recipe.lora_target_linear else recipe.lora_target_modules,
+        target_modules=modules,
+        target_parameters=[parameters] if isinstance(parameters, str) else parameters,
         modules_to_save=recipe.lora_modules_to_save,
         rank_pattern=recipe.lora_rank_pattern,
         alpha_pattern=recipe.lora_alpha_pattern,

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from monograph.integrations.transformers.private_names import ALL_EXPERTS_FUNCTIONS, apply_gate
-from monograph.nn.packed_experts import DOWN, ExpertsKind, run_experts
+from monograph.nn.packed_experts import DOWN, ExpertsKind, PackedExperts, run_experts
 from monograph.ops.experts import Activation
 from monograph.ops.experts_activation import activate
 from monograph.ops.layout import plain_layout
@@ -69,19 +69,31 @@ def experts_kind(module: Any) -> ExpertsKind:
     raise ValueError(f"{name} has a gate of its own ({activation}), which is none of {known}")
 
 
+def has_known_experts(model: nn.Module) -> bool:
+    """Whether a model has dense experts, all of them of a known kind."""
+    try:
+        kinds = [
+            experts_kind(m) for m in model.modules() if is_experts(m) and not isinstance(m, PackedExperts)
+        ]
+    except ValueError:
+        return False
+    return bool(kinds)
+
+
+# A graph tries the gate while it is traced, and reads what was found as any attribute.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _known_kind(module: nn.Module) -> ExpertsKind:
-    kind = module.__dict__.get("experts_kind")
-    if kind is None:
-        kind = module.__dict__["experts_kind"] = experts_kind(module)
-    return kind
+def _learn_kind(module: Any) -> bool:
+    if "experts_kind" not in module.__dict__:
+        module.experts_kind = experts_kind(module)
+    return True
 
 
 def experts_forward(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, **low: Any
 ) -> torch.Tensor:
     """What `experts_implementation="monograph"` calls for dense experts, frozen or trained."""
-    kind = _known_kind(self)
+    _learn_kind(self)
+    kind: ExpertsKind = self.experts_kind
     first, second = (getattr(self, name).contiguous() for name in kind.names)
     biases = tuple(getattr(self, f"{name}_bias") for name in kind.names) if kind.bias else (None, None)
     return run_experts(
