@@ -171,6 +171,31 @@ def test_merges_onto_experts_that_are_packed_one_by_one(tmp_path):
             assert torch.equal(back[key], want), (to, key)
 
 
+def test_quantised_scales_of_a_stack_have_one_offset(tmp_path):
+    base = tiny_experts.save("qwen3", tmp_path / "base")
+    saved_adapter("qwen3", tmp_path / "adapter", target_modules=[])
+    stacks, names = tiny_experts.stacks(base, "qwen3"), parameters("qwen3")
+    trained_on = {
+        p: mg.quantize(stacks[key], "nf4", double_quant=True).dequantize(torch.bfloat16)
+        for p, key in names.items()
+    }
+    exact = merged64("qwen3", tmp_path / "adapter", trained_on)
+    as_trained = ["--as", "nf4", "--as-double-quant", "--as-experts", "packed"]
+    merge(base, tmp_path / "adapter", tmp_path / "out", *as_trained, weights="dequantized")
+    dense = load(tmp_path / "out", dtype=torch.bfloat16)
+    packed = ["--to", "nf4", "--double-quant", "--experts", "stack"]
+    merge(base, tmp_path / "adapter", tmp_path / "packed", *as_trained, *packed, weights="dequantized")
+    run("dequantize", tmp_path / "packed", tmp_path / "back", "--to", "fp32")
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    for parameter, key in names.items():
+        value = exact.get_parameter(parameter).detach()
+        rounded, near = stored(value.numpy(), torch.bfloat16)
+        different = dense.get_parameter(parameter).detach().double().numpy() != rounded
+        assert not (different & ~near).any(), parameter
+        want = mg.quantize(value.float(), "nf4", double_quant=True).dequantize(torch.float32)
+        assert torch.equal(back[key], want), parameter
+
+
 def test_plain_experts_become_a_packed_output(tmp_path):
     base = tiny_experts.save("gpt_oss", tmp_path / "base")
     saved_adapter("gpt_oss", tmp_path / "adapter", target_modules=[])

@@ -39,7 +39,14 @@ class Runner {
  private:
   template <class T>
   Survival merge_to(const MergedWeight& weight) {
-    const MergedPanels panels(weight, parallel_for_);
+    Survival whole;
+    for (const ExpertRange& range : merged_ranges(weight)) whole += merge_range<T>(weight, range);
+    return whole;
+  }
+
+  template <class T>
+  Survival merge_range(const MergedWeight& weight, ExpertRange range) {
+    const MergedPanels panels(weight, range, parallel_for_);
     std::vector<Survival> survivals(panels.panels());
     parallel_for_(panels.panels(), 1, [&](std::size_t panel, std::size_t end) {
       std::vector<float> base;

@@ -1,6 +1,7 @@
 #include "monograph/merge/packed.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "monograph/convert/packed_parts.h"
@@ -28,6 +29,7 @@ void each_panel(const MergedPanels& panels, ParallelFor parallel_for, Body&& bod
 Survival measure(const MergedPanels& panels, const PackedCopy& copy, DType type,
                  ParallelFor parallel_for) {
   std::vector<Survival> survivals(panels.panels());
+  const std::size_t before = panels.panels() == 0 ? 0 : panels.first_row(0);
   each_panel(
       panels, parallel_for,
       [&](std::size_t panel, const std::vector<float>& base, const std::vector<double>& merged) {
@@ -36,7 +38,7 @@ Survival measure(const MergedPanels& panels, const PackedCopy& copy, DType type,
         Survival& survival = survivals[panel];
         for (std::size_t i = 0; i < merged.size(); ++i) {
           if (i % cols == 0) {
-            copy.read(first + i / cols, 0, cols, type, row.data());
+            copy.read(first - before + i / cols, 0, cols, type, row.data());
             panels.check_stored(first + i / cols, short_name(stored(type)),
                                 std::span(merged).subspan(i, cols), row);
           }
@@ -57,7 +59,7 @@ void set_largest(const MergedPanels& panels, PackedCopy& copy, ParallelFor paral
              });
   std::vector<float> of_matrix(copy.layout().matrices());
   for (std::size_t panel = 0; panel < largest.size(); ++panel) {
-    float& found = of_matrix[panels.matrix_of(panel)];
+    float& found = of_matrix[panels.matrix_of(panel) - panels.matrix_of(0)];
     found = std::max(found, largest[panel]);
   }
   for (std::size_t i = 0; i < of_matrix.size(); ++i) copy.set_largest(i, of_matrix[i]);
@@ -68,24 +70,44 @@ void set_largest(const MergedPanels& panels, PackedCopy& copy, ParallelFor paral
 Survival merge_packed(const MergedWeight& weight, safetensors::ShardedWriter& writer,
                       ParallelFor parallel_for, FunctionRef<void(std::uint64_t)> done) {
   const Conversion& conversion = *weight.packed;
-  const MergedPanels panels(weight, parallel_for, PackedLayout(conversion).unit());
-  const std::size_t matrices = std::max<std::size_t>(weight.experts, 1);
-  PackedCopy copy(conversion, matrices, panels.rows() / matrices, panels.cols());
-  if (copy.wants_largest()) set_largest(panels, copy, parallel_for);
-  each_panel(panels, parallel_for,
-             [&](std::size_t panel, const std::vector<float>&, const std::vector<double>& merged) {
-               const std::vector<float> rounded(merged.begin(), merged.end());
-               copy.quantize(panels.first_row(panel) * panels.cols(), DType::kFloat32,
-                             rounded.data(), rounded.size());
-             });
-  writer.write(values_name(conversion), 0, copy.values());
-  write_packed_parts(conversion, copy.scales(), writer);
-  std::uint64_t bytes = 0;
-  for (const auto& spec : specs_of(conversion)) bytes += size_bytes(spec);
-  done(bytes);
-  if (!weight.is_changed()) return {};
-  copy.finish(parallel_for);
-  return measure(panels, copy, source_dtype(*weight.base), parallel_for);
+  const PackedLayout layout(conversion);
+  PackedScales scales;
+  scales.make_room(layout);
+  Survival whole;
+  for (const ExpertRange& range : merged_ranges(weight)) {
+    const MergedPanels panels(weight, range, parallel_for, layout.unit());
+    const std::size_t cols = panels.cols();
+    PackedCopy copy(conversion, std::max<std::size_t>(range.count, 1), panels.matrix_rows(), cols);
+    const std::size_t before = range.first * panels.matrix_rows() * cols;
+    if (copy.wants_largest()) set_largest(panels, copy, parallel_for);
+    each_panel(
+        panels, parallel_for,
+        [&](std::size_t panel, const std::vector<float>&, const std::vector<double>& merged) {
+          const std::vector<float> rounded(merged.begin(), merged.end());
+          copy.quantize(panels.first_row(panel) * cols - before, DType::kFloat32, rounded.data(),
+                        rounded.size());
+        });
+    writer.write(values_name(conversion), layout.value_bytes(before), copy.values());
+    done(copy.values().size());
+    const std::size_t bytes = copy.layout().blocks() * layout.scale_bytes();
+    if (bytes != 0) {
+      std::memcpy(scales.at(layout, layout.block_at(before)), copy.scales().words.data(), bytes);
+    }
+    // A format whose blocks know no matrices has no scales of them either.
+    const auto& tensors = copy.scales().tensors;
+    if (copy.wants_largest()) {
+      std::copy(tensors.begin(), tensors.end(),
+                scales.tensors.begin() + static_cast<long>(range.first));
+    }
+    if (!weight.is_changed()) continue;
+    copy.finish(parallel_for);
+    whole += measure(panels, copy, source_dtype(*weight.base), parallel_for);
+  }
+  write_packed_parts(conversion, scales, writer);
+  std::uint64_t rest = 0;
+  for (const auto& spec : specs_of(conversion)) rest += size_bytes(spec);
+  done(rest - layout.value_bytes(layout.elements()));
+  return whole;
 }
 
 }  // namespace monograph

@@ -61,26 +61,39 @@ double sum_of_squares(const double* values, std::size_t count) {
 
 }  // namespace
 
-MergedPanels::MergedPanels(const MergedWeight& weight, ParallelFor parallel_for,
+std::vector<ExpertRange> merged_ranges(const MergedWeight& weight) {
+  const auto shares_offset = [](const std::optional<Conversion>& conversion) {
+    return conversion && conversion->double_quant;
+  };
+  const bool whole = shares_offset(weight.base_as) || shares_offset(weight.packed);
+  if (weight.experts == 0 || whole) return {{0, weight.experts}};
+  std::vector<ExpertRange> ranges;
+  for (std::size_t expert = 0; expert < weight.experts; ++expert) ranges.push_back({expert, 1});
+  return ranges;
+}
+
+MergedPanels::MergedPanels(const MergedWeight& weight, ExpertRange range, ParallelFor parallel_for,
                            std::size_t multiple)
-    : weight_(weight) {
+    : weight_(weight), range_(range) {
   const std::vector<std::uint64_t>& shape = weight.shape;
   cols_ = shape.empty() ? 1 : shape.back();
-  rows_ = cols_ == 0 ? 0 : weight.elements() / cols_;
+  matrix_rows_ = cols_ == 0 ? 0 : weight.elements() / cols_;
+  if (weight.experts != 0) {
+    if (!weight.members.empty()) of_expert_ = weight.members.size() / weight.experts;
+    matrix_rows_ /= weight.experts * of_expert_;
+    matrices_ = range.count * of_expert_;
+    first_matrix_ = range.first * of_expert_;
+  }
   // Groups of four rows suit the kernel; what `multiple` needs comes first.
   const std::size_t step = multiple / std::gcd(std::max<std::size_t>(cols_, 1), multiple);
   const std::size_t fitting = kPanelElements / std::max<std::size_t>(cols_, 1);
   const std::size_t four = std::lcm(step, std::size_t{4});
   panel_rows_ = fitting >= four ? fitting / four * four : step;
-  if (weight.experts != 0) {
-    matrices_ = weight.members.empty() ? weight.experts : weight.members.size();
-  }
-  if (rows_ == 0) matrices_ = 0;
   if (weight.base_as) quantize_base(parallel_for);
   for (const LowRankChange& change : weight.low_rank) {
-    const bool one = matrices_ <= 1;
-    terms_.push_back(
-        {&change, one ? unpack_right(change, change.first_expert) : std::vector<double>()});
+    terms_.push_back({&change, {}});
+    if (range.count <= 1)
+      terms_.back().right = unpack_right(change, change.first_expert + range.first);
   }
   if (terms_.empty() || weight.low_rank.front().lora->magnitude == nullptr) return;
   const LowRank& lora = *weight.low_rank.front().lora;
@@ -107,10 +120,12 @@ std::vector<double> MergedPanels::unpack_right(const LowRankChange& change,
 
 void MergedPanels::quantize_base(ParallelFor parallel_for) {
   const Weight& from = *weight_.base_as->weight;
-  const std::size_t stack = std::max<std::size_t>(weight_.experts, 1);
+  const std::size_t experts = std::max<std::size_t>(weight_.experts, 1);
   const std::size_t cols = from.shape.empty() ? 1 : from.shape.back();
-  const std::size_t rows = cols == 0 ? 0 : from.elements / cols / stack;
-  auto copy = std::make_unique<PackedCopy>(*weight_.base_as, stack, rows, cols);
+  const std::size_t rows = cols == 0 ? 0 : from.elements / cols / experts;
+  const std::size_t before = range_.first * rows * cols;
+  auto copy = std::make_unique<PackedCopy>(*weight_.base_as, std::max<std::size_t>(range_.count, 1),
+                                           rows, cols);
   const PackedLayout& layout = copy->layout();
   const DType type = source_dtype(from);
   const std::size_t piece = layout.range(kPanelElements), matrix = layout.matrix_elements();
@@ -122,7 +137,7 @@ void MergedPanels::quantize_base(ParallelFor parallel_for) {
         const std::size_t begin = index / pieces * matrix;
         const std::size_t at = begin + index % pieces * piece;
         const std::size_t last = std::min(begin + matrix, at + piece);
-        read_elements(from, at, last, type, values.data());
+        read_elements(from, before + at, before + last, type, values.data());
         body(index, at, values.data(), last - at);
       }
     });
@@ -147,7 +162,7 @@ void MergedPanels::quantize_base(ParallelFor parallel_for) {
 
 // Rows [first, last) of one matrix [inputs, outputs] from a packed copy of [outputs, inputs].
 void MergedPanels::read_turned(std::size_t first, std::size_t last, DType type, float* out) const {
-  const std::size_t inputs = rows_ / weight_.experts, expert = first / inputs;
+  const std::size_t inputs = matrix_rows_, expert = first / inputs - range_.first;
   std::vector<float> run(last - first);
   for (std::size_t j = 0; j < cols_; ++j) {
     packed_base_->read(expert * cols_ + j, first % inputs, first % inputs + run.size(), type,
@@ -164,8 +179,9 @@ void MergedPanels::read_base(std::size_t first, std::size_t last, std::vector<fl
   const DType type = source_dtype(from);
   if (packed_base_ && weight_.inputs_first) return read_turned(first, last, type, base.data());
   if (packed_base_) {
+    const std::size_t before = first_matrix_ * matrix_rows_;
     for (std::size_t i = first; i < last; ++i) {
-      packed_base_->read(i, 0, cols_, type, base.data() + (i - first) * cols_);
+      packed_base_->read(i - before, 0, cols_, type, base.data() + (i - first) * cols_);
     }
     return;
   }
@@ -196,13 +212,12 @@ void MergedPanels::start(std::size_t first, std::size_t last, const std::vector<
 void MergedPanels::add_terms(std::size_t first, std::size_t last,
                              std::vector<double>& merged) const {
   std::vector<double> left, own;
-  const std::size_t matrix = matrices_ <= 1 ? 0 : first / matrix_rows();
+  const std::size_t matrix = first / matrix_rows_;
   // Of a stack that is stored one by one, gate and up are two matrices of one expert.
-  const std::size_t each = matrices_ <= 1 ? 1 : matrices_ / weight_.experts;
-  const std::size_t before = matrix * matrix_rows(), part = matrix % each * matrix_rows();
+  const std::size_t before = matrix * matrix_rows_, part = matrix % of_expert_ * matrix_rows_;
   for (const Term& term : terms_) {
     const LowRankChange& change = *term.change;
-    const std::size_t rank = change.rank, expert = change.first_expert + matrix / each;
+    const std::size_t rank = change.rank, expert = change.first_expert + matrix / of_expert_;
     if (term.right.empty()) own = unpack_right(change, expert);
     left.resize((last - first) * rank);
     for (std::size_t i = first; i < last; ++i) {

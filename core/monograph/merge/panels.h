@@ -22,26 +22,37 @@
 
 namespace monograph {
 
+// Experts [first, first + count) of a stack.
+struct ExpertRange {
+  std::size_t first = 0, count = 0;
+};
+
+// The ranges that a weight is merged in, one after another: single experts, so that memory does not
+// grow with their number; all at once where quantised scales have one offset for the stack; one
+// range for any other weight.
+std::vector<ExpertRange> merged_ranges(const MergedWeight& weight);
+
 class MergedPanels {
  public:
-  // Unpacks the right factors: rank x cols fp64 values for each LoRA. For base_as and for DoRA by
-  // columns it reads the whole weight once. Each panel but the last has a multiple of `multiple`
-  // elements.
-  MergedPanels(const MergedWeight& weight, ParallelFor parallel_for, std::size_t multiple = 1);
+  // Of the experts of a range, if the weight is a stack. Unpacks the right factors of one expert:
+  // rank x cols fp64 values for each LoRA. For base_as and for DoRA by columns it reads the whole
+  // range once. Each panel but the last of a matrix has a multiple of `multiple` elements.
+  MergedPanels(const MergedWeight& weight, ExpertRange range, ParallelFor parallel_for,
+               std::size_t multiple = 1);
 
-  std::size_t rows() const { return rows_; }
   std::size_t cols() const { return cols_; }
-  std::size_t panel_rows() const { return panel_rows_; }
+  // A panel lies in one matrix: of a stack of experts, or the weight itself. Rows are those of the
+  // whole weight.
   std::size_t panels() const { return matrices_ * panels_of_matrix(); }
-  // A panel lies in one matrix: of a stack of experts, or the weight itself.
-  std::size_t matrices() const { return matrices_; }
-  std::size_t matrix_rows() const { return matrices_ == 0 ? 0 : rows_ / matrices_; }
-  std::size_t matrix_of(std::size_t panel) const { return panel / panels_of_matrix(); }
+  std::size_t matrix_rows() const { return matrix_rows_; }
+  std::size_t matrix_of(std::size_t panel) const {
+    return first_matrix_ + panel / panels_of_matrix();
+  }
   std::size_t first_row(std::size_t panel) const {
-    return matrix_of(panel) * matrix_rows() + panel % panels_of_matrix() * panel_rows_;
+    return matrix_of(panel) * matrix_rows_ + panel % panels_of_matrix() * panel_rows_;
   }
   std::size_t last_row(std::size_t panel) const {
-    return std::min(first_row(panel) + panel_rows_, (matrix_of(panel) + 1) * matrix_rows());
+    return std::min(first_row(panel) + panel_rows_, (matrix_of(panel) + 1) * matrix_rows_);
   }
 
   // Rows [first, last) of a panel: the base as it is, and the merged values.
@@ -56,10 +67,10 @@ class MergedPanels {
  private:
   struct Term {
     const LowRankChange* change;
-    std::vector<double> right;  // in the layout of LowRankJob; empty for a stack
+    std::vector<double> right;  // in the layout of LowRankJob; empty for several experts
   };
 
-  std::size_t panels_of_matrix() const { return (matrix_rows() + panel_rows_ - 1) / panel_rows_; }
+  std::size_t panels_of_matrix() const { return (matrix_rows_ + panel_rows_ - 1) / panel_rows_; }
   std::vector<double> unpack_right(const LowRankChange& change, std::size_t expert) const;
   void read_turned(std::size_t first, std::size_t last, DType type, float* out) const;
 
@@ -71,8 +82,11 @@ class MergedPanels {
   void quantize_base(ParallelFor parallel_for);
 
   const MergedWeight& weight_;
-  std::size_t matrices_ = 1, rows_ = 0, cols_ = 0, panel_rows_ = 1;
-  std::unique_ptr<PackedCopy> packed_base_;  // of weight.base_as
+  ExpertRange range_;
+  // Matrices in the range, the first of them, and how many an expert has.
+  std::size_t matrices_ = 1, first_matrix_ = 0, of_expert_ = 1;
+  std::size_t matrix_rows_ = 0, cols_ = 0, panel_rows_ = 1;
+  std::unique_ptr<PackedCopy> packed_base_;  // of weight.base_as: the range
   std::vector<Term> terms_;
   std::vector<double> magnitude_, column_factors_;
 };
