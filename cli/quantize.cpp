@@ -56,7 +56,9 @@ class Chooser {
   Conversion choose(const Weight& weight) {
     std::string_view why = why_kept(weight);
     if (why == "expert" && options_.experts == "separate") why = {};
-    return convert_to(weight, type_of(weight, why));
+    const std::string type = type_of(weight, why);
+    if (options_.experts == "stack" && is_so_already(weight, type)) return {.weight = &weight};
+    return convert_to(weight, type);
   }
   // A stack of experts. What becomes of its members if it is not quantised as a whole is theirs to
   // say: then nothing is returned.
@@ -64,6 +66,12 @@ class Chooser {
     const bool wanted = options_.experts == "stack" || any_matches(include_, stack.name);
     const std::string type = type_of(stack, wanted ? "" : "expert");
     if (!written_format(type)) return std::nullopt;
+    if (is_so_already(stack, type)) {
+      if (stack.assembly && !stack.assembly->transposed) {
+        return Conversion{.weight = &stack, .stack = Stack::kOwn};
+      }
+      return std::nullopt;
+    }
     Conversion conversion = convert_to(stack, type);
     conversion.stack = Stack::kOwn;
     return conversion;
@@ -77,6 +85,11 @@ class Chooser {
   }
 
  private:
+  // Packed experts are stacked as they are, and what is packed beside them stays.
+  bool is_so_already(const Weight& weight, const std::string& type) const {
+    return weight.is_packed() && weight.format == type && !options_.requantize;
+  }
+
   Conversion convert_to(const Weight& weight, const std::string& type) const {
     Conversion conversion;
     conversion.weight = &weight;
@@ -211,8 +224,19 @@ int quantize_folder(const Options& options, const Session& session) {
   }
   std::optional<json::Value> config = model.config;
   if (config) {
-    config->set("quantization_config",
-                quantization_config(*config, conversions, find_dtype(options.compute_dtype)));
+    const bool made = std::any_of(
+        conversions.begin(), conversions.end(),
+        [](const Conversion& conversion) { return conversion.action == Action::kQuantize; });
+    const json::Value* old = config->find("quantization_config");
+    if (!made && old == nullptr) {
+      throw Error(
+          options.folder.from +
+          ": config.json has no quantization_config for the experts that are packed already");
+    }
+    json::Value quantization =
+        made ? quantization_config(*config, conversions, find_dtype(options.compute_dtype)) : *old;
+    if (!made) quantization.set("monograph_experts", json::Value::string("stacked"));
+    config->set("quantization_config", std::move(quantization));
   }
   return convert_folder("quantize", model, std::move(conversions), config, options.folder, session);
 }

@@ -153,6 +153,45 @@ def test_experts_one_by_one_in_every_format(folders, tmp_path):
             assert torch.equal(back[key], mg.quantize(source[key], ours).dequantize(torch.bfloat16)), key
 
 
+def test_packed_experts_are_stacked_as_they_are(tmp_path):
+    """Each keeps its own scales: the stack decodes to what its experts did."""
+    torch.manual_seed(0)
+    folder, state = tmp_path / "bf16", {}
+    for expert in range(2):
+        module = f"model.layers.0.mlp.experts.{expert}."
+        gate = torch.randn(128, 64).bfloat16() * (expert + 1)
+        state |= {module + "gate_proj.weight": gate, module + "up_proj.weight": -gate}
+        state[module + "down_proj.weight"] = torch.randn(64, 128).bfloat16()
+    state["model.layers.0.self_attn.q_proj.weight"] = torch.randn(64, 64).bfloat16()
+    folder.mkdir()
+    save_file(state, folder / "model.safetensors")
+    (folder / "config.json").write_text('{"hidden_size": 64, "model_type": "qwen3_moe"}')
+    for to in (*FORMATS, "nf4"):
+        quantized(folder, tmp_path / f"{to}-one", to, "separate")
+        stacked = quantized(tmp_path / f"{to}-one", tmp_path / to, to, "stack")
+        assert not any("experts.0" in key for key in stacked)
+        assert run_json("diff", tmp_path / f"{to}-one", tmp_path / to)["mismatches"] == 0
+        before, after = (
+            json.loads((tmp_path / f / "config.json").read_text())["quantization_config"]
+            for f in (f"{to}-one", to)
+        )
+        assert after == before | {"monograph_experts": "stacked"}
+    # What a stack cannot hold.
+    quantized(folder, tmp_path / "nested", "nf4", "separate", "--double-quant")
+    odd = dict(state)
+    odd["model.layers.0.mlp.experts.1.up_proj.weight"] = torch.randn(128, 64).bfloat16()
+    (tmp_path / "odd").mkdir()
+    save_file(odd, tmp_path / "odd" / "model.safetensors")
+    (tmp_path / "odd" / "config.json").write_text('{"hidden_size": 64}')
+    quantized(tmp_path / "odd", tmp_path / "odd-nvfp4", "nvfp4", "separate")
+    for source, to, why in (
+        ("nested", "nf4", "quantised scales with an offset of its own"),
+        ("odd-nvfp4", "nvfp4", "experts.1.up_proj.weight' has another global scale than its gate"),
+    ):
+        done = run("quantize", tmp_path / source, tmp_path / "out", "--to", to, "--experts", "stack", code=3)
+        assert why in done.stderr, done.stderr
+
+
 def test_experts_of_producers_one_by_one(tmp_path):
     """FP8 blocks of DeepSeek with bf16 scales, NVFP4 of ModelOpt."""
     torch.manual_seed(0)
@@ -215,6 +254,10 @@ def test_what_cannot_be_stacked_is_refused_by_name(folders, tmp_path):
         s[stack] = torch.zeros(3, 40, 50)
 
     assert "no dimension is hidden_size of config.json" in refused(fuse)
+    packed = tmp_path / "packed"
+    quantized(folders["qwen3"], packed, "fp8-block", "separate")
+    done = run("quantize", packed, out, "--to", "fp8-block", "--experts", "stack", code=3)
+    assert "gate has 160 rows, wanted whole blocks of 128" in done.stderr
 
     def odd(s):
         fuse(s)

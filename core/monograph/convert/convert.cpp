@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cmath>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "monograph/base/error.h"
 #include "monograph/base/float_types.h"
 #include "monograph/convert/packed_parts.h"
+#include "monograph/convert/stacked_copy.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/assembly.h"
 
@@ -53,6 +55,9 @@ struct Piece {
   const LocatedTensor* part = nullptr;
   std::uint64_t begin = 0, end = 0;
   bool search = false;  // for the largest magnitude, before the pieces that quantise
+  // Of a copy: where it goes.
+  std::string to = {};
+  std::uint64_t to_offset = 0;
 };
 
 // Tells the kernel about a part of a mapping; a hint, so errors do not matter.
@@ -126,7 +131,9 @@ class Converter {
     Job& job = *jobs_.emplace_back(std::make_unique<Job>());
     job.conversion = &conversion;
     const std::size_t first = pieces_.size();
-    if (conversion.action == Action::kCopy) {
+    if (conversion.action == Action::kCopy && conversion.weight->assembly) {
+      copy_stacked(job);
+    } else if (conversion.action == Action::kCopy) {
       for (const Part& part : conversion.weight->parts) {
         cut(job, &part.tensor, part.tensor.entry->size_bytes, kPieceBytes);
       }
@@ -151,6 +158,25 @@ class Converter {
     cut_matrices(job);
     // Its other parts are written even if it is empty.
     if (job.layout->elements() == 0) pieces_.push_back({&job, nullptr, 0, 0});
+  }
+
+  void copy_stacked(Job& job) {
+    for (const StackedPart& part : stacked_parts(*job.conversion)) {
+      if (!part.text.empty()) {
+        writer_.write(part.spec.name, 0, as_bytes(part.text.data(), part.text.size()));
+      }
+      std::uint64_t offset = 0;
+      for (const LocatedTensor& source : part.sources) {
+        const LocatedTensor& kept = copied_.emplace_back(source);
+        const std::size_t first = pieces_.size();
+        cut(job, &kept, kept.entry->size_bytes, kPieceBytes);
+        for (std::size_t i = first; i < pieces_.size(); ++i) {
+          pieces_[i].to = part.spec.name;
+          pieces_[i].to_offset = offset + pieces_[i].begin;
+        }
+        offset += kept.entry->size_bytes;
+      }
+    }
   }
 
   void cut_matrices(Job& job) {
@@ -196,7 +222,11 @@ class Converter {
     const std::vector<Bytes> sources = sources_of(piece);
     switch (piece.job->conversion->action) {
       case Action::kCopy:
-        writer_.write(piece.part->entry->name, piece.begin, sources.front());
+        if (piece.to.empty()) {
+          writer_.write(piece.part->entry->name, piece.begin, sources.front());
+        } else {
+          writer_.write(piece.to, piece.to_offset, sources.front());
+        }
         break;
       case Action::kQuantize:
         quantize_piece(piece, scratch);
@@ -305,6 +335,7 @@ class Converter {
   ShardedWriter& writer_;
   const ConvertOptions& options_;
   std::vector<std::unique_ptr<Job>> jobs_;
+  std::deque<LocatedTensor> copied_;  // what pieces of stacks point to
   std::vector<Piece> pieces_;
   std::atomic<std::size_t> next_ = 0;
   std::atomic<bool> stop_ = false;
@@ -321,6 +352,10 @@ std::vector<TensorSpec> specs_of(const Conversion& conversion) {
     return {{weight.name, stored(conversion.dtype), weight.shape}};
   }
   std::vector<TensorSpec> specs;
+  if (weight.assembly) {
+    for (StackedPart& part : stacked_parts(conversion)) specs.push_back(std::move(part.spec));
+    return specs;
+  }
   for (const Part& part : weight.parts) {
     specs.push_back({part.tensor.entry->name, part.tensor.entry->dtype, part.tensor.entry->shape});
   }
@@ -329,6 +364,13 @@ std::vector<TensorSpec> specs_of(const Conversion& conversion) {
 
 std::uint64_t source_bytes(const Conversion& conversion) {
   const Weight& weight = *conversion.weight;
+  if (conversion.action == Action::kCopy && weight.assembly) {
+    std::uint64_t bytes = 0;
+    for (const StackedPart& part : stacked_parts(conversion)) {
+      for (const LocatedTensor& source : part.sources) bytes += source.entry->size_bytes;
+    }
+    return bytes;
+  }
   if (conversion.action == Action::kCopy) return weight.size_bytes;
   if (!weight.assembly) return weight.parts.front().tensor.entry->size_bytes;
   std::uint64_t bytes = 0;

@@ -5,6 +5,7 @@
 #include "monograph/convert/convert.h"
 #include "monograph/convert/why_kept.h"
 #include "monograph/files/tests/temporary_folder.h"
+#include "monograph/weights/assembly.h"
 #include "monograph/weights/tests/tensor_list.h"
 
 namespace monograph {
@@ -172,6 +173,45 @@ TEST_F(Convert, QuantisesToSmallFloatsTheSameForAnyNumberOfThreads) {
         all_of_it += from[j] * from[j];
       }
       EXPECT_LT(std::sqrt(error / all_of_it), allowed) << one->weights[i].format;
+    }
+  }
+}
+
+// Matrices of several pieces, the last one smaller; a scale of its own in each.
+TEST_F(Convert, AStackOfExpertsHasTheBytesOfItsMatrices) {
+  constexpr std::size_t kRows = 1100, kCols = 4096, kMatrix = kRows * kCols;
+  const std::string one = numbers<Bf16>(kMatrix), two = numbers<Bf16>(kMatrix, 7.0f);
+  TensorList list;
+  list.add("a.weight", StoredDType::kBF16, {kRows, kCols}, one);
+  list.add("b.weight", StoredDType::kBF16, {kRows, kCols}, two);
+  list.add("m.experts.gate_up_proj", StoredDType::kBF16, {2, kRows, kCols}, one + two);
+  open(list);
+  // The same elements as [experts, inputs, outputs] give the same bytes.
+  const Weight turned_twice = transposed(transposed(weights_[2]));
+  for (const Format format :
+       {Format::kNf4, Format::kMxfp4, Format::kMxfp8, Format::kNvfp4Divide, Format::kFp8Block}) {
+    Conversion pattern;
+    pattern.action = Action::kQuantize;
+    pattern.format = format;
+    pattern.block = format == Format::kNf4 ? 64 : find_format(format)->smallest_block;
+    std::vector<Conversion> conversions = all(pattern);
+    conversions[2].stack = Stack::kOwn;
+    const auto stored = run(conversions, 3);
+    conversions = {conversions[2]};
+    conversions[0].weight = &turned_twice;
+    const auto turned = run(conversions, 2);
+    ASSERT_EQ(stored->weights.size(), 3u);
+    const Weight& stack = stored->weights[2];
+    EXPECT_EQ(stack.shape, (std::vector<std::uint64_t>{2, kRows, kCols}));
+    const std::vector<float> first = floats(stored->weights[0]),
+                             second = floats(stored->weights[1]);
+    const std::vector<float> both = floats(stack);
+    EXPECT_TRUE(std::equal(first.begin(), first.end(), both.begin())) << stack.format;
+    EXPECT_TRUE(std::equal(second.begin(), second.end(), both.begin() + kMatrix)) << stack.format;
+    ASSERT_EQ(turned->weights[0].parts.size(), stack.parts.size());
+    for (std::size_t i = 0; i < stack.parts.size(); ++i) {
+      const auto x = stack.parts[i].tensor.bytes(), y = turned->weights[0].parts[i].tensor.bytes();
+      EXPECT_TRUE(std::equal(x.begin(), x.end(), y.begin(), y.end())) << stack.parts[i].role;
     }
   }
 }
