@@ -29,6 +29,7 @@ def wide(leaves):
     return {name: t.double() for name, t in leaves.items()}
 
 
+@pytest.mark.per_isa
 @pytest.mark.parametrize("dtype", list(ROUND), ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_values_and_gradients_of_transformers_modules(family, dtype):
@@ -42,6 +43,7 @@ def test_values_and_gradients_of_transformers_modules(family, dtype):
     close(got, want, dtype, corners=3 if (family, dtype) == ("deepseek_v4", torch.bfloat16) else 1)
 
 
+@pytest.mark.per_isa
 @pytest.mark.parametrize("format", FORMATS[1:])
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 def test_packed_weights(family, format):
@@ -53,6 +55,7 @@ def test_packed_weights(family, format):
     close(got, want, torch.float32)
 
 
+@pytest.mark.per_isa
 @pytest.mark.parametrize("dtype", list(ROUND), ids=str)
 @pytest.mark.parametrize("format", FORMATS[1:])
 def test_lora_gradients_have_the_bits_of_the_dequantised_weight(format, dtype):
@@ -67,6 +70,39 @@ def test_lora_gradients_have_the_bits_of_the_dequantised_weight(format, dtype):
         assert torch.equal(one, plain[name]), name
 
 
+@pytest.mark.per_isa
+@pytest.mark.parametrize("dtype", list(ROUND), ids=str)
+@pytest.mark.parametrize(
+    ("family", "format"), [("gpt_oss", "mxfp4"), ("qwen3_moe", "nf4"), ("gpt_oss", "plain")]
+)
+def test_a_token_has_the_same_bits_alone_and_in_any_batch(family, format, dtype):
+    case = Case(family, format, dtype, tokens=37, outside=True)
+    whole = run(case.operator, case.leaves, case.dy)
+    for rows in ([0], [36], [5, 6], [30, 2, 2, 17], list(range(36, -1, -1))):
+        leaves = case.leaves | {name: case.leaves[name][rows] for name in ("x", "weights")}
+        part = run(lambda own, rows=rows: case.operator(own, ids=case.ids[rows]), leaves, case.dy[rows])
+        for name in ("y", "x", "weights"):
+            assert torch.equal(part[name], whole[name][rows]), (name, rows)
+
+
+@pytest.mark.per_isa
+@pytest.mark.parametrize("dtype", list(ROUND), ids=str)
+def test_the_number_of_threads_changes_no_bit(dtype):
+    case = Case("gpt_oss", "mxfp4", dtype, tokens=150, outside=True)
+    threads = torch.get_num_threads()
+    try:
+        results = []
+        for count in (1, 2, 3, 5):
+            torch.set_num_threads(count)
+            results.append(run(case.operator, case.leaves, case.dy))
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        for name, one in results[0].items():
+            assert torch.equal(one, other[name]), name
+
+
+@pytest.mark.per_isa
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "nemotron_h"])
 def test_gradients_of_plain_weights(family):
     case = Case(family, "plain", torch.float32, outside=True)
@@ -196,6 +232,7 @@ def test_experts_that_were_quantised_one_by_one(format, grids):
         assert torch.equal(one, want[name]), name
 
 
+@pytest.mark.per_isa
 def test_portable():
     """The same call by the kernel of the device and in aten operations."""
     for family, format in (("qwen3_moe", "nf4"), ("gpt_oss", "plain"), ("nemotron_h", "mxfp4")):
