@@ -1,6 +1,5 @@
-# add_kernel(NAME ISAS scalar avx2 ... [SOURCES ...] [TESTS ...] [TEST_ISAS ...]): the sources of
-# core/monograph/kernels/NAME. TEST_ISAS: where its tests run on more sets than it has units for. The only file that
-# knows -m flags.
+# add_kernel(NAME ISAS scalar avx2 ... [SOURCES ...] [TESTS ...]): the sources of
+# core/monograph/kernels/NAME. The only file that knows -m flags.
 # An ISA unit is always -O2 or more, never link-time optimised, and fuses multiply-add only where written.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(MONOGRAPH_TARGETS x86_64)
@@ -17,7 +16,7 @@ set(MONOGRAPH_FLAGS_avx512_bf16 ${MONOGRAPH_FLAGS_avx512} -mavx512bf16 -mavx512v
 set(MONOGRAPH_FLAGS_amx ${MONOGRAPH_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16 -mamx-int8)
 
 function(add_kernel name)
-  cmake_parse_arguments(KERNEL "" "" "ISAS;SOURCES;TESTS;TEST_ISAS" ${ARGN})
+  cmake_parse_arguments(KERNEL "" "" "ISAS;SOURCES;TESTS" ${ARGN})
   target_sources(monograph_kernels PRIVATE kernels/${name}/${name}.cpp ${KERNEL_SOURCES})
   foreach(isa IN LISTS KERNEL_ISAS)
     if(NOT isa IN_LIST MONOGRAPH_ISAS)
@@ -33,10 +32,7 @@ function(add_kernel name)
     endif()
     set_source_files_properties(${unit} PROPERTIES COMPILE_OPTIONS "${flags}")
   endforeach()
-  if(NOT KERNEL_TEST_ISAS)
-    set(KERNEL_TEST_ISAS ${KERNEL_ISAS})
-  endif()
   if(MONOGRAPH_BUILD_TESTS)
-    add_unit_test(${name} SOURCES kernels/${name}/tests/test_${name}.cpp ${KERNEL_TESTS} ISAS ${KERNEL_TEST_ISAS})
+    add_unit_test(${name} SOURCES kernels/${name}/tests/test_${name}.cpp ${KERNEL_TESTS} ISAS ${KERNEL_ISAS})
   endif()
 endfunction()

@@ -11,7 +11,7 @@ namespace monograph {
 // fresh pages cost more than writing. Throws std::bad_alloc.
 class Buffer {
  public:
-  static constexpr std::size_t kKeptBytes = std::size_t{48} << 20;
+  static constexpr std::size_t kKeptBytes = std::size_t{64} << 20;
 
   Buffer() = default;
   explicit Buffer(std::size_t bytes);

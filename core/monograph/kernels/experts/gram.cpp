@@ -4,34 +4,46 @@
 #include <cstring>
 
 #include "monograph/cpu/scratch.h"
+#include "monograph/cpu/take_in_turn.h"
 #include "monograph/kernels/experts/factors.h"
 
 namespace monograph {
 namespace {
 
 // Columns of a unit: two lines of a row of 16-bit elements, which the caches fetch together.
-constexpr std::size_t kCols = 64;
+constexpr std::size_t kCols = kTileCols;
 
 // Columns [first, first + cols) of the i-th active expert to [rank, stride] floats.
 void run_gram(const ExpertsLayer& layer, const GramRows& small, const ExpertsRows& large,
               std::size_t i, std::size_t first, std::size_t cols, float* out, std::size_t stride) {
   const std::size_t place = layer.routing.first(i);
-  GramJob job = {small.small.data() + place * small.rank,
-                 small.rank,
-                 layer.routing.rows(i),
-                 static_cast<const std::byte*>(large.matrix.data) + first * layer.element(),
-                 large.matrix.stride,
-                 nullptr,
-                 cols,
-                 out,
-                 stride};
-  if (large.by_token)
-    job.rows = layer.routing.tokens.data() + place;
-  else
-    job.large =
-        static_cast<const std::byte*>(job.large) + place * large.matrix.stride * layer.element();
-  layer.kernels.gram(job);
+  const auto* data = static_cast<const std::byte*>(large.matrix.data) + first * layer.element();
+  if (!large.by_token) data += place * large.matrix.stride * layer.element();
+  const std::uint32_t* const rows = large.by_token ? layer.routing.tokens.data() + place : nullptr;
+  const std::size_t rank = small.rank, count = layer.routing.rows(i);
+  if (small.kernels == nullptr)
+    return layer.kernels.gram({small.small.data() + place * rank, rank, count, data,
+                               large.matrix.stride, rows, cols, out, stride});
+  alignas(64) std::byte scratch[kGramScratch];
+  small.kernels->gram({small.tiles.data() + small.offsets[i], rank, count, data,
+                       large.matrix.stride, rows, cols, out, stride, scratch});
 }
+
+// On a thread around its sums.
+class InTiles {
+ public:
+  explicit InTiles(const GramRows& small) : kernels_(small.kernels) {
+    if (kernels_ != nullptr) kernels_->enter();
+  }
+  ~InTiles() {
+    if (kernels_ != nullptr) kernels_->leave();
+  }
+  InTiles(const InTiles&) = delete;
+  InTiles& operator=(const InTiles&) = delete;
+
+ private:
+  const ExpertsTiles* kernels_;
+};
 
 }  // namespace
 
@@ -41,6 +53,18 @@ GramRows gram_rows(const ExpertsLayer& layer, const Buffer& u, std::size_t rank,
   convert(u.data(), layer.problem.dtype, rows.small.size(), rows.small.data(), DType::kFloat32);
   for (std::size_t place = 0; factors != nullptr && place < layer.kept(); ++place)
     for (std::size_t j = 0; j < rank; ++j) rows.small[place * rank + j] *= factors[place];
+  rows.kernels = pick_experts_tiles(layer.problem.dtype);
+  if (rows.kernels == nullptr) return rows;
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < layer.routing.active.size(); ++i) {
+    rows.offsets.push_back(bytes);
+    bytes += small_tiles(rank, layer.routing.rows(i));
+  }
+  rows.tiles = Buffer(bytes);
+  take_in_turn(rows.offsets.size(), layer.parallel_for, [&](std::size_t i) {
+    rows.kernels->pack_small({rows.small.data() + layer.routing.first(i) * rank, rank,
+                              layer.routing.rows(i), rows.tiles.data() + rows.offsets[i]});
+  });
   return rows;
 }
 
@@ -54,6 +78,7 @@ void gram_to_rows(const ExpertsLayer& layer, const GramRows& small, const Expert
     std::memset(rows, 0, layer.problem.experts * rank * width * bytes);
   layer.parallel_for(active * pieces, 1, [&](std::size_t begin, std::size_t end) {
     const Scratch scratch(ScratchUse::kSums, rank * kCols * sizeof(float));
+    const InTiles tiles(small);
     float* const sums = reinterpret_cast<float*>(scratch.data());
     for (std::size_t unit = begin; unit < end; ++unit) {
       const std::size_t i = unit / pieces, first = unit % pieces * kCols;
@@ -76,6 +101,7 @@ void gram_to_columns(const ExpertsLayer& layer, const GramRows& small, const Exp
   layer.parallel_for((width + kCols - 1) / kCols, 1, [&](std::size_t begin, std::size_t end) {
     // [E, rank, kCols]; zeros for experts without rows.
     const Scratch scratch(ScratchUse::kSums, experts * each * sizeof(float) + 1);
+    const InTiles tiles(small);
     float* const sums = reinterpret_cast<float*>(scratch.data());
     if (active.size() != experts) std::memset(sums, 0, experts * each * sizeof(float));
     for (std::size_t first = begin * kCols; first < std::min(end * kCols, width); first += kCols) {

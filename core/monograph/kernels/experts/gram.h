@@ -6,10 +6,13 @@
 
 namespace monograph {
 
-// small[place, j]: `rank` numbers of each place in fp32.
+// small[place, j]: `rank` numbers of each place in fp32, or those of each active expert as tiles.
 struct GramRows {
   std::vector<float> small;
   std::size_t rank;
+  const ExpertsTiles* kernels = nullptr;
+  Buffer tiles = {};
+  std::vector<std::size_t> offsets = {};
 };
 // u [places, rank] in the type of x; each row times its factor, where there are factors.
 GramRows gram_rows(const ExpertsLayer& layer, const Buffer& u, std::size_t rank,

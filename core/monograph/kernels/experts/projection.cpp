@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "monograph/base/float_types.h"
+#include "monograph/cpu/scratch.h"
+#include "monograph/cpu/take_in_turn.h"
 #include "monograph/kernels/experts/factors.h"
 #include "monograph/kernels/linear/linear.h"
 
@@ -112,6 +114,10 @@ Buffer ExpertsProduct::low_rank_product(const ExpertsRows& rows,
                                         const std::vector<LinearWeight>& factors) const {
   const std::size_t rank = projection_.rank;
   Buffer u(routing_.kept() * rank * element_);
+  if (const ExpertsTiles* tiles = pick_experts_tiles(problem_.dtype)) {
+    narrow_products(*tiles, rows, factors, u);
+    return u;
+  }
   const std::vector<float> gain(rank, projection_.scale);
   std::vector<LinearTerm> terms(factors.size());
   std::vector<LinearProduct> products(factors.size());
@@ -127,6 +133,21 @@ Buffer ExpertsProduct::low_rank_product(const ExpertsRows& rows,
   }
   linear_products(problem_.dtype, Pass::kForward, products, parallel_for_);
   return u;
+}
+
+void ExpertsProduct::narrow_products(const ExpertsTiles& tiles, const ExpertsRows& rows,
+                                     const std::vector<LinearWeight>& factors,
+                                     const Buffer& u) const {
+  const std::size_t rank = projection_.rank;
+  take_in_turn(factors.size(), parallel_for_, [&](std::size_t i) {
+    const Scratch scratch(ScratchUse::kLocal, narrow_scratch(rows.matrix.cols));
+    tiles.enter();
+    tiles.narrow({rows_of(rows, i).left,
+                  rows.by_token ? routing_.tokens.data() + routing_.first(i) : nullptr,
+                  routing_.rows(i), factors[i].packed.values, rank, projection_.scale,
+                  u.data() + routing_.first(i) * rank * element_, scratch.data()});
+    tiles.leave();
+  });
 }
 
 Buffer ExpertsProduct::low_rank(const ExpertsRows& x) const {

@@ -7,6 +7,7 @@
 #include "monograph/kernels/experts/buffer.h"
 #include "monograph/kernels/experts/experts.h"
 #include "monograph/kernels/experts/routing.h"
+#include "monograph/kernels/experts/tiles.h"
 
 namespace monograph {
 
@@ -53,6 +54,8 @@ class ExpertsProduct {
   const Buffer& a_rows() const;  // [rank, in], made once
   LinearTerm rows_of(const ExpertsRows& rows, std::size_t i) const;
   LinearTerm places_of(const Buffer& u, std::size_t i) const;
+  void narrow_products(const ExpertsTiles& tiles, const ExpertsRows& rows,
+                       const std::vector<LinearWeight>& factors, const Buffer& u) const;
   Buffer low_rank_product(const ExpertsRows& rows, const std::vector<LinearWeight>& factors) const;
 
   const ExpertsProblem& problem_;
