@@ -199,7 +199,7 @@ template <class F, class V, std::size_t kPanel>
 }
 
 // Rows of bf16 of any length, as the factors of a LoRA have them; zeros behind the last element.
-template <std::size_t kPanel>
+template <class V, std::size_t kPanel>
 [[gnu::noinline]] void load_forward_rows(const DecodeJob& job) {
   const PackedView& packed = job.weight->packed;
   for (std::size_t r = 0; r < job.width; ++r) {
@@ -219,7 +219,7 @@ void decode_forward_panel(const DecodeJob& job) {
   if (in_pairs_of_groups<F>(job, job.begin | job.count))
     return decode_from<PanelCursor<F, V, ForwardPanel<kPanel>, 2>, V>(job, 0);
   if constexpr (std::is_same_v<F, Plain>) {
-    if (job.weight->dtype == DType::kBFloat16) return load_forward_rows<kPanel>(job);
+    if (job.weight->dtype == DType::kBFloat16) return load_forward_rows<V, kPanel>(job);
   } else {
     if (in_groups<F>(job))
       return decode_from<PanelCursor<F, V, ForwardPanel<kPanel>, 1>, V>(job, 0);
