@@ -184,3 +184,21 @@ def test_mixed_dtypes_take_the_code_of_transformers():
         for layer in m.model.layers:
             layer.self_attn.q_norm.bfloat16()
     torch.testing.assert_close(ours(IDS).logits, eager(IDS).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("config_class", [LlamaConfig, Qwen3Config, Gemma3TextConfig])
+def test_checkpointing_and_recorded_outputs(config_class):
+    """Checkpointed layers have the gradients of those that are not; hidden states are found."""
+    plain = build(config_class, attn_implementation="eager")
+    theirs = plain(IDS, output_hidden_states=True, output_attentions=True)
+    take_over(plain)
+    ours = plain(IDS, output_hidden_states=True, output_attentions=True)
+    for name in ("hidden_states", "attentions"):
+        for a, b in zip(getattr(ours, name), getattr(theirs, name), strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    checkpointed = copy.deepcopy(plain)
+    checkpointed.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for model in (plain, checkpointed):
+        model.train()(input_ids=IDS, labels=IDS).loss.backward()
+    for p, q in zip(plain.parameters(), checkpointed.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)

@@ -192,11 +192,10 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor
 
 
 def _backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[Any, ...]:
-    q_weight, k_weight = ctx.saved_tensors[4:]
+    saved = ctx.saved_tensors  # read once: checkpointing gives them out once
+    q_weight, k_weight = saved[4:]
     needs = ctx.needs_input_grad[4:6]
-    dq, dk, *dweights = torch.ops.monograph.rotary_backward(
-        dq, dk, *ctx.saved_tensors, *ctx.options, any(needs)
-    )
+    dq, dk, *dweights = torch.ops.monograph.rotary_backward(dq, dk, *saved, *ctx.options, any(needs))
     of_weights = (
         d.to(w.dtype) if need and w is not None else None
         for d, w, need in zip(dweights, (q_weight, k_weight), needs, strict=True)
