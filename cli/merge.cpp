@@ -20,6 +20,7 @@
 #include "monograph/hash/sha256.h"
 #include "monograph/merge/model_card.h"
 #include "monograph/text/utf8.h"
+#include "monograph/weights/experts.h"
 
 namespace monograph::cli {
 namespace {
@@ -134,11 +135,22 @@ std::string packing_text(std::string_view format, std::uint64_t block, bool doub
          (double_quant ? " and quantised scales" : " and plain scales");
 }
 
+bool is_of_experts(const Weight& weight) {
+  return is_expert_stack(weight) || parse_expert_name(weight.name).has_value();
+}
+
+bool has_packed_experts(const Model& model) {
+  return std::any_of(model.weights.begin(), model.weights.end(), [](const Weight& weight) {
+    return weight.is_packed() && is_of_experts(weight);
+  });
+}
+
 // RecordedPacking::values_sha256 of the base.
-std::string packed_values_sha256(const Model& model) {
+// Records are of the linear layers; `experts`: also of experts.
+std::string packed_values_sha256(const Model& model, bool experts) {
   Sha256 all;
   for (const Weight& weight : model.weights) {
-    if (!weight.is_packed()) continue;
+    if (!weight.is_packed() || (is_of_experts(weight) && !experts)) continue;
     const auto bytes = weight.parts.front().tensor.bytes();
     Sha256 one;
     one.add(bytes);
@@ -190,7 +202,8 @@ void check_recorded_base(const Adapter& adapter, const std::string& sha256, cons
       given = packing_text(first->format, divides ? first->block.back() : packed.block,
                            first->double_quant);
       same_values =
-          recorded.sha256 != sha256 && packed_values_sha256(model) == packed.values_sha256;
+          recorded.sha256 != sha256 && (packed_values_sha256(model, true) == packed.values_sha256 ||
+                                        packed_values_sha256(model, false) == packed.values_sha256);
     } else if (settings.base_as) {
       given = packing_text(options.as, divides ? settings.base_block : packed.block,
                            settings.base_double_quant);
@@ -198,6 +211,12 @@ void check_recorded_base(const Adapter& adapter, const std::string& sha256, cons
     if (!given.empty() && given != trained) {
       differs("was trained on " + trained + ", " +
               (first != nullptr ? "the base is " : "--as says ") + given);
+    }
+    const bool experts = first != nullptr ? has_packed_experts(model) : settings.base_as_experts;
+    if (!given.empty() && packed.experts && *packed.experts != experts) {
+      differs(std::string("was trained on ") + (*packed.experts ? "packed" : "plain") +
+              " experts, " + (first != nullptr ? "those of the base are " : "--as-experts says ") +
+              (experts ? "packed" : "plain"));
     }
     if (first == nullptr && settings.base_as && packed.rule != "default") {
       differs("was trained with scales by the rule " + in_quotes(packed.rule) +

@@ -217,6 +217,14 @@ int quantize_folder(const Options& options, const Session& session) {
   if (experts_alone) {
     session.note("note: linear layers stay as they are beside the experts, as gpt-oss is shipped");
   }
+  const bool stacked =
+      std::any_of(conversions.begin(), conversions.end(),
+                  [](const Conversion& conversion) { return conversion.stack == Stack::kOwn; });
+  if (stacked) {
+    session.note(
+        "note: load the stacked experts with Monograph; transformers alone does not know them and "
+        "starts such experts at random, with no more than a report");
+  }
   if (chooser.experts() != 0) {
     session.note("note: " + std::to_string(chooser.experts()) +
                  " expert weights stay as they are, for transformers cannot load them packed: "

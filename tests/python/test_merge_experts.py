@@ -1,6 +1,7 @@
 """`monograph merge` of LoRA on parameters of experts, against PEFT in float64 and in the model's own type."""
 
 import copy
+import hashlib
 import json
 
 import numpy as np
@@ -287,6 +288,33 @@ def test_square_experts_of_an_old_peft_are_not_guessed(tmp_path):
     exact = merged64("gpt_oss", tmp_path / "both")
     exact.save_pretrained(tmp_path / "exact")
     check_against_float64(tmp_path / "told", copy.deepcopy(exact))
+
+
+def test_the_record_of_an_adapter_says_whether_experts_were_packed(tmp_path):
+    """Trained on the plain folder while it was packed: neither --as nor --as-experts is needed."""
+    base = tiny_experts.save("qwen3", tmp_path / "base")
+    saved_adapter("qwen3", tmp_path / "adapter")
+    run("quantize", base, tmp_path / "nf4", "--experts", "stack")
+    found = load_file(tmp_path / "nf4" / "model.safetensors")
+    linears = sorted(key for key in found if key.endswith("_proj.weight"))
+    lines = [f'"{key}" {hashlib.sha256(found[key].numpy().tobytes()).hexdigest()}\n' for key in linears]
+    packed = {"format": "nf4", "block": 64, "double_quant": False, "rule": "default", "experts": True}
+    packed["values_sha256"] = hashlib.sha256("".join(lines).encode()).hexdigest()
+    record = {
+        "sha256": run_json("inspect", base, "--hash")["sha256"],
+        "weights": "dequantized",
+        "packed": packed,
+    }
+    file = tmp_path / "adapter" / "monograph.json"
+    file.write_text(json.dumps({"schema_version": 1, "base": record}))
+    arguments = ["--adapter", tmp_path / "adapter", "--warn-below", "0", "--out"]
+    run("merge", base, *arguments, tmp_path / "plain")
+    run("merge", tmp_path / "nf4", *arguments, tmp_path / "packed")
+    first, second = (load(tmp_path / name).state_dict() for name in ("plain", "packed"))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    told = run("merge", base, *arguments, tmp_path / "other", "--as", "nf4", "--as-experts", "plain",
+               "--base", "dequantized", code=3)  # fmt: skip
+    assert "was trained on packed experts, --as-experts says plain" in told.stderr
 
 
 def test_inspect_knows_the_change_of_experts(tmp_path):
