@@ -208,6 +208,8 @@ def test_one_graph_over_random_routes(family, tmp_path):
         if batch == 19:
             forget_routes(ours)
         got, gradients = step_of(compiled, ours, ids)
+        if batch not in (0, 10, 19):
+            continue
         want, want_gradients = step_of(ours, ours, ids)
         assert torch.equal(got, want), batch
         for name, g in gradients.items():

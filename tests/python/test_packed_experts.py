@@ -152,3 +152,17 @@ def test_dense_experts_are_one_graph(family):
     for seed in range(3):
         assert torch.equal(compiled(tokens(seed=seed)).logits, model(tokens(seed=seed)).logits)
     assert counter.frame_count == 1
+
+
+def test_autocast_returns_the_dtype_of_the_input():
+    """As transformers' own implementations do; the products run in bfloat16."""
+    model = tiny_model("gpt_oss")
+    experts = next(m for m in model.modules() if is_experts(m))
+    x, ids, weights = torch.randn(24, 64), torch.randint(0, 4, (24, 2)), torch.rand(24, 2)
+    model.set_experts_implementation("eager")
+    want = experts(x, ids, weights)
+    model.set_experts_implementation("monograph")
+    with torch.autocast("cpu", torch.bfloat16):
+        got = experts(x, ids, weights)
+    assert got.dtype == torch.float32
+    assert 0 < (got - want).norm() <= 4 * 2**-8 * want.norm()

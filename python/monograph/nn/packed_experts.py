@@ -56,7 +56,7 @@ def run_experts(
     lora: Mapping[str, LowRank],
     transposed: bool,
 ) -> torch.Tensor:
-    """One call of the operator on [T, H]."""
+    """One call of the operator on [T, H]; under autocast, too, the result has the dtype of the input."""
     x = hidden_states
     routed = top_k_weights if top_k_weights.dtype in (x.dtype, torch.float32) else top_k_weights.float()
     first, second = kind.names
@@ -74,7 +74,7 @@ def run_experts(
         limit=kind.limit,
         transposed=transposed,
         save=torch.is_grad_enabled(),
-    )
+    ).to(x.dtype)
 
 
 @dataclass(frozen=True)
