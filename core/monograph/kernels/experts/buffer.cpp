@@ -36,28 +36,39 @@ class Kept {
       if (block->size >= size && block->size <= 2 * size &&
           (best == blocks_.end() || block->size < best->size))
         best = block;
-    if (best == blocks_.end()) return {nullptr, 0};
+    if (best == blocks_.end()) {
+      make_room(size);
+      return {nullptr, 0};
+    }
     const Block found = *best;
     bytes_ -= found.size;
     blocks_.erase(best);
     return found;
   }
 
-  // What was given back longest ago makes room.
+  void hold(std::size_t size) { held_ += size; }
+
   void give(Block block) {
-    if (block.size > Buffer::kKeptBytes) return std::free(block.data);
-    while (bytes_ + block.size > Buffer::kKeptBytes) {
-      std::free(blocks_.front().data);
-      bytes_ -= blocks_.front().size;
-      blocks_.erase(blocks_.begin());
-    }
+    held_ -= block.size;
+    make_room(block.size);
+    if (held_ + block.size > Buffer::kKeptBytes) return std::free(block.data);
     blocks_.push_back(block);
     bytes_ += block.size;
   }
 
  private:
+  // For `size` bytes more: what was given back longest ago goes first.
+  void make_room(std::size_t size) {
+    while (!blocks_.empty() && held_ + bytes_ + size > Buffer::kKeptBytes) {
+      std::free(blocks_.front().data);
+      bytes_ -= blocks_.front().size;
+      blocks_.erase(blocks_.begin());
+    }
+  }
+
   std::vector<Block> blocks_;
-  std::size_t bytes_ = 0;
+  std::size_t bytes_ = 0;  // of them
+  std::size_t held_ = 0;   // by buffers of the thread
 };
 
 Kept& kept() {
@@ -74,10 +85,12 @@ Buffer::Buffer(std::size_t bytes) {
   if (block.data != nullptr) {
     data_ = block.data;
     size_ = block.size;
+    kept().hold(size_);
     return;
   }
   data_ = static_cast<std::byte*>(std::aligned_alloc(unit, size_));
   if (data_ == nullptr) throw std::bad_alloc();
+  kept().hold(size_);
   if (unit == kHugePage) madvise(data_, size_, MADV_HUGEPAGE);
 }
 

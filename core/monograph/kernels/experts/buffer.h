@@ -7,8 +7,9 @@
 namespace monograph {
 
 // Bytes of a call, aligned to 64, contents undefined. From Scratch::kHugeBytes on they lie on huge
-// pages where the system has them. The calling thread keeps up to kKeptBytes of what it gave back:
-// fresh pages cost more than writing. Throws std::bad_alloc.
+// pages where the system has them. The calling thread keeps what it gave back, for fresh pages cost
+// more than writing, as long as that and what it holds are at most kKeptBytes together. Throws
+// std::bad_alloc.
 class Buffer {
  public:
   static constexpr std::size_t kKeptBytes = std::size_t{64} << 20;

@@ -72,7 +72,8 @@ struct ExpertsProblem {
 };
 
 // y [tokens, down.out]. pre [all slots, up.out], sorted by expert, zeros for the skipped ones
-// behind; nullptr if nobody wants it. Beyond both it takes at most 64 MiB and 1.5 times pre.
+// behind; nullptr if nobody wants it. Beyond both it takes at most twice pre, 64 MiB, and the
+// factors in the type of x.
 void experts(const ExpertsProblem& problem, void* y, void* pre, ParallelFor parallel_for);
 
 // What is wanted of the gradients; nullptr for the others. Contiguous, in the shapes and types of
@@ -85,7 +86,7 @@ struct ExpertsGradients {
 };
 
 // dy [tokens, down.out] in the type of x. Without `pre` it is computed again. Beyond the gradients
-// it takes at most 64 MiB and twice pre.
+// it takes what forward takes.
 void experts_backward(const ExpertsProblem& problem, const Matrix& dy, const void* pre,
                       const ExpertsGradients& gradients, ParallelFor parallel_for);
 

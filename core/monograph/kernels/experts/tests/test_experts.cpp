@@ -1,6 +1,7 @@
 // Values and gradients of layers of experts against double, over formats, activations, layouts,
 // biases and low-rank parts; bits over threads, batches, and against dequantised weights.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <vector>
@@ -293,6 +294,36 @@ TEST(Experts, FewAndManySlots) {
         compare(layer);
       }
     }
+}
+
+// Whoever touched the bytes of an expert without rows would be ended.
+TEST(Experts, ExpertsWithoutRowsAreNotTouched) {
+  LayerShape shape;
+  shape.format = "mxfp4";
+  shape.experts = 4;  // the last one gets no rows
+  shape.hidden = 128;
+  shape.inner = 64;
+  shape.rank1 = shape.rank2 = 2;
+  Layer layer(shape, 19);
+  std::replace(layer.ids.begin(), layer.ids.end(), std::int64_t{1}, std::int64_t{0});
+  const Bytes dy = stored(shape.dtype, layer.normal(shape.tokens * shape.hidden, 1.0));
+  const Results want = run(layer, dy, {});
+  std::vector<std::pair<void*, std::size_t>> mapped;
+  for (auto [stack, projection] :
+       {std::pair(&layer.up, &layer.problem.up), std::pair(&layer.down, &layer.problem.down)}) {
+    const std::size_t bytes = stack->packed->values.size(), each = bytes / shape.experts;
+    ASSERT_EQ(each % 4096, 0u);
+    void* const values =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(values, MAP_FAILED);
+    mapped.emplace_back(values, bytes);
+    std::memcpy(values, stack->packed->values.data(), bytes);
+    for (const std::size_t e : {1u, 3u})
+      ASSERT_EQ(mprotect(static_cast<std::uint8_t*>(values) + e * each, each, PROT_NONE), 0);
+    projection->weight.first.values = static_cast<const std::uint8_t*>(values);
+  }
+  EXPECT_EQ(run(layer, dy, {false, true, 2}), want);
+  for (const auto& [data, bytes] : mapped) munmap(data, bytes);
 }
 
 // So many slots that the last product is made strip by strip.
