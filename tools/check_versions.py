@@ -32,7 +32,7 @@ test_loading_options.py::test_dtype_holds_for_quantised_folders_too[nf4]
 test_loading_options.py::test_experts_are_refused_by_name
 test_trl_head.py::test_one_graph
 test_recipe_train.py::test_a_run_writes_what_peft_reads
-test_train_step.py::test_one_graph_and_the_losses_of_eager_q9[llama-True-0.05-False-nf4-True-True-graph]
+test_train_step.py::test_one_graph_and_the_losses_of_eager_q9[llama-True-0.05-False-nf4-True-True-inductor]
 test_train_step.py::test_one_graph_and_the_losses_of_eager_q9[llama-True-0.0-False-nf4-True-False-whole_step]
 """
 

@@ -159,7 +159,7 @@ def test_every_gradient_is_as_near_to_float64_as_eager_modes(row):
     from eager mode, but not lie further from the exact gradient. The unit is the worst relative error of
     eager mode in the same step (about 2^-19 in float32, 2^-5 in bf16); both are sums of the same roundings
     upstream, twice the unit was seen, and four units are the bound."""
-    mode = "whole_step" if "whole_step" in row else "graph"
+    mode = "inductor_whole_step" if "whole_step" in row else "inductor"
     eager = TrainStep(ours(row), mode="eager", max_grad_norm=0.0)
     compiled = TrainStep(ours(row), mode=mode, max_grad_norm=0.0)
     exact = reference(row)

@@ -107,7 +107,7 @@ def test_it_trains_as_float32_does():
     assert want.loss_scale is None
 
 
-@pytest.mark.parametrize("mode", ["graph", "whole_step"])
+@pytest.mark.parametrize("mode", ["graph", "inductor", "whole_step"])
 def test_one_graph_skips_and_grows_as_eager_does(mode):
     """The first steps overflow and change the scale alone; then it grows. One graph, the bits of eager."""
     options = {"dtype": torch.float16, "lora_dropout": 0.05}

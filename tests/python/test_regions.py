@@ -337,10 +337,11 @@ def test_the_operator_keeps_torchs_rules(mode):
     rotary = [part.detach() for part in rotary]
     trained = layer.region_refresh()
     text = "((b'*',), {'attention_mask': None, 'position_embeddings': (b'*', b'*')})"
-    arguments = (layer.region_word, text, trained, mode, "", hidden, None, rotary, layer.region_tensors)
+    parameters = getattr(layer, f"region_tensors_{trained}")
+    arguments = (layer.region_word, text, trained, mode, "", hidden, None, rotary, parameters)
     torch.library.opcheck(region, arguments)
     results = region(*arguments)
-    memory = [t.untyped_storage().data_ptr() for t in (*results, hidden, *rotary, *layer.region_tensors)]
+    memory = [t.untyped_storage().data_ptr() for t in (*results, hidden, *rotary, *parameters)]
     assert len(set(memory)) == len(memory)
     assert (len(results) > 2) == (mode == "keep")
     want = layer.region_original.forward(layer, hidden, position_embeddings=tuple(rotary))

@@ -64,7 +64,8 @@ def assert_equal(found, wanted):
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_cache_is_dropped_only_where_transformers_drops_it(checkpointing):
     results = []
-    for model in pair():
+    models = pair()  # traces go with their layers
+    for model in models:
         if checkpointing:
             model.gradient_checkpointing_enable()
         cache = model(input_ids=ids()[:1, :6], use_cache=True).past_key_values
@@ -78,7 +79,8 @@ def test_a_cache_is_dropped_only_where_transformers_drops_it(checkpointing):
 
 def test_backward_uses_the_frozen_tensors_of_its_forward():
     found = []
-    for model in pair():
+    models = pair()  # traces go with their layers
+    for model in models:
         loss = loss_of(model, {NORM: torch.full((32,), 3.0)})
         found.append(gradients(model, loss))
         loss = loss_of(model)
@@ -121,7 +123,8 @@ def scaled(x, by=1.0):
 
 def test_functions_with_other_defaults_are_other_kinds():
     found = []
-    for model in pair():
+    models = pair()  # traces go with their layers
+    for model in models:
         for layer, by in zip(model.model.layers, (1.0, 3.0), strict=True):
             del layer.mlp.act_fn
             layer.mlp.act_fn = type(scaled)(scaled.__code__, scaled.__globals__, "scaled", (by,))
@@ -133,7 +136,8 @@ def test_functions_with_other_defaults_are_other_kinds():
 
 def test_global_hooks_run_at_each_call():
     counts = []
-    for model in pair():
+    models = pair()  # traces go with their layers
+    for model in models:
         called = []
         hook = nn.modules.module.register_module_forward_hook(lambda m, *_, c=called: c.append(type(m)))
         try:
@@ -148,7 +152,8 @@ def test_global_hooks_run_at_each_call():
 
 def test_tangents_of_frozen_tensors_reach_the_output():
     found = []
-    for model in pair():
+    models = pair()  # traces go with their layers
+    for model in models:
         model.set_attn_implementation("eager")
         weight = model.get_parameter(NORM).detach()
         with forward_ad.dual_level():

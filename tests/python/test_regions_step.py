@@ -11,12 +11,14 @@ from monograph.training import TrainStep
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 LAYER_TYPES = {"gemma3": ["sliding_attention", "full_attention"] * 2}
-# family, checkpointing, dropout, DoRA, format, nested, packed; test_regions.py has every format.
+# family, checkpointing, dropout, DoRA, format, nested, packed, mode; test_regions.py has every format.
 COVER = [
-    ("llama", False, 0.0, True, "fp4", False, False),
-    ("qwen3", False, 0.05, False, "nf4", True, True),
-    ("gemma3", True, 0.05, True, "nf4", False, True),
-    ("mistral", True, 0.0, False, "mxfp8", False, False),
+    ("llama", False, 0.0, True, "fp4", False, False, "graph"),
+    ("qwen3", False, 0.05, False, "nf4", True, True, "graph"),
+    ("gemma3", True, 0.05, True, "nf4", False, True, "graph"),
+    ("mistral", True, 0.0, False, "mxfp8", False, False, "graph"),
+    ("llama", True, 0.05, False, "nf4", True, True, "whole_step"),
+    ("gemma3", False, 0.0, True, "fp4", False, False, "whole_step"),
 ]
 
 
@@ -42,15 +44,17 @@ def build(family, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("family", "checkpointing", "dropout", "dora", "format", "nested", "packed"),
+    ("family", "checkpointing", "dropout", "dora", "format", "nested", "packed", "mode"),
     COVER,
     ids=["-".join(str(value) for value in row) for row in COVER],
 )
-def test_one_outer_graph_and_the_bits_of_eager(family, checkpointing, dropout, dora, format, nested, packed):
+def test_one_outer_graph_and_the_bits_of_eager(
+    family, checkpointing, dropout, dora, format, nested, packed, mode
+):
     """8 lengths, the last batch of one document: parameters and moments, and so all gradients, are eager
     mode's after each step; one outer graph, two inner ones per kind of layer, no recompile of either."""
     arguments = (family, checkpointing, dropout, dora, format, nested)
-    regions = TrainStep(build(*arguments), mode="regions")
+    regions = TrainStep(build(*arguments), mode=mode)
     eager = TrainStep(build(*arguments), mode="eager")
     kinds = len(set(LAYER_TYPES.get(family, [None])))
     for number, batch in enumerate(test_train_step.batches(packed)):
@@ -105,8 +109,9 @@ def test_misuse_is_named():
     model = build("llama")
     step = TrainStep(model, mode="regions", backend="eager")
     layer = next(iter(region_layers(model).values()))
-    with pytest.raises(ValueError, match="mode is 'whole_step' on a model with regions, wanted 'regions'"):
-        TrainStep(model, mode="whole_step")
+    for mode in ("inductor", "inductor_whole_step", "per_layer"):
+        with pytest.raises(ValueError, match=f"mode is '{mode}' on a model with regions, wanted 'graph'"):
+            TrainStep(model, mode=mode)
     layer.input_layernorm.weight.requires_grad_(True)
     with pytest.raises(RuntimeError, match=r"\['input_layernorm.weight'\] changed; wanted a new TrainStep"):
         step(test_train_step.batches(True, 1), 1e-2)

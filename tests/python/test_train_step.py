@@ -43,13 +43,13 @@ FAMILIES = {
 # Every value of every column, and every pair of the columns that meet in one operator (checkpointing with
 # dropout and DoRA): family, checkpointing, dropout, DoRA, format, nested, packed, mode.
 COVER = [
-    ("llama", True, 0.05, False, "nf4", True, True, "graph"),
+    ("llama", True, 0.05, False, "nf4", True, True, "inductor"),
     ("llama", False, 0.0, True, "fp4", False, False, "graph"),
-    ("qwen3", True, 0.0, True, "mxfp8", False, False, "graph"),
-    ("qwen3", False, 0.05, False, "fp4", True, True, "whole_step"),
-    ("gemma3", True, 0.05, True, "mxfp4", False, True, "whole_step"),
+    ("qwen3", True, 0.0, True, "mxfp8", False, False, "inductor"),
+    ("qwen3", False, 0.05, False, "fp4", True, True, "inductor_whole_step"),
+    ("gemma3", True, 0.05, True, "mxfp4", False, True, "inductor_whole_step"),
     ("gemma3", False, 0.0, False, "nvfp4", False, False, "graph"),
-    ("mistral", True, 0.0, False, "fp8-block", False, True, "graph"),
+    ("mistral", True, 0.0, False, "fp8-block", False, True, "inductor"),
     ("mistral", False, 0.05, True, "nf4", False, True, "graph"),
     ("llama", True, 0.0, False, "nf4", True, False, "whole_step"),
 ]
@@ -146,7 +146,7 @@ def test_accumulation_is_one_larger_batch():
     assert whole.targets == halves.targets == 76
 
 
-@pytest.mark.parametrize("mode", ["graph", "whole_step"])
+@pytest.mark.parametrize("mode", ["inductor", "inductor_whole_step"])
 def test_inductor_trains_as_eager_does(mode):
     compiled, eager = TrainStep(build(checkpointing=True), mode=mode), TrainStep(build(), mode="eager")
     for number, batch in enumerate(batches(True, 4)):

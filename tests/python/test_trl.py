@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+import torch._dynamo
 from peft import PeftModel
 
 import monograph as mg
 from monograph.integrations.peft.lora_linear import LoraLinear
+from monograph.regions import TRACES, forget, region_layers
 from trl_runs import make_folder, trainer_for
 
 
@@ -90,3 +92,24 @@ def test_what_a_recipe_refuses_runs_here(setting, folder, tmp_path):
     assert len(losses[1]) == 3
     assert all(0 < loss < 20 for loss in losses[1])
     assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_regions_under_a_compiling_trainer_have_the_bits_of_eager_mode(kind, folder, tmp_path):
+    """DPO runs its reference with the adapter disabled, without gradients: a trace of its own."""
+    found = []
+    forget()
+    torch._dynamo.reset()
+    for regions in (False, True):
+        compiling = {"torch_compile": True, "torch_compile_backend": "aot_eager"} if regions else {}
+        model = mg.from_pretrained(folder, dtype=torch.float32)
+        trainer = trainer_for(kind, model, tmp_path, **compiling)
+        mg.optimize(trainer.model, regions=regions)
+        trainer.train()
+        steps = [(e["loss"], e["grad_norm"]) for e in trainer.state.log_history if "grad_norm" in e]
+        found.append((steps, dict(trainer.model.named_parameters())))
+    (want, plain), (got, parameters) = found
+    assert got == want
+    assert all(torch.equal(parameters[name], value) for name, value in plain.items())
+    assert len(region_layers(trainer.model)) == 2
+    assert 2 <= TRACES.graphs <= 3

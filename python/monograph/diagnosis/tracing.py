@@ -27,6 +27,8 @@ from monograph.integrations.torch.private_names import (
     optimization_hint,
 )
 from monograph.nn.quant_linear import QuantLinear
+from monograph.regions import region_layers
+from monograph.regions.outer_graph import partition as outer_partition
 
 
 def forget() -> None:
@@ -95,7 +97,8 @@ def counting(model: nn.Module, report: Report, progress: Progress) -> Any:
     shapes = packed_shapes(model)
 
     def partition(joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
-        parts = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+        divide = outer_partition if region_layers(model) else min_cut_rematerialization_partition
+        parts = divide(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
         outputs = next(node for node in parts[0].graph.nodes if node.op == "output").args[0]
         for node in outputs[num_fwd_outputs:] if _first_time() else ():
             value = node.meta.get("val") if hasattr(node, "meta") else None

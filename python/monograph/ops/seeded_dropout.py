@@ -24,8 +24,11 @@ torch.library.define(
 def seeded_dropout(x: torch.Tensor, seed: torch.Tensor, stream: int, probability: float) -> torch.Tensor:
     """x with each element zeroed with `probability`, the others scaled by 1 / (1 - probability).
 
-    seed: int64 []; stream: tells masks of one seed apart, one for each place in a model.
+    seed: int64 []; stream: tells masks of one seed apart, one for each place in a model. Probability 1 leaves
+    x * 0, as nn.Dropout.
     """
+    if probability == 1:
+        return x * 0
     return torch.ops.monograph.seeded_dropout(x, seed, stream, probability)
 
 

@@ -21,20 +21,30 @@ def repeated_layers(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def make_regions(model: nn.Module) -> nn.Module:
-    """Makes regions of the repeated layers of a model, in place; those that are regions stay."""
+def refusals(model: nn.Module) -> dict[str, str]:
+    """Why a model, under the path "", or layers of it cannot be regions."""
     layers = repeated_layers(model)
     if not layers:
-        raise ValueError(
-            f"regions: {type(model).__name__} has no layer that transformers can checkpoint, wanted a "
-            "transformers model"
-        )
-    for path, layer in layers.items():
-        if isinstance(layer, RegionLayer):
-            continue
-        if "forward" in vars(layer) or any(hooks(layer)):
-            raise ValueError(f"regions: {path} has a forward or hooks of somebody else, wanted none")
-        take_over(layer, path)
+        name = type(model).__name__
+        return {"": f"{name} has no layer that transformers can checkpoint, wanted a transformers model"}
+    return {
+        path: f"{path} has a forward or hooks of somebody else, wanted none"
+        for path, layer in layers.items()
+        if not isinstance(layer, RegionLayer) and ("forward" in vars(layer) or any(hooks(layer)))
+    }
+
+
+def make_regions(model: nn.Module, *, where_possible: bool = False) -> nn.Module:
+    """Makes regions of the repeated layers of a model, in place; those that are regions stay.
+
+    where_possible: leaves the layers that `refusals` names as they are, instead of an error.
+    """
+    refused = refusals(model)
+    if refused and not where_possible:
+        raise ValueError(f"regions: {next(iter(refused.values()))}")
+    for path, layer in repeated_layers(model).items():
+        if path not in refused and not isinstance(layer, RegionLayer):
+            take_over(layer, path)
     return model
 
 

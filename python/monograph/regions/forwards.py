@@ -27,16 +27,16 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 class Forward:
-    """What backward reads of a layer: names, tensors, their versions, and the streams of its dropouts."""
+    """What backward reads of a layer: its trace, tensors, their versions, and the streams of its dropouts."""
 
     def __init__(self, traced: Traced, tensors: Sequence[torch.Tensor], streams: Sequence[int]) -> None:
-        self.number, self.trace, self.streams = next(_NUMBERS), traced.number, list(streams)
+        self.number, self.traced, self.streams = next(_NUMBERS), traced, list(streams)
         self.names = traced.read
         self.tensors = [weakref.ref(t) for t in tensors]
         self.versions = [_version(t) for t in tensors]
 
     def saw(self, traced: Traced, tensors: Sequence[torch.Tensor], streams: Sequence[int]) -> bool:
-        if self.trace != traced.number or self.streams != list(streams):
+        if self.traced is not traced or self.streams != list(streams):
             return False
         pairs = zip(self.tensors, self.versions, tensors, strict=True)
         return all(ref() is t and version == _version(t) for ref, version, t in pairs)

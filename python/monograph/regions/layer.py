@@ -37,14 +37,20 @@ def _autocasts_to(device: str) -> str:
 
 
 class RegionLayer(nn.Module):
+    """Attributes of a number N, `region_tensors_N` and `region_idle_N`, are of the layout N: a graph reads
+    and guards those of the layout that it was traced for, whatever is traced later."""
+
     region_original: type[nn.Module]
     region_name: str  # its path in the model
     region_word: str  # in the registry
-    region_tensors: list[torch.Tensor]
+    region_ever: dict[str, None]  # the parameters that were trained at some time
     region_seed: torch.Tensor | None
     region_draws: bool  # whether dropouts want a seed of torch's generator
     region_ignored: tuple[str, ...]  # keywords that its attention does not read
-    region_slices: tuple[Layout, list[torch.Tensor]] | None
+    region_layout: Layout | None  # of `region_given`, while a step lasts
+    region_given: list[torch.Tensor] | None
+    region_plain: str  # why it cannot be a region now
+    region_refused: str | None  # why it cannot be traced
 
     def __init_subclass__(cls) -> None:
         cls.region_original = cls.__bases__[1]
@@ -56,40 +62,48 @@ class RegionLayer(nn.Module):
     # Runs while the tracer traces, and at each call without one.
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def region_refresh(self) -> str:
-        """Brings `region_tensors` and `region_seed` up to date; gives the number of their layout, or "" if
-        the layer cannot be a region now."""
-        self.region_tensors, self.region_seed = [], None
+        """Brings the tensors of a layout and `region_seed` up to date; gives the number of the layout, or ""
+        if the layer cannot be a region now."""
+        self.region_seed = None
         dropouts = [m for m in self.modules() if isinstance(m, nn.Dropout) and m.p > 0 and m.training]
         seeds = [m.seed for m in dropouts if isinstance(m, SeededDropout)]
         state = state_of(self)
-        if state.hooked is not None or (seeds and len(seeds) < len(dropouts)):
+        if state.hooked is not None:
+            self.region_plain = f"{state.hooked} has a hook"
+            return ""
+        if seeds and len(seeds) < len(dropouts):
+            self.region_plain = "some of its dropouts draw from a seed and others from torch's generator"
             return ""
         if in_forward_mode() and any(
             torch.autograd.forward_ad.unpack_dual(t).tangent is not None for t in state.tensors.values()
         ):
+            self.region_plain = "a tensor of it has a tangent"
             return ""
+        self.region_plain = "it is called with a cache, or with a second input to differentiate"
         self.region_seed = seeds[0] if seeds else None
         self.region_draws = bool(dropouts) and not seeds
         attentions = {attn_implementation_of(vars(m).get("config")) for m in self.modules()} - {None}
         self.region_ignored = _NOT_READ if attentions == {"monograph"} else ()
         trained = {name: t for name, t in state.tensors.items() if t.requires_grad}
-        if self.region_slices is not None:
-            layout, self.region_tensors = self.region_slices
-            if layout.names != trained.keys():
-                changed = sorted(layout.names ^ trained.keys())
-                raise RuntimeError(
-                    f"region {self.region_word}: the trained parameters are not those that the step was made "
-                    f"for, {changed[:3]} changed; wanted a new TrainStep"
-                )
-            return number_of(layout)
-        self.region_tensors = list(trained.values())
-        return number_of(one_by_one(trained))
+        self.region_ever |= dict.fromkeys(trained)
+        idle = [state.tensors[n] for n in self.region_ever if n in state.tensors and n not in trained]
+        number = number_of(self.region_layout or one_by_one(trained))
+        vars(self)[f"region_tensors_{number}"] = list(trained.values())
+        vars(self)[f"region_idle_{number}"] = [] if self.region_layout else idle
+        return number
+
+    # Runs as `region_refresh` does.
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def region_refuse(self) -> None:
+        """A step differentiates by `region_given`, which the layer's own code does not read."""
+        self.region_refused = self.region_plain
+        raise RuntimeError(f"region {self.region_word} cannot be one now: {self.region_plain}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         trained = self.region_refresh()
         grad = torch.is_grad_enabled()
         given = {name: value for name, value in kwargs.items() if name not in self.region_ignored}
-        checkpointed = getattr(self, "gradient_checkpointing", False) and self.training
+        checkpointed = self.training and getattr(self, "gradient_checkpointing", False)
         if checkpointed:
             if "use_cache" in given:
                 given["use_cache"] = False
@@ -102,7 +116,14 @@ class RegionLayer(nn.Module):
         # A cache, a hook or a second input to differentiate: the layer computes it as ever.
         fits = trained and only_constants(structure) and isinstance(first[0], torch.Tensor)
         if not fits or any([t.requires_grad for t in tensors[1:]]):
+            if self.region_given is not None:
+                self.region_refuse()
             return super().__call__(*args, **kwargs)
+        # Read, so that a graph is not taken for a layer of which more is trained.
+        any([t.requires_grad for t in getattr(self, f"region_idle_{trained}")])
+        parameters = self.region_given
+        if parameters is None:
+            parameters = getattr(self, f"region_tensors_{trained}")
         mode = (RECOMPUTE if checkpointed else KEEP) if grad else FORWARD
         seed = self.region_seed
         if seed is not None:
@@ -112,7 +133,7 @@ class RegionLayer(nn.Module):
         hidden, *inputs = tensors
         call, autocast = described(structure), _autocasts_to(hidden.device.type)
         results = torch.ops.monograph.region(
-            self.region_word, call, trained, mode, autocast, hidden, seed, inputs, self.region_tensors
+            self.region_word, call, trained, mode, autocast, hidden, seed, inputs, parameters
         )
         return results[0]
 
@@ -122,9 +143,10 @@ class RegionLayer(nn.Module):
 
 
 def take_over(layer: Any, name: str) -> None:
-    layer.region_name, layer.region_slices = name, None
-    layer.region_tensors, layer.region_seed = [], None
+    layer.region_name, layer.region_plain, layer.region_refused = name, "", None
+    layer.region_layout, layer.region_given, layer.region_seed = None, None, None
     layer.region_draws, layer.region_ignored = False, ()
+    layer.region_ever = {name: None for name, p in layer.named_parameters() if p.requires_grad}
     put_before(RegionLayer, layer)
     layer.region_word = registry.enter(name, layer)
 

@@ -19,7 +19,7 @@ import torch
 from monograph import _library  # noqa: F401  (creates the namespace)
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 from monograph.regions.forwards import forward_of, remembered
-from monograph.regions.registry import TRACES, Called, layer_of, traced_for
+from monograph.regions.registry import Called, check_parameters, layer_of, traced_for
 from monograph.regions.trace import KEEP
 
 torch.library.define(
@@ -53,6 +53,7 @@ def _region(
 ) -> list[torch.Tensor]:
     activations = _activations(hidden, inputs)
     traced, state = traced_for(Called(layer, call, trained, mode, autocast, activations, seed))
+    check_parameters(layer, trained, state, parameters)
     frozen = [state.tensors[name] for name in traced.frozen]
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):  # casts are in the trace
         output, *kept = traced.forward(*activations, *_given(seed), *parameters, *frozen, *state.streams)
@@ -87,9 +88,7 @@ def _region_backward(
     dy: torch.Tensor,
 ) -> list[torch.Tensor]:
     forward = forward_of(int(kind), layer)
-    traced = TRACES.by_number.get(forward.trace)
-    if traced is None:
-        raise RuntimeError(f"region {layer}: the trace of the forward was forgotten before the backward")
+    traced = forward.traced
     if traced.backward is None:
         raise RuntimeError(f"region {layer}: the forward was told that no gradient is wanted")
     read = forward.unchanged(layer)

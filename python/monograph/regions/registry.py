@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -16,21 +17,26 @@ from monograph.regions import layer_index
 from monograph.regions.kind import State, state_of
 from monograph.regions.layer_function import Request
 from monograph.regions.lengths import fixed_sizes
-from monograph.regions.trace import Traced, trace
+from monograph.regions.trace import FORWARD, Traced, trace
 from monograph.regions.trained import layout_of
 
 _LAYERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _LOCK = threading.RLock()
-_NUMBERS = itertools.count()  # never given twice: a backward asks for the trace of its forward
+_NUMBERS = itertools.count()
+_WORDS = itertools.count()  # never given twice: a graph may ask for a layer that is gone
+_GONE: deque[str] = deque()  # words of layers that are gone, whose traces nobody has dropped yet
 
 
 @dataclass
 class Traces:
-    """by_kind: the traces of each kind; more than one if lengths did not keep the relations of the first."""
+    """by_kind: the traces of each kind; more than one if lengths did not keep the relations of the first.
+    A trace lives as long as a layer that it was found for."""
 
     by_kind: dict[Hashable, list[Traced]] = field(default_factory=dict)
     by_number: dict[int, Traced] = field(default_factory=dict)
     numbered: set[Hashable] = field(default_factory=set)  # kinds that compute with the layer's number
+    users: dict[int, set[str]] = field(default_factory=dict)  # words of layers by number of the trace
+    busy: bool = False
 
     @property
     def graphs(self) -> int:
@@ -49,20 +55,46 @@ TRACES = Traces()
 
 
 def forget() -> None:
-    """All traces are gone and are made anew; a backward whose forward came before is refused."""
-    TRACES.by_kind.clear()
-    TRACES.by_number.clear()
-    TRACES.numbered.clear()
+    """All traces are gone and are made anew."""
+    with _LOCK:
+        for kept in (TRACES.by_kind, TRACES.by_number, TRACES.numbered, TRACES.users):
+            kept.clear()
 
 
 def enter(name: str, layer: Any) -> str:
     """Gives a layer a word of its own, by which the operator finds it."""
+    word = f"{name}#{next(_WORDS)}"
     with _LOCK:
-        number = 0
-        while f"{name}#{number}" in _LAYERS:
-            number += 1
-        _LAYERS[f"{name}#{number}"] = layer
-    return f"{name}#{number}"
+        _LAYERS[word] = layer
+    weakref.finalize(layer, _left, word).atexit = False
+    return word
+
+
+def _left(word: str) -> None:
+    """Runs when a layer is gone, at any time: also in the middle of `traced_for`, which does it then."""
+    _GONE.append(word)
+    if _LOCK.acquire(blocking=False):
+        try:
+            if not TRACES.busy:
+                _drop_unused()
+        finally:
+            _LOCK.release()
+
+
+def _drop_unused() -> None:
+    while _GONE:
+        word = _GONE.popleft()
+        for number in [number for number, words in TRACES.users.items() if word in words]:
+            TRACES.users[number].discard(word)
+            if not TRACES.users[number]:
+                del TRACES.users[number], TRACES.by_number[number]
+    alive = TRACES.by_number
+    for kind, found in list(TRACES.by_kind.items()):
+        found[:] = [traced for traced in found if traced.number in alive]
+        if not found:
+            del TRACES.by_kind[kind]
+            if isinstance(kind, tuple):
+                TRACES.numbered.discard(kind[0])
 
 
 def layer_of(word: str) -> Any:
@@ -103,20 +135,32 @@ def traced_for(called: Called) -> tuple[Traced, State]:
     layer = layer_of(called.word)
     state = state_of(layer)
     layout = layout_of(called.trained)
-    _check(called.word, state, layout.names)
+    _check(called, state, layout.names)
     lengths = tuple(_kind_of_lengths(t) for t in called.activations)
     seeded = called.seed is not None
     key: Hashable = (state.key, called.call, layout, called.mode, seeded, lengths, called.autocast)
     with _LOCK:
-        if key in TRACES.numbered:
-            key = (key, layer_index.numbers_of(layer))
-        for found in TRACES.by_kind.get(key, ()):
-            if found.holds(called.activations):
-                return found, state
-        made, key = _made(called, layer, state, key)
-        TRACES.by_kind.setdefault(key, []).append(made)
-        TRACES.by_number[made.number] = made
-        return made, state
+        TRACES.busy = True
+        try:
+            made = _found(called, layer, state, key)
+            TRACES.users.setdefault(made.number, set()).add(called.word)
+            return made, state
+        finally:
+            TRACES.busy = False
+            if _GONE:
+                _drop_unused()
+
+
+def _found(called: Called, layer: Any, state: State, key: Hashable) -> Traced:
+    if key in TRACES.numbered:
+        key = (key, layer_index.numbers_of(layer))
+    for found in TRACES.by_kind.get(key, ()):
+        if found.holds(called.activations):
+            return found
+    made, key = _made(called, layer, state, key)
+    TRACES.by_kind.setdefault(key, []).append(made)
+    TRACES.by_number[made.number] = made
+    return made
 
 
 def _made(called: Called, layer: Any, state: State, key: Hashable) -> tuple[Traced, Hashable]:
@@ -142,6 +186,7 @@ def _made(called: Called, layer: Any, state: State, key: Hashable) -> tuple[Trac
         try:
             made = trace(request, next(_NUMBERS))
         except Exception as error:
+            layer.region_refused = str(error)
             kind = type(layer).__name__
             raise RuntimeError(f"region {called.word} ({kind}) cannot be traced: {error}") from error
         used = any(index.used for index in indexes)
@@ -151,16 +196,31 @@ def _made(called: Called, layer: Any, state: State, key: Hashable) -> tuple[Trac
     return made, key
 
 
-def _check(word: str, state: State, names: frozenset[str]) -> None:
+def _check(called: Called, state: State, names: frozenset[str]) -> None:
     if state.hooked is not None:
         raise RuntimeError(
-            f"region {word}: {state.hooked} has a hook that came after the step was compiled, wanted none; "
-            "torch.compiler.reset() compiles anew"
+            f"region {called.word}: {state.hooked} has a hook that came after the step was compiled, wanted "
+            "none; torch.compiler.reset() compiles anew"
         )
     missing = sorted(names - state.tensors.keys())
     extra = sorted(n for n, t in state.tensors.items() if t.requires_grad and n not in names)
-    if missing or extra:
+    if missing or (extra and called.mode != FORWARD):
         raise RuntimeError(
-            f"region {word}: the trained parameters are no longer those that the step was compiled for: "
-            f"missing {missing[:3]}, new {extra[:3]}; torch.compiler.reset() compiles anew"
+            f"region {called.word}: the trained parameters are no longer those that the step was compiled "
+            f"for: missing {missing[:3]}, new {extra[:3]}; torch.compiler.reset() compiles anew"
         )
+
+
+def check_parameters(word: str, trained: str, state: State, parameters: Sequence[torch.Tensor]) -> None:
+    """A graph hands over the parameters that it was traced with, or copies; the layer may have others now."""
+    layout = layout_of(trained)
+    if layout.sliced:
+        return
+    for part, parameter in zip(layout.parts, parameters, strict=True):
+        name = part[0][0]
+        own = state.tensors[name]
+        if own.data_ptr() != parameter.data_ptr() and not torch.equal(own, parameter):
+            raise RuntimeError(
+                f"region {word}: {name} was replaced after the step was compiled, wanted the same parameter; "
+                "torch.compiler.reset() compiles anew"
+            )

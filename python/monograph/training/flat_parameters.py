@@ -7,7 +7,7 @@ call of the optimiser; as 448 tensors with moments they cost a minute of compila
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -60,6 +60,9 @@ class FlatParameters:
             if parameter.dtype == torch.float32:
                 parameter.data = part.view(parameter.shape)
         self._full_names = _full_names(model, self.parameters)
+        self.shared_names = {
+            name for name, places in zip(self.names, self._full_names, strict=True) if len(places) > 1
+        }
         self.exp_avg = torch.zeros_like(self.flat)
         self.exp_avg_sq = torch.zeros_like(self.flat)
         self.steps = torch.zeros((), dtype=torch.float32)
@@ -69,18 +72,19 @@ class FlatParameters:
         parts = zip(self.names, self.parameters, flat.split(self.sizes), strict=True)
         return {prefix + name: part.view(p.shape).to(p.dtype) for name, p, part in parts}
 
-    def replacements(self, flat: torch.Tensor, prefix: str) -> dict[str, torch.Tensor]:
-        """`views` at every place that holds one of the parameters, for a `functional_call` that ties nothing.
+    def replacements(self, parts: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+        """For parts of `flat` by name: the parameters at every place that holds them, for a `functional_call`
+        that ties nothing.
 
         torch's own tying puts tensors back by name, and so leaves the replacement in a module that has two
         names: PEFT's `trainable_token_indices` on tied embeddings.
         """
-        views = self.views(flat)
-        return {
-            prefix + full_name: views[name]
-            for name, full_names in zip(self.names, self._full_names, strict=True)
-            for full_name in full_names
-        }
+        found: dict[str, torch.Tensor] = {}
+        for name, parameter, full_names in zip(self.names, self.parameters, self._full_names, strict=True):
+            if name in parts:
+                view = parts[name].view(parameter.shape).to(parameter.dtype)
+                found |= {prefix + full_name: view for full_name in full_names}
+        return found
 
     def gathered(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """Gradients of `parameters` as one tensor laid out like `flat`."""

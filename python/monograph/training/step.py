@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,19 +16,28 @@ from monograph.integrations.torch.private_names import dynamo_config, mark_dynam
 from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.ops.seeded_dropout import seed_dropouts
 from monograph.packing.layers_with_state import guard_packed
-from monograph.regions import make_regions, region_layers
+from monograph.regions import make_regions, outer_graph, refusals, region_layers
+from monograph.regions.kind import state_of
+from monograph.regions.layer import give_back
 from monograph.training.flat_parameters import FlatParameters
 from monograph.training.loss import count_targets, forward_loss
 from monograph.training.loss_scale import LossScale, needs_scaling
+from monograph.training.own_code import with_own_code
 from monograph.training.region_slices import RegionSlices
 
+_log = logging.getLogger("monograph")
+
 MODES = {
-    "graph": "forward and backward as one graph; the update is one operator after it",
-    "whole_step": "forward, backward, clipping and update as one graph",
-    "regions": "one graph of one operator per layer, without generated code: eager mode's bits",
-    "per_layer": "one graph for each decoder layer: starts fastest, and is not one graph",
+    "graph": "forward and backward as one graph with one operator per layer; no code is generated",
+    "whole_step": "forward, backward, clipping and update as one such graph",
+    "inductor": "forward and backward as one flat graph with Inductor's code",
+    "inductor_whole_step": "forward, backward, clipping and update as one flat graph with Inductor's code",
+    "per_layer": "one graph with Inductor's code for each decoder layer: it is not one graph",
     "eager": "no compilation",
+    "regions": "another name of `graph`",
 }
+WITH_REGIONS = ("graph", "whole_step")
+_WHOLE = ("whole_step", "inductor_whole_step")
 
 # What the models read. The collators' other entries repeat it for flash attention, as numbers that change.
 _TENSORS = ("input_ids", "labels", "position_ids", "attention_mask", "cu_seqlens")
@@ -70,7 +81,8 @@ class TrainStep:
 
     mode: a key of MODES.
     dynamic: whether lengths change from batch to batch. If all batches have one shape, False is faster.
-    backend: of torch.compile; None: "inductor", and for "regions" one that runs the graph as it is.
+    backend: of torch.compile; None: "inductor", and for "graph" and "whole_step" one that runs the graph as
+        it is. Those two make regions of the model's layers (monograph.regions), and say which cannot be one.
     loss_scaling: whether the loss is scaled as torch.amp.GradScaler does; None: if the model has parameters
         in float16.
     """
@@ -91,33 +103,78 @@ class TrainStep:
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode is {mode!r}, wanted one of {', '.join(MODES)}")
+        mode = "graph" if mode == "regions" else mode
         self.model, self.mode, self.dynamic, self.seed = model, mode, dynamic, seed
         guard_packed(model)
         self._module = _Loss(model)
         self.state = FlatParameters(model)
-        if mode == "regions":
-            make_regions(model)
-        elif mode == "whole_step" and region_layers(model):
-            raise ValueError("mode is 'whole_step' on a model with regions, wanted 'regions'")
-        self._slices = RegionSlices(model, self.state)
+        if mode in WITH_REGIONS:
+            make_regions(model, where_possible=True)
+            self._tell_plain(refusals(model).values())
+        elif mode != "eager" and region_layers(model):
+            raise ValueError(
+                f"mode is {mode!r} on a model with regions, wanted 'graph' or 'whole_step', or "
+                "monograph.regions.undo_regions(model) before"
+            )
         scaled = needs_scaling(model) if loss_scaling is None else loss_scaling
         self.loss_scale = LossScale() if scaled else None
         self._dropout_seed = seed_dropouts(model)
         self._rows = 0
         self._hyper = (betas, eps, weight_decay, max_grad_norm)
-        backend = backend or ("aot_eager" if mode == "regions" else "inductor")
+        backend = backend or (outer_graph if mode in WITH_REGIONS else "inductor")
         self._compile: dict[str, Any] = {"backend": backend, "fullgraph": True}
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Slices and graphs for the model as it is now."""
+        self._slices = RegionSlices(self.model, self.state)
+        if self.mode == "whole_step" and self._slices.shared:
+            self._plain_layers(self._slices.shared, "they share a trained parameter with others")
+            self._slices = RegionSlices(self.model, self.state)
         self._forward: Callable[..., torch.Tensor] = self._loss
         self._evaluate: Callable[..., torch.Tensor] = self._eval_loss
         self._whole: Callable[..., tuple[torch.Tensor, torch.Tensor]] = self._whole_step
-        if mode == "per_layer":
-            for layer in decoder_layers(model):
-                layer.compile(**self._compile, dynamic=dynamic)
-        elif mode != "eager":
+        if self.mode == "per_layer":
+            for layer in decoder_layers(self.model):
+                layer.compile(**self._compile, dynamic=self.dynamic)
+        elif self.mode != "eager":
             # Lengths are marked dynamic one by one: dynamic=True would make a symbol of every number.
-            self._forward = torch.compile(self._loss, **self._compile)
-            self._evaluate = torch.compile(self._eval_loss, **self._compile)
-            self._whole = torch.compile(self._whole_step, **self._compile)
+            self._forward = torch.compile(with_own_code(self._loss), **self._compile)
+            self._evaluate = torch.compile(with_own_code(self._eval_loss), **self._compile)
+            self._whole = torch.compile(with_own_code(self._whole_step), **self._compile)
+
+    def _tell_plain(self, reasons: Iterable[str]) -> None:
+        for reason in reasons:
+            _log.warning(
+                "monograph: mode %s: %s; what is no region is computed by its own code in the same graph, "
+                "without generated code; mode inductor generates code",
+                self.mode,
+                reason,
+            )
+
+    def _plain_layers(self, paths: Sequence[str], reason: str) -> None:
+        layers = region_layers(self.model)
+        for path in paths:
+            give_back(layers[path])
+        kinds = sorted({type(layers[path]).__name__ for path in paths})
+        named = paths[0] if len(paths) == 1 else f"{paths[0]} ... {paths[-1]}"
+        self._tell_plain([f"{named} ({', '.join(kinds)}) cannot be regions: {reason}"])
+
+    def _run(self, work: Callable[[], Any]) -> Any:
+        """`work()`, again without those regions that turn out to be none."""
+        while True:
+            try:
+                return work()
+            except Exception:
+                layers = region_layers(self.model)
+                refused = [layer for layer in layers.values() if layer.region_refused is not None]
+                if not refused or self.mode not in WITH_REGIONS:
+                    raise
+                kind, hooked = type(refused[0]), state_of(refused[0]).hooked is not None
+                alike = {path: layer for path, layer in layers.items() if type(layer) is kind}
+                paths = [p for p, layer in alike.items() if not hooked or state_of(layer).hooked is not None]
+                self._plain_layers(paths, str(refused[0].region_refused))
+                self._prepare()
 
     def _loss(self, batch: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
         return self._module(batch, targets)
@@ -133,8 +190,12 @@ class TrainStep:
         targets: torch.Tensor,
         learning_rate: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        replacements = self.state.replacements(flat, "model.")
+        pieces = flat.split(self._slices.sizes)
+        free = {name: pieces[place] for name, place in self._slices.free}
+        self._slices.give(pieces)
+        replacements = self.state.replacements(free, "model.")
         loss = functional_call(self._module, replacements, (batch, targets), tie_weights=False)
+        self._slices.give(None)
         scaled = loss if self.loss_scale is None else loss * self.loss_scale.scale
         (gradient,) = torch.autograd.grad(scaled, [flat])
         gradient = torch.where(loss.isfinite(), gradient, torch.nan)
@@ -158,19 +219,15 @@ class TrainStep:
         targets = torch.tensor(float(max(sum(counts), 1)))
         rate = torch.tensor(learning_rate, dtype=torch.float32)
         self.model.train()
-        if self.mode == "whole_step" and len(batches) == 1:
+        if self.mode in _WHOLE and len(batches) == 1:
             self._seed(0)
-            flat = self.state.flat.requires_grad_(True)
-            with dynamo_config.patch(trace_autograd_ops=True):
-                loss, norm = self._whole(flat, batches[0], targets, rate)
-            self.state.flat.requires_grad_(False)
+            loss, norm = self._run(partial(self._one_whole, batches[0], targets, rate))
         else:
             loss, gradient = torch.zeros(()), torch.zeros(0)
             scale = None if self.loss_scale is None else [self.loss_scale.scale]
             for index, batch in enumerate(batches):
                 self._seed(index)
-                with self._slices.in_use():
-                    part = self._forward(batch, targets)
+                part = self._run(partial(self._one_forward, batch, targets))
                 own = torch.autograd.grad(part, self._slices.leaves, scale, materialize_grads=True)
                 gathered = self.state.gathered(own)
                 gradient = gathered if index == 0 else gradient.add_(gathered)
@@ -187,9 +244,25 @@ class TrainStep:
         tensors = self._tensors(batch)
         count = count_targets(tensors)
         self.model.eval()
+        return self._run(partial(self._one_evaluation, tensors)), count
+
+    def _one_evaluation(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         with torch.no_grad(), self._slices.in_use():
-            loss = self._evaluate(tensors, torch.ones(()))
-        return loss, count
+            return self._evaluate(batch, torch.ones(()))
+
+    def _one_forward(self, batch: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+        with self._slices.in_use():
+            return self._forward(batch, targets)
+
+    def _one_whole(
+        self, batch: dict[str, torch.Tensor], targets: torch.Tensor, learning_rate: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        flat = self.state.flat.requires_grad_(True)
+        try:
+            with self._slices.in_use(), dynamo_config.patch(trace_autograd_ops=True):
+                return self._whole(flat, batch, targets, learning_rate)
+        finally:
+            flat.requires_grad_(False)
 
     def _tensors(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         tensors = {name: batch[name] for name in _TENSORS if batch.get(name) is not None}
