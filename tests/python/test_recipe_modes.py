@@ -15,7 +15,7 @@ from monograph.training import MODES, TrainStep
 from recipe_files import make_instruction_world, small_recipe
 
 # per_layer has two: the input of the first layer needs no gradient.
-GRAPHS = {"graph": 1, "whole_step": 1, "regions": 1, "per_layer": 2}
+GRAPHS = {"graph": 1, "whole_step": 1, "inductor": 1, "inductor_whole_step": 1, "per_layer": 2}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_every_mode_trains_without_a_break_to_the_losses_of_eager(mode, root, ea
     monkeypatch.setattr(train_module, "TrainStep", functools.partial(TrainStep, backend="aot_eager"))
     torch._dynamo.reset()
     counters.clear()
-    assert losses(root, mode, torch_compile=True, step_mode=mode) == eager
+    assert losses(root, mode, step_mode=mode) == eager
     assert f"the step is {mode}" in capsys.readouterr().err
     assert counters["stats"]["unique_graphs"] == GRAPHS[mode]
     assert not counters["graph_break"]
@@ -53,15 +53,45 @@ def test_every_mode_trains_without_a_break_to_the_losses_of_eager(mode, root, ea
 
 
 def test_every_mode_of_the_step_can_be_written(root):
-    assert set(GRAPHS) | {"eager"} == set(MODES)
-    for mode in GRAPHS:
-        assert check_keys(small_recipe(root, "instruction", step_mode=mode)).recipe.step_mode == mode
+    assert set(GRAPHS) | {"eager", "regions"} == set(MODES)
+    for mode in MODES:
+        found = check_keys(small_recipe(root, "instruction", step_mode=mode)).recipe.mode
+        assert found == ("graph" if mode == "regions" else mode)
+
+
+@pytest.mark.parametrize(
+    ("written", "mode"),
+    [
+        ({}, "graph"),
+        ({"torch_compile": "auto"}, "graph"),
+        ({"torch_compile": False}, "eager"),
+        ({"torch_compile": True}, "inductor"),
+        ({"torch_compile": True, "step_mode": "whole_step"}, "inductor_whole_step"),
+        ({"torch_compile": "auto", "torch_compile_mode": "default"}, "inductor"),
+        ({"torch_compile": "auto", "torch_compile_options": {"epilogue_fusion": True}}, "inductor"),
+    ],
+)
+def test_axolotls_keys_choose_inductor(written, mode, root):
+    assert check_keys(small_recipe(root, "instruction", **written)).recipe.mode == mode
+
+
+def test_without_a_compiler_only_generated_code_is_refused(root, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    assert check_keys(small_recipe(root, "instruction")).recipe.mode == "graph"
+    for asks in ({"torch_compile": True}, {"step_mode": "per_layer"}):
+        with pytest.raises(ConfigError, match=r"generates code, and no C\+\+ compiler is found"):
+            check_keys(small_recipe(root, "instruction", **asks))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"step_mode": "eager"}, "step_mode is 'eager'"),
+        ({"step_mode": "fast"}, "step_mode is 'fast'"),
+        (
+            {"step_mode": "graph", "torch_compile": True},
+            "step_mode is graph, which generates no code, and torch_compile: true asks for Inductor's",
+        ),
         (
             {"step_mode": "per_layer", "torch_compile": False},
             "step_mode is per_layer and torch_compile false",

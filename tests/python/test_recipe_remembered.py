@@ -11,7 +11,6 @@ import pytest
 
 from monograph.__main__ import main
 from monograph.recipe import check_keys, read_config
-from monograph.recipe import train as train_module
 from monograph.recipe.keys import Recipe
 from monograph.recipe.remembered import write_recipe
 from recipe_files import make_model, make_tokenizer, write_jsonl
@@ -29,9 +28,8 @@ def lines():
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """What the README's reader has: examples/, a model my-llama, and train.jsonl. Nothing is compiled."""
+    """What the README's reader has: examples/, a model my-llama, and train.jsonl."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train_module, "has_compiler", lambda: False)
     shutil.copytree(ROOT / "examples", "examples")
     make_tokenizer("my-llama")
     make_model("my-llama", num_hidden_layers=1)

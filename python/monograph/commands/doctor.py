@@ -1,8 +1,8 @@
 """`python -m monograph doctor CONFIG.yml`: is the step of this recipe one graph, and what does it keep?
 
-Loads the model and the first two batches of the recipe, compiles forward and backward, and prints graphs,
-graph breaks and recompiles with their causes, the bytes saved for backward, and the compile time. Exit code 1
-if the step is not one graph or keeps a copy of a weight.
+Loads the model and the first two batches of the recipe, compiles forward and backward, and prints outer and
+inner graphs, graph breaks and recompiles with their causes, the bytes saved for backward, and with Inductor's
+code its compile time. Exit code 1 if the step is not one graph or keeps a copy of a weight.
 
     python -m monograph doctor qlora.yml --json --trace-only
 """
@@ -33,6 +33,7 @@ def _doctor(recipe: Recipe, options: argparse.Namespace) -> int:
     from monograph.recipe.load_model import load_model
     from monograph.recipe.model_folder import model_folder
     from monograph.recipe.prepare import prepare
+    from monograph.recipe.read_config import GENERATED
     from monograph.regions import make_regions
 
     folder = model_folder(recipe)
@@ -40,11 +41,11 @@ def _doctor(recipe: Recipe, options: argparse.Namespace) -> int:
     batches = Batches(recipe, prepare(recipe, tokenizer).train, tokenizer.pad_token_id, training=True)
     steps = [batches.step(0, 0), batches.step(0, min(1, batches.sampler.steps(0) - 1))]
     model = load_model(recipe, folder)
-    if recipe.step_mode == "regions":
-        make_regions(model)
+    inductor = recipe.mode in GENERATED
+    if not inductor:
+        make_regions(model, where_possible=True)
     rows = [step[0] for step in steps]
     with compile_options(recipe.torch_compile_options, recipe.torch_compile_mode):
-        inductor = not options.trace_only and recipe.step_mode != "regions"
-        report = doctor(model, rows, inductor=inductor, quiet=options.quiet)
+        report = doctor(model, rows, inductor=inductor and not options.trace_only, quiet=options.quiet)
     print(report.to_json() if options.json else report)
     return 0 if report.holds else 1

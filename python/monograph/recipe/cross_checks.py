@@ -223,14 +223,19 @@ def _check_training(recipe: Recipe, errors: list[str], notices: list[str]) -> No
 
 
 def _check_step_mode(recipe: Recipe, errors: list[str]) -> None:
-    if recipe.step_mode != "graph" and recipe.torch_compile is False:
+    if recipe.step_mode not in (None, "eager") and recipe.torch_compile is False:
         errors.append(
             f"step_mode is {recipe.step_mode} and torch_compile false, so nothing is compiled; leave one out"
         )
-    if recipe.step_mode == "whole_step" and recipe.gradient_accumulation_steps > 1:
+    if recipe.step_mode in ("graph", "regions", "eager") and recipe.wants_inductor:
         errors.append(
-            "step_mode is whole_step, which holds one forward pass, and gradient_accumulation_steps is "
-            f"{recipe.gradient_accumulation_steps}; write step_mode: graph"
+            f"step_mode is {recipe.step_mode}, which generates no code, and {recipe.wants_inductor} asks for "
+            "Inductor's; leave one out, or write step_mode: inductor"
+        )
+    if recipe.mode in ("whole_step", "inductor_whole_step") and recipe.gradient_accumulation_steps > 1:
+        errors.append(
+            f"step_mode is {recipe.step_mode}, which holds one forward pass, and gradient_accumulation_steps "
+            f"is {recipe.gradient_accumulation_steps}; leave step_mode out"
         )
 
 

@@ -41,7 +41,6 @@ micro_batch_size: 2
 num_epochs: 12
 learning_rate: 4.0e-3
 warmup_ratio: 0.1
-torch_compile: false      # compiling takes longer than this little run; leave the key out for a real model
 
 output_dir: {folder}/out
 """

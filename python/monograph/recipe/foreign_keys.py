@@ -82,7 +82,7 @@ IGNORED: dict[str, str] = {
     "gptq_groupsize": "the base is bitsandbytes' format",
     "gptq_model_v1": "the base is bitsandbytes' format",
     "strict": "every key is always checked",
-    "torch_compile_backend": "the backend is Inductor",
+    "torch_compile_backend": "the backend is Inductor with `torch_compile: true`, else none is needed",
     "ddp_find_unused_parameters": _ONE_PROCESS,
     "ddp_timeout": _ONE_PROCESS,
     "ddp_bucket_cap_mb": _ONE_PROCESS,

@@ -134,7 +134,7 @@ class Recipe:
         False, "recomputes each block in the backward pass"
     )
     torch_compile: bool | Literal["auto"] | None = key(
-        None, "auto, the default: compiled if a C++ compiler is there"
+        None, "true: Inductor's code; false: nothing is compiled; auto or missing: as `step_mode` says"
     )
     torch_compile_mode: (
         Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
@@ -142,9 +142,10 @@ class Recipe:
     torch_compile_options: dict[str, bool | int | float | str] | None = key(
         None, "ten Inductor options; see below"
     )
-    step_mode: Literal["graph", "whole_step", "regions", "per_layer"] = key(
-        "graph", "what is compiled, see training.md; ours"
-    )
+    step_mode: (
+        Literal["graph", "whole_step", "inductor", "inductor_whole_step", "per_layer", "eager", "regions"]
+        | None
+    ) = key(None, "what is compiled, see training.md; `graph`, or `inductor` with torch_compile: true; ours")
     # Output
     logging_steps: int = key(1, "every so many steps a line in metrics.jsonl")
     evals_per_epoch: int | None = key(None, "evaluations")
@@ -179,6 +180,23 @@ class Recipe:
         named = [name for name in named if name not in ("none", "")]
         named += ["wandb"] * bool(self.wandb_project or self.use_wandb)
         return list(dict.fromkeys(named + ["tensorboard"] * self.use_tensorboard))
+
+    @property
+    def wants_inductor(self) -> str | None:
+        """The key that asks for Inductor's code, besides step_mode."""
+        if self.torch_compile is True:
+            return "torch_compile: true"
+        asked = self.torch_compile_mode and "torch_compile_mode"
+        return asked or (self.torch_compile_options and "torch_compile_options") or None
+
+    @property
+    def mode(self) -> str:
+        """The mode of the step that these keys mean together; cross_checks.py refuses what contradicts."""
+        if self.torch_compile is False:
+            return "eager"
+        written = "graph" if self.step_mode in (None, "regions") else str(self.step_mode)
+        generated = {"graph": "inductor", "whole_step": "inductor_whole_step"}
+        return generated.get(written, written) if self.wants_inductor else written
 
     @property
     def attention(self) -> str:

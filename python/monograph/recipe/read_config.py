@@ -182,9 +182,17 @@ def _surroundings(recipe: Recipe) -> list[str]:
             f"WORLD_SIZE is {world}: one process trains for now; start `python -m monograph train` without "
             "torchrun or accelerate launch"
         )
-    if recipe.torch_compile is True and recipe.step_mode != "regions" and not has_compiler():
-        errors.append("torch_compile: no C++ compiler is found; install g++, or write torch_compile: auto")
+    if recipe.mode in GENERATED and not has_compiler():
+        asks = recipe.wants_inductor or f"step_mode: {recipe.step_mode}"
+        errors.append(
+            f"{asks} generates code, and no C++ compiler is found; install g++, or leave it out: the default "
+            "step needs none"
+        )
     return errors
+
+
+# Modes of the step that need a C++ compiler.
+GENERATED = ("inductor", "inductor_whole_step", "per_layer")
 
 
 def has_compiler() -> bool:

@@ -27,7 +27,6 @@ from monograph.recipe.metrics import Metrics
 from monograph.recipe.model_folder import model_folder
 from monograph.recipe.prepare import prepare
 from monograph.recipe.progress import Reporter, peak_memory_gib
-from monograph.recipe.read_config import has_compiler
 from monograph.recipe.remembered import write_recipe
 from monograph.recipe.run_identity import compare, run_identity
 from monograph.recipe.schedule import event_steps, learning_rate
@@ -99,10 +98,9 @@ class Run:
         verify_head(self.model)
         if self.batches.packing or (self.held is not None and self.held.packing):
             verify_packing(self.model)
-        compiled = recipe.torch_compile is not False and (recipe.step_mode == "regions" or has_compiler())
         self.step = TrainStep(
             self.model,
-            mode=recipe.step_mode if compiled else "eager",
+            mode=recipe.mode,
             dynamic=not self.batches.fixed_shape,
             betas=(recipe.adam_beta1, recipe.adam_beta2),
             eps=recipe.adam_epsilon,
