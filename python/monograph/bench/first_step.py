@@ -28,7 +28,7 @@ def _run(who: str, layers: int, cache: str) -> dict[str, float]:
 def run(arguments: argparse.Namespace, report: Report) -> None:
     layers = 4 if arguments.quick else 32
     found: dict[str, dict[str, float]] = {}
-    for who in ("graph", "whole_step", "regions", "per_layer", "peer"):
+    for who in ("graph", "whole_step", "inductor", "per_layer", "peer"):
         with tempfile.TemporaryDirectory() as cache:
             cold = _run(who, layers, cache)
             warm = _run(who, layers, cache)

@@ -3,7 +3,7 @@
 The mode, the number of layers and, if not 2, of threads:
 
     python -m monograph.bench.first_step_contender graph 32
-    python -m monograph.bench.first_step_contender regions 32 1
+    python -m monograph.bench.first_step_contender inductor 32 1
     python -m monograph.bench.first_step_contender peer 32
 """
 

@@ -39,10 +39,12 @@ LOSS_TOLERANCE = 0.02
 
 def variants() -> dict[str, dict[str, Any]]:
     """Mode and options by name; an option stands with the value that is not Inductor's default."""
-    found: dict[str, dict[str, Any]] = {mode: {"mode": mode} for mode in ("eager", "graph", "whole_step")}
+    found: dict[str, dict[str, Any]] = {
+        mode: {"mode": mode} for mode in ("eager", "graph", "whole_step", "inductor")
+    }
     for name in OPTIONS:
         value = not option_default(name)
-        found[f"{name}={str(value).lower()}"] = {"mode": "graph", "options": {name: value}}
+        found[f"{name}={str(value).lower()}"] = {"mode": "inductor", "options": {name: value}}
     return found
 
 
