@@ -16,6 +16,7 @@ import test_train_step
 from monograph.regions import TRACES, forget, make_regions, region_layers
 from monograph.training import TrainStep
 from test_regions import InPlace, assert_same, build, compiled, ids
+from tiny_moe import save_tiny
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +164,19 @@ def test_switching_the_adapter_of_a_step_is_refused_by_name():
     with pytest.raises(RuntimeError, match=r"layers\.0: the trained parameters are not those") as caught:
         step([batch()], 1e-2)
     assert type(caught.value) is RuntimeError
+
+
+def test_layers_with_packed_experts_are_one_kind(tmp_path):
+    save_tiny(tmp_path, "qwen3_moe")
+    steps = []
+    for mode in ("graph", "eager"):
+        model = mg.from_pretrained(tmp_path, mg.MonographConfig("nf4"), dtype=torch.float32)
+        torch.manual_seed(1)
+        adapted = mg.add_lora(model, test_regions.LoraConfig(r=4, target_modules=["q_proj", "o_proj"]))
+        steps.append(TrainStep(adapted, mode=mode, backend="eager"))
+    steps_equal(*steps)
+    assert len(region_layers(steps[0].model)) == 2
+    assert TRACES.kinds == 1
 
 
 @pytest.mark.parametrize(("family", "packed"), [("llama", False), ("gemma3", True)])

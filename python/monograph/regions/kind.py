@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from types import FunctionType
 from typing import Any
 
@@ -74,6 +74,10 @@ def _constant(value: Any) -> Hashable:
         return (FunctionType, Same(value.__code__), *defaults, Same(value.__globals__))
     if isinstance(value, functools.partial):
         return (functools.partial, *(_constant(part) for part in (value.func, value.args, value.keywords)))
+    if is_dataclass(value) and not isinstance(value, type):  # what packed experts know of their stacks
+        return (type(value), *(_constant(getattr(value, part.name)) for part in fields(value)))
+    if isinstance(value, torch.Tensor) and value.is_meta:
+        return shape_of(value)
     # An object without state, as PEFT's variants of LoRA, is its class.
     if hasattr(value, "__dict__") and not vars(value) and not callable(value):
         return Same(type(value))
