@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -62,6 +63,22 @@ def test_gradients_against_single_calls(fused):
     for mine, single in ((b, b1), (bias, bias1), (a, a1) if fused else (u, u1)):
         for left, right in zip(mine, single, strict=True):
             torch.testing.assert_close(left.grad, right.grad)
+
+
+def test_a_checkpointed_gradient_has_a_gradient():
+    """Non-reentrant checkpointing gives saved tensors out once."""
+    values, scales, layouts = weights()
+    x = torch.randn(5, 96, requires_grad=True)
+    gradients = [torch.randn(5, n, requires_grad=True) for n in ROWS]
+
+    def dx(*dy):
+        outputs = linear_shared(x, values, scales, layouts)
+        return torch.autograd.grad(outputs, x, dy, create_graph=True)[0]
+
+    plain = torch.autograd.grad(dx(*gradients).square().sum(), gradients)
+    made = torch.utils.checkpoint.checkpoint(dx, *gradients, use_reentrant=False)
+    again = torch.autograd.grad(made.square().sum(), gradients)
+    assert all(torch.equal(left, right) for left, right in zip(plain, again, strict=True))
 
 
 def test_dx_is_one_chain_over_all_terms():

@@ -198,8 +198,9 @@ def _dx_setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -
 def _dx_backward(ctx: Any, ddx: torch.Tensor) -> tuple[Any, ...]:
     """dx is a sum of products, and the transpose of each is a forward."""
     ends = list(accumulate(ctx.counts))
+    saved = ctx.saved_tensors  # read once: checkpointing gives them out once
     dy, values, scales, du, a = (
-        ctx.saved_tensors[end - count : end] for end, count in zip(ends, ctx.counts, strict=True)
+        saved[end - count : end] for end, count in zip(ends, ctx.counts, strict=True)
     )
     needs = ctx.needs_input_grad
     ddy = [linear(ddx, *weight) for weight in _weights(values, scales, ctx.layouts)]
