@@ -28,8 +28,12 @@ Step = Callable[[], object]
 def grouped_mm_peft(name: str, width: Width, job: dict[str, Any]) -> Step:
     from peft import LoraConfig, inject_adapter_in_model
     from transformers import GptOssConfig, Qwen3MoeConfig
-    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
-    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+    from monograph.integrations.transformers.private_names import (
+        GptOssExperts,
+        Qwen3MoeExperts,
+        set_experts_implementation,
+    )
 
     common: dict[str, Any] = {"hidden_size": width.hidden, "num_experts_per_tok": width.top}
     config: Any
@@ -39,7 +43,7 @@ def grouped_mm_peft(name: str, width: Width, job: dict[str, Any]) -> Step:
     else:
         config = Qwen3MoeConfig(**common, moe_intermediate_size=width.inner, num_experts=width.experts)
         made = Qwen3MoeExperts
-    config._experts_implementation = "grouped_mm"
+    set_experts_implementation(config, "grouped_mm")
     with torch.device("meta"):
         layer: Any = made(config)
     layer = layer.to_empty(device="cpu").bfloat16()

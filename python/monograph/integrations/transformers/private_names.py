@@ -86,6 +86,15 @@ NAMES = {
         "experts: what a layer computes between its products",
     ),
     # benchmarks
+    "GptOssExperts": PrivateName(
+        "transformers.models.gpt_oss.modeling_gpt_oss:GptOssExperts", _READ, "bench experts"
+    ),
+    "Qwen3MoeExperts": PrivateName(
+        "transformers.models.qwen3_moe.modeling_qwen3_moe:Qwen3MoeExperts", _READ, "bench experts"
+    ),
+    "experts_implementation": PrivateName(
+        "transformers:PreTrainedConfig._experts_implementation", _READ, "bench experts: grouped_mm"
+    ),
     "ForCausalLMLoss": PrivateName("transformers.loss.loss_utils:ForCausalLMLoss", _READ, "bench loss"),
     "Fp8Quantize": PrivateName(
         "transformers.integrations.finegrained_fp8:Fp8Quantize", _READ, "bench quantize"
@@ -127,6 +136,10 @@ def original_patterns(conversion: Any) -> tuple[list[str], list[str]]:
 def apply_gate(experts: Any, pre: Any) -> Any:
     """What a layer of experts makes of the output of gate and up."""
     return experts._apply_gate(pre)
+
+
+def set_experts_implementation(config: Any, name: str) -> None:
+    config._experts_implementation = name
 
 
 def keep_in_fp32_modules(model: Any) -> Any:
