@@ -142,6 +142,57 @@ def test_experts_are_added_when_asked(tmp_path):
         mg.add_lora(nn.Linear(4, 4), asked, experts=True)
 
 
+def test_all_linear_has_the_experts_and_not_the_router(tmp_path):
+    _, model = packed(tmp_path, "qwen3_moe")
+    ours = mg.add_lora(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    assert not [n for n, _ in ours.named_parameters() if "gate.lora" in n or "gate.parametrizations" in n]
+    assert any("experts.lora_B" in n for n, _ in ours.named_parameters())
+    ids = tokens()
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(input_ids=ids).logits, ours(input_ids=ids).logits)
+    _, model = packed(tmp_path, "qwen3_moe")
+    asked = LoraConfig(r=2, target_modules="all-linear", target_parameters=["gate.weight"])
+    assert "gate.weight" in mg.add_lora(model, asked).peft_config["default"].target_parameters
+
+
+def test_lora_on_a_bias_is_pefts_or_refused(tmp_path):
+    targets = [*TARGETS, "mlp.experts.gate_up_proj_bias"]
+    ids, found = tokens(), []
+    for ours in (False, True):
+        model = scaled(get_peft_model(tiny_model("gpt_oss"), config(targets)))
+        if ours:
+            mg.optimize(model, attention=False)
+        found.append(step(model, ids))
+    (want, gradients), (logits, own) = found
+    torch.testing.assert_close(logits, want, **CLOSE)
+    assert own.keys() == gradients.keys()
+    _, model = packed(tmp_path, "gpt_oss")
+    with pytest.raises(ValueError, match="names gate_up_proj_bias of packed experts, wanted gate_up_proj or"):
+        get_peft_model(model, config(targets))
+
+
+def test_hooks_and_activations_that_come_later():
+    model = tiny_model("qwen3_moe")
+    wrapped = scaled(get_peft_model(model, config()))
+    ids = tokens()
+    want = wrapped(input_ids=ids).logits
+    mg.optimize(wrapped, attention=False)
+    torch.testing.assert_close(wrapped(input_ids=ids).logits, want, **CLOSE)
+    base = model.model.layers[0].mlp.experts.get_base_layer()
+    calls = []
+    handle = base.register_forward_hook(lambda *_: calls.append(1))
+    torch.testing.assert_close(wrapped(input_ids=ids).logits, want, **CLOSE)
+    assert calls == [1]
+    handle.remove()
+    for layer in model.model.layers:
+        layer.mlp.experts.get_base_layer().act_fn = nn.GELU(approximate="tanh")
+    changed = wrapped(input_ids=ids).logits
+    base.register_forward_hook(lambda *_: None)
+    model.model.layers[1].mlp.experts.get_base_layer().register_forward_hook(lambda *_: None)
+    torch.testing.assert_close(changed, wrapped(input_ids=ids).logits, **CLOSE)
+    assert not torch.allclose(changed, want, atol=1e-4)
+
+
 class Parametrised(nn.Module):
     def forward(self, weight):
         return weight * 1

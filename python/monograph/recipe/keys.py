@@ -72,7 +72,10 @@ class Recipe:
     lora_r: int = key(16, "rank")
     lora_alpha: int | float = key(32, "scale: alpha / r")
     lora_dropout: float = key(0.0, "dropout in front of A")
-    lora_target_linear: bool = key(False, "all linear layers but the head")
+    lora_target_linear: bool = key(
+        False,
+        "all linear layers but the head and the router; in PEFT that has experts too on most models",
+    )
     lora_target_modules: str | list[str] | None = key(None, "names of layers, or one regular expression")
     lora_target_parameters: str | list[str] | None = key(
         None, "names of experts' weights: `mlp.experts.gate_up_proj`, `mlp.experts.down_proj`"

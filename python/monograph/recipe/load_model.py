@@ -87,6 +87,7 @@ def load_model(recipe: Recipe, folder: str) -> Any:
     """The base with a new adapter, or with that of lora_model_dir, ready to train."""
     from peft import PeftModel, get_peft_model
 
+    from monograph.integrations.peft.lora_experts import all_linear_without_router
     from monograph.integrations.peft.optimize import optimize
     from monograph.packing.attention_without_borders import refuse_attention_without_borders
     from monograph.packing.layers_with_state import refuse_packed
@@ -100,7 +101,7 @@ def load_model(recipe: Recipe, folder: str) -> Any:
     if recipe.lora_model_dir:
         model = PeftModel.from_pretrained(base, recipe.lora_model_dir, is_trainable=True)
     else:
-        model = get_peft_model(base, lora_config(recipe))
+        model = get_peft_model(base, all_linear_without_router(base, lora_config(recipe)))
     optimize(model, attention=recipe.attention == "monograph")
     if recipe.sample_packing or recipe.packs_evaluation:
         refuse_attention_without_borders(base, "sample_packing: true")

@@ -9,10 +9,13 @@ ever exists. Over packed experts PEFT makes this class from the start; dense one
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
+from peft import LoraConfig
 from torch import nn
 
 from monograph.integrations.peft.lora_linear import rounded_once
@@ -21,11 +24,14 @@ from monograph.integrations.peft.private_names import (
     caches,
     check_adapters_to_merge,
     check_forward_args,
+    convert_config,
 )
 from monograph.integrations.torch.private_names import hooks
 from monograph.integrations.transformers.experts import experts_forward, experts_kind, is_experts
 from monograph.nn.packed_experts import LowRank, PackedExperts
 from monograph.packed_weight import PackedWeight
+
+_ROUTER = "gate.weight"  # PEFT's name of it
 
 
 class LoraExperts(ParamWrapper):
@@ -80,6 +86,10 @@ class LoraExperts(ParamWrapper):
                 lora[wrapper.parameter_name] = low
         if isinstance(base, PackedExperts):
             return base(x, *args, **kwargs, lora=lora)
+        if any(
+            hooks(base)
+        ):  # somebody wants the layer called: PEFT's way, around this wrapper and those within
+            return super().forward(x, *args, **kwargs)
         return experts_forward(base, x, *args, **kwargs, lora=lora)
 
     # Merging replaces packed bytes by a dense parameter, as with linear layers; unmerging brings them back.
@@ -143,13 +153,21 @@ def _fusible(base: nn.Module) -> bool:
 
 
 def take_over_experts(model: nn.Module) -> list[Any]:
-    """Every wrapper of PEFT whose experts are known. A parametrised parameter is refused if it is not."""
+    """Every wrapper of PEFT whose experts are known. A parametrised parameter is refused if it is not.
+
+    Dense experts with LoRA on a bias too stay PEFT's.
+    """
     taken = []
-    for path, layer in model.named_modules():
-        if not isinstance(layer, ParamWrapper):
-            continue
+    wrappers = [(path, m) for path, m in model.named_modules() if isinstance(m, ParamWrapper)]
+    biased = {
+        id(layer.get_base_layer())
+        for _, layer in wrappers
+        if is_experts(layer.get_base_layer()) and layer.parameter_name.endswith("_bias")
+    }
+    for path, layer in wrappers:
         base, name = layer.get_base_layer(), layer.parameter_name
-        if isinstance(base, PackedExperts) or (is_experts(base) and _fusible(base)):
+        dense = is_experts(base) and id(base) not in biased
+        if isinstance(base, PackedExperts) or (dense and _fusible(base)):
             LoraExperts.take_over(layer)
             taken.append(layer)
         elif name in getattr(base, "parametrizations", ()):
@@ -158,6 +176,22 @@ def take_over_experts(model: nn.Module) -> list[Any]:
                 "LoRA again in every forward; wanted a plain parameter"
             )
     return taken
+
+
+def all_linear_without_router(model: nn.Module, config: LoraConfig) -> LoraConfig:
+    """PEFT takes "all-linear" of a model with fused experts for its experts and its router too, as when they
+    were linear layers. LoRA on a router is a parametrisation, which breaks the graph: it is left out unless
+    the config names it.
+    """
+    if not isinstance(config.target_modules, str) or config.target_modules.lower() != "all-linear":
+        return config
+    converted = copy.deepcopy(config)
+    convert_config(converted, model=model, conversions=None)
+    if converted.target_modules == config.target_modules:
+        return config
+    asked = set(config.target_parameters or ())
+    kept = set(converted.target_parameters or ()) - ({_ROUTER} - asked)
+    return replace(converted, target_parameters=sorted(kept))
 
 
 def expert_parameters(model: nn.Module) -> list[str]:

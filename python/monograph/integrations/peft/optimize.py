@@ -17,7 +17,11 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from monograph.integrations.peft.lora_experts import expert_parameters, take_over_experts
+from monograph.integrations.peft.lora_experts import (
+    all_linear_without_router,
+    expert_parameters,
+    take_over_experts,
+)
 from monograph.integrations.peft.lora_linear import LoraLinear, fusible
 from monograph.integrations.peft.private_names import LoraLayer, PeftLinear
 from monograph.integrations.torch.private_names import forward_hooks, hooks
@@ -153,8 +157,9 @@ def add_lora(
 ) -> PeftModel:
     """`get_peft_model` and `optimize` in one call; `elementwise` goes to the second, `options` to the first.
 
-    `experts=True` adds the weights of all experts to the config's `target_parameters`: "all-linear" means
-    linear layers, and experts are none.
+    `experts=True` adds the weights of all experts to the config's `target_parameters`. PEFT's "all-linear"
+    has them already where they were linear layers once (Qwen, Mixtral, DeepSeek ...), and with them the
+    router, which is left out here: docs/experts.md.
 
     `dense` is for PiSSA and LoftQ on a folder that was quantised before: the folder of its 16-bit weights, or
     the dense model. A model that was quantised while it was loaded knows its folder.
@@ -163,6 +168,7 @@ def add_lora(
         if not isinstance(dense, nn.Module):
             dense = local_folder(os.fspath(dense))  # before the model is touched
         remember_dense(model, dense)
+    config = all_linear_without_router(model, config)
     if experts:
         config = _with_experts(model, config)
     wrapped = get_peft_model(model, config, **options)

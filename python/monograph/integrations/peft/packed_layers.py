@@ -35,6 +35,11 @@ def install() -> None:
 def _dispatch(target: Any, adapter_name: str, config: Any, parameter_name: Any = None, **options: Any) -> Any:
     base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
     if parameter_name is not None and isinstance(base, PackedExperts):
+        names = base.experts_kind.names
+        if parameter_name not in names:
+            raise ValueError(
+                f"target_parameters names {parameter_name} of packed experts, wanted {' or '.join(names)}"
+            )
         return LoraExperts(target, adapter_name, parameter_name=parameter_name, config=config, **options)
     if parameter_name is None and not isinstance(base, QuantLinear):
         _watch_dense_target(base, config, options.get("target_name") or "a layer")

@@ -28,6 +28,11 @@ NAMES = {
     "check_forward_args": PrivateName(
         "peft.tuners.lora.layer:ParamWrapper._check_forward_args", _READ, "target_parameters: refuses as PEFT"
     ),
+    "convert_config": PrivateName(
+        "peft.utils.transformers_weight_conversion:convert_peft_config_for_transformers",
+        _READ,
+        "add_lora: what all-linear means where experts are fused",
+    ),
     "LoraLayer": PrivateName("peft.tuners.lora.layer:LoraLayer", _READ, "optimize: counts the layers"),
     "BaseTunerLayer": PrivateName("peft.tuners.tuners_utils:BaseTunerLayer", _READ, _DISPATCH),
     "dispatch_default": PrivateName("peft.tuners.lora.model:dispatch_default", _READ, _DISPATCH),

@@ -81,10 +81,18 @@ def has_known_experts(model: nn.Module) -> bool:
 
 
 # A graph tries the gate while it is traced, and reads what was found as any attribute.
+def _parts_of_kind(module: Any) -> tuple[Any, ...]:
+    """What may be changed on a layer, and changes what it computes."""
+    alpha, limit = _number(module, "alpha", "swiglu_alpha"), _number(module, "limit", "swiglu_limit")
+    return getattr(module, "act_fn", None), alpha, limit
+
+
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _learn_kind(module: Any) -> bool:
-    if "experts_kind" not in module.__dict__:
+    parts = _parts_of_kind(module)
+    if module.__dict__.get("experts_kind_of") != parts:
         module.experts_kind = experts_kind(module)
+        module.__dict__["experts_kind_of"] = parts
     return True
 
 
