@@ -10,6 +10,7 @@ std::int64_t stride_of_rows(const Tensor& tensor) {
   std::int64_t stride = 0, next = 0;
   for (std::int64_t i = tensor.dim() - 2; i >= 0; --i) {
     if (tensor.size(i) == 1) continue;
+    if (tensor.stride(i) == 0) return 0;  // expanded
     if (stride != 0 && tensor.stride(i) != next) return 0;
     if (stride == 0) stride = tensor.stride(i);
     if (__builtin_mul_overflow(tensor.stride(i), tensor.size(i), &next)) return 0;

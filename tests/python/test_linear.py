@@ -118,6 +118,14 @@ def test_empty_and_degenerate_shapes():
         assert not dx.any()
 
 
+def test_an_expanded_dimension_is_repeated():
+    weight = mg.quantize(torch.randn(8, 64))
+    packed = (weight.values, list(weight.scales), weight.layout)
+    rows = torch.randn(2, 1, 64)
+    for x in (rows.expand(2, 3, 64), rows.transpose(0, 1).expand(3, 2, 64), rows[:1].expand(4, 5, 64)):
+        assert torch.equal(linear(x, *packed), linear(x.contiguous(), *packed))
+
+
 def test_leading_dimensions_and_strides_are_free():
     w = packed(48, 96)
     arguments = (w.values, list(w.scales), w.layout)
