@@ -6,11 +6,12 @@
 namespace monograph::ops {
 
 std::vector<float> gain_of(const char* op, const char* what, const std::optional<Tensor>& weight,
-                           std::size_t cols, bool one_plus_weight) {
-  std::vector<float> gain(cols, 1.f);
-  if (!weight) return gain;
+                           std::size_t rows, std::size_t cols, bool one_plus_weight) {
+  if (!weight) return std::vector<float>(rows == 0 ? 0 : cols, 1.f);
   const DType dtype = dtype_of(weight->scalar_type(), op, what);
   const RowsArgument row = vector_of(op, what, *weight, cols, dtype);
+  if (rows == 0) return {};
+  std::vector<float> gain(cols);
   with_type(dtype, [&]<class T>() {
     const T* values = static_cast<const T*>(row.matrix.data);
     for (std::size_t i = 0; i < cols; ++i)

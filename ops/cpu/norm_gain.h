@@ -9,9 +9,10 @@
 
 namespace monograph::ops {
 
-// [cols] in float32: the weight in its own type, 1 + weight, or ones.
+// [cols] in float32: the weight in its own type, 1 + weight, or ones. Empty where there are no
+// rows: beside them cols may be anything.
 std::vector<float> gain_of(const char* op, const char* what, const std::optional<Tensor>& weight,
-                           std::size_t cols, bool one_plus_weight);
+                           std::size_t rows, std::size_t cols, bool one_plus_weight);
 
 float epsilon_of(const char* op, double eps);
 

@@ -28,7 +28,8 @@ std::tuple<Tensor, Tensor> rms_norm_cpu(const Tensor& x, const std::optional<Ten
   check_device(op, DeviceType::CPU, {{"x", x}, {"weight", weight}, {"residual", residual}});
   const RowsArgument input = rows_of(op, "x", x);
   const std::size_t cols = input.matrix.cols;
-  const std::vector<float> gain = gain_of(op, "weight", weight, cols, one_plus_weight);
+  const std::vector<float> gain =
+      gain_of(op, "weight", weight, input.matrix.rows, cols, one_plus_weight);
   RmsNormForward job = {};
   job.dtype = input.dtype;
   job.rounding = rounding_of(round_before_weight);
@@ -63,7 +64,8 @@ std::tuple<Tensor, Tensor> rms_norm_backward_cpu(const Tensor& dy,
   check_device(op, DeviceType::CPU, {{"dy", dy}, {"dsum", dsum}, {"x", x}, {"weight", weight}});
   const RowsArgument input = rows_of(op, "x", x);
   const std::size_t cols = input.matrix.cols;
-  const std::vector<float> gain = gain_of(op, "weight", weight, cols, one_plus_weight);
+  const std::vector<float> gain =
+      gain_of(op, "weight", weight, input.matrix.rows, cols, one_plus_weight);
   STD_TORCH_CHECK(weight || !need_dweight, op, ": need_dweight is true, but weight is None");
   RmsNormBackward job = {};
   job.dtype = input.dtype;

@@ -94,7 +94,7 @@ RotaryProblem problem_of(const char* op, const char* what, const Tensor& x, cons
   STD_TORCH_CHECK(!options.round_before_weight || weight->scalar_type() == x.scalar_type(), op,
                   ": the weight of ", what, " is ", name_of(weight->scalar_type()), ", wanted ",
                   name_of(x.scalar_type()), " as ", what);
-  gain = gain_of(op, "the norm's weight", weight, p.size, options.one_plus_weight);
+  gain = gain_of(op, "the norm's weight", weight, 1, p.size, options.one_plus_weight);
   p.gain = gain.data();
   return p;
 }

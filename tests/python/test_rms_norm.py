@@ -1,5 +1,7 @@
 """rms_norm: transformers' modules to the bit, its gradients against float64, one graph."""
 
+import resource
+
 import pytest
 import torch
 from torch.library import opcheck
@@ -146,6 +148,14 @@ def test_same_bits_for_threads_neighbours_and_strides():
     wide = torch.randn(400, 1000).bfloat16()
     assert torch.equal(rms_norm(wide[:, 5:389], weight)[0], rms_norm(wide[:, 5:389].clone(), weight)[0])
     assert torch.equal(rms_norm(wide.t(), None)[0], rms_norm(wide.t().contiguous(), None)[0])
+
+
+def test_no_rows_of_any_width_take_no_memory():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert rms_norm(torch.empty(0, 2**28))[0].shape == (0, 2**28)
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18
+    )  # in KiB; a gain would be 1 GiB
 
 
 def test_empty_rows_and_columns():
