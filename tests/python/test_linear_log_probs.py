@@ -78,6 +78,14 @@ def test_the_first_of_equal_logits_is_the_top():
     assert found.is_top1.tolist() == [False, True, False, False]
 
 
+def test_nothing_is_the_top_of_nan():
+    x, weight, labels = torch.ones(2, 8), torch.ones(1, 8), torch.tensor([0, 0])
+    x[1, 3] = float("nan")
+    for function in (torch.ops.monograph.linear_log_probs, portable_linear_log_probs):
+        top = function(x, weight, [], [0, 0, 1, 8], None, labels, 0.0, 1.0, False)[4]
+        assert top.tolist() == [True, False]
+
+
 @per_isa
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_token_has_the_same_bits_in_every_batch(dtype):

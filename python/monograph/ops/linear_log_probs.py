@@ -97,9 +97,8 @@ def portable_linear_log_probs(
         )
         log_p = torch.log_softmax(z, dim=1)
         entropy = -torch.xlogy(log_p.exp(), log_p.exp()).sum(1)
-        for part, value in zip(
-            parts, (entropy, torch.logsumexp(2 * log_p, 1), z.mean(1), z.argmax(1) == label), strict=True
-        ):
+        top = (z.argmax(1) == label) & ~z.isnan().any(1)  # torch takes NaN for the largest
+        for part, value in zip(parts, (entropy, torch.logsumexp(2 * log_p, 1), z.mean(1), top), strict=True):
             part.append(torch.where(counts, value, torch.zeros_like(value)))
     entropy, squares, mean = (torch.cat(part).float() for part in parts[:3])
     return -loss, entropy, squares, mean, torch.cat(parts[3]), lse, dx
