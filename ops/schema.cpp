@@ -80,6 +80,27 @@ STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
   m.def(
       "rms_norm_backward(Tensor dy, Tensor? dsum, Tensor x, Tensor? weight, float eps, "
       "bool one_plus_weight, bool round_before_weight, bool need_dweight) -> (Tensor, Tensor)");
+  m.def(
+      "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor cu, Tensor? state, bool silu, "
+      "bool keep_state) -> (Tensor y, Tensor final_state)");
+  m.def(
+      "causal_conv1d_backward(Tensor dy, Tensor? dfinal, Tensor x, Tensor weight, Tensor? bias, "
+      "Tensor cu, Tensor? state, bool silu, bool[] need) "
+      "-> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dstate)");
+  m.def(
+      "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor cu, "
+      "Tensor? state, float scale, bool l2norm, bool keep_state) "
+      "-> (Tensor out, Tensor final_state)");
+  m.def(
+      "gated_delta_rule_backward(Tensor dout, Tensor? dfinal, Tensor q, Tensor k, Tensor v, "
+      "Tensor g, Tensor beta, Tensor cu, Tensor? state, float scale, bool l2norm) "
+      "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dg, Tensor dbeta, Tensor dstate)");
+  m.def(
+      "rms_norm_gated(Tensor x, Tensor z, Tensor? weight, float eps, int gate, "
+      "bool round_before_weight) -> Tensor");
+  m.def(
+      "rms_norm_gated_backward(Tensor dy, Tensor x, Tensor z, Tensor? weight, float eps, int gate, "
+      "bool round_before_weight) -> (Tensor dx, Tensor dz, Tensor dweight)");
   m.def("silu_mul(Tensor gate, Tensor up) -> Tensor");
   m.def("silu_mul_backward(Tensor dy, Tensor gate, Tensor up) -> (Tensor, Tensor)");
   m.def("gelu_mul(Tensor gate, Tensor up, bool tanh) -> Tensor");

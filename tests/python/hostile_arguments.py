@@ -236,7 +236,7 @@ def well_said(name: str, error: Exception) -> bool:
         return True
     if "negation inputs" in text or text == "Expected Tensor but got None" or "MathBitsFallback" in text:
         return True  # torch's fallback for negated tensors takes none that is written
-    own = re.match(r"(monograph::)?([a-z_]+)(\(\))?:? ", text)
+    own = re.match(r"(monograph::)?([a-z_0-9]+)(\(\))?:? ", text)
     made_of = own is not None and (own[2] == name or own[2] in name or name.startswith("linear"))
     return isinstance(error, (RuntimeError, ValueError, TypeError)) and own is not None and made_of
 

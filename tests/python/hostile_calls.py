@@ -173,6 +173,61 @@ def rms_norm_backward(r: Random) -> list[Any]:
     return [floats(r, *x.shape, dtype=y.dtype), dsum, x, weight, *options, need]
 
 
+def _borders(r: Random, tokens: int) -> torch.Tensor:
+    """Offsets of documents, some empty; tokens may stand before the first and after the last."""
+    return torch.tensor(sorted(r.randrange(tokens + 1) for _ in range(r.randrange(1, 5))), dtype=torch.int32)
+
+
+def causal_conv1d(r: Random) -> list[Any]:
+    tokens, channels, taps = r.choice((0, 1, 3, 17)), r.choice((1, 3, 40)), r.randrange(1, 9)
+    dtype, cu = r.choice(DTYPES), _borders(r, tokens)
+    x = floats(r, tokens, channels, dtype=dtype)
+    if r.random() < 0.5:  # tokens innermost
+        x = floats(r, channels, tokens, dtype=dtype).t()
+    weight = floats(r, channels, taps, dtype=r.choice((dtype, DTYPES[0])))
+    bias = r.choice((None, floats(r, channels, dtype=r.choice((dtype, DTYPES[0])))))
+    state = r.choice((None, floats(r, cu.numel() - 1, channels, taps - 1, dtype=dtype)))
+    return [x, weight, bias, cu, state, r.random() < 0.5, r.random() < 0.5]
+
+
+def causal_conv1d_backward(r: Random) -> list[Any]:
+    x, weight, bias, cu, state, silu, keep = causal_conv1d(r)
+    shape = [cu.numel() - 1, weight.shape[0], weight.shape[1] - 1]
+    dfinal = floats(r, *shape, dtype=x.dtype) if keep else None
+    need = [r.random() < 0.8 for _ in range(4)]
+    return [floats(r, *x.shape, dtype=x.dtype), dfinal, x, weight, bias, cu, state, silu, need]
+
+
+def gated_delta_rule(r: Random) -> list[Any]:
+    tokens, heads = r.choice((0, 1, 5, 11)), r.choice(((1, 1), (1, 2), (2, 4)))
+    key_size, size, dtype, cu = r.choice((4, 16)), r.choice((4, 16)), r.choice(DTYPES), _borders(r, tokens)
+    q, k = (floats(r, tokens, heads[0], key_size, dtype=dtype) for _ in range(2))
+    v = floats(r, tokens, heads[1], size, dtype=dtype)
+    g = -floats(r, tokens, heads[1], dtype=r.choice((dtype, DTYPES[0]))).abs()
+    beta = floats(r, tokens, heads[1], dtype=r.choice((dtype, DTYPES[0]))).sigmoid()
+    state = r.choice((None, floats(r, cu.numel() - 1, heads[1], key_size, size)))
+    return [q, k, v, g, beta, cu, state, key_size**-0.5, True, r.random() < 0.5]
+
+
+def gated_delta_rule_backward(r: Random) -> list[Any]:
+    *arguments, scale, l2norm, keep = gated_delta_rule(r)
+    q, _, v, _, _, cu, _ = arguments
+    dfinal = floats(r, cu.numel() - 1, v.shape[1], q.shape[2], v.shape[2]) if keep else None
+    return [floats(r, *v.shape, dtype=v.dtype), dfinal, *arguments, scale, l2norm]
+
+
+def rms_norm_gated(r: Random) -> list[Any]:
+    shape, dtype = [*r.choice(([1], [3], [2, 2], [17])), r.choice((1, 33, 64))], r.choice(DTYPES)
+    weight = r.choice((None, floats(r, shape[-1], dtype=r.choice(DTYPES))))
+    x, z = (floats(r, *shape, dtype=dtype) for _ in range(2))
+    return [x, z, weight, 1e-6, r.randrange(2), r.random() < 0.5]
+
+
+def rms_norm_gated_backward(r: Random) -> list[Any]:
+    x, *rest = rms_norm_gated(r)
+    return [floats(r, *x.shape, dtype=x.dtype), x, *rest]
+
+
 def silu_mul(r: Random) -> list[Any]:
     shape, dtype = r.choice(([5], [3, 33], [2, 2, 64])), r.choice(DTYPES)
     return [floats(r, *shape, dtype=dtype) for _ in range(2)]

@@ -6,9 +6,11 @@ implementation, written in aten operations, runs. Both give the same values.
 
 from monograph.ops import (
     adamw,
+    causal_conv1d,
     dequantize,
     experts,
     gated_activation,
+    gated_delta_rule,
     linear,
     linear_cross_entropy,
     linear_log_probs,
@@ -17,6 +19,7 @@ from monograph.ops import (
     pack,
     quantize,
     rms_norm,
+    rms_norm_gated,
     rotary,
     seeded_dropout,
     varlen_attention,
@@ -24,9 +27,11 @@ from monograph.ops import (
 
 __all__ = [
     "adamw",
+    "causal_conv1d",
     "dequantize",
     "experts",
     "gated_activation",
+    "gated_delta_rule",
     "linear",
     "linear_cross_entropy",
     "linear_log_probs",
@@ -35,6 +40,7 @@ __all__ = [
     "pack",
     "quantize",
     "rms_norm",
+    "rms_norm_gated",
     "rotary",
     "seeded_dropout",
     "varlen_attention",

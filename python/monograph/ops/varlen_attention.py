@@ -24,6 +24,7 @@ from monograph.ops.argument_checks import (
 )
 from monograph.ops.autocast import cast
 from monograph.ops.autograd import register_autograd, register_not_differentiable
+from monograph.ops.documents import check_offsets, document_of
 
 
 def varlen_attention(
@@ -54,12 +55,6 @@ def varlen_attention(
     return out
 
 
-def _document_of(offsets: torch.Tensor, tokens: int) -> torch.Tensor:
-    """The number of the document each token belongs to; -1 before the first, and count after the last."""
-    positions = torch.arange(tokens, device=offsets.device, dtype=offsets.dtype)
-    return torch.searchsorted(offsets, positions, right=True) - 1
-
-
 def _visible(
     cu_q: torch.Tensor,
     cu_k: torch.Tensor,
@@ -70,7 +65,7 @@ def _visible(
 ) -> torch.Tensor:
     """[query tokens, key tokens], True where a query sees a key."""
     count = cu_q.numel() - 1
-    doc_q, doc_k = _document_of(cu_q, sizes[0]), _document_of(cu_k, sizes[1])
+    doc_q, doc_k = document_of(cu_q, sizes[0]), document_of(cu_k, sizes[1])
     if key_lengths is None:
         key_lengths = cu_k[1:] - cu_k[:-1]
     inside_q, inside_k = doc_q.clamp(0, max(count - 1, 0)), doc_k.clamp(0, max(count - 1, 0))
@@ -87,16 +82,6 @@ def _visible(
     if window > 0:
         seen = seen & (distance.abs() < window)
     return seen
-
-
-def _check_offsets(op: str, what: str, offsets: torch.Tensor, tokens: int) -> None:
-    kind = f"{dtype_name(offsets.dtype)} with {offsets.dim()} dimensions"
-    require(
-        offsets.dtype == torch.int32 and offsets.dim() == 1, op, f"{what} is {kind}, wanted int32 with one"
-    )
-    found = offsets.tolist()
-    ascending = all(a <= b for a, b in zip([0, *found], [*found, tokens], strict=True))
-    require(ascending, op, f"{what} is {found}, wanted ascending offsets from 0 to {tokens} tokens")
 
 
 def _check_arguments(
@@ -130,8 +115,8 @@ def _check_arguments(
         check_float(op, "sinks", sinks)
         check_shape(op, "sinks", sinks, [heads])
     require(cu_q.numel() >= 1, op, "cu_q is empty, wanted at least one offset")
-    _check_offsets(op, "cu_q", cu_q, q.shape[0])
-    _check_offsets(op, "cu_k", cu_k, k.shape[0])
+    check_offsets(op, "cu_q", cu_q, q.shape[0])
+    check_offsets(op, "cu_k", cu_k, k.shape[0])
     check_shape(op, "cu_k", cu_k, cu_q.shape)
     if key_lengths is not None:
         check_shape(op, "key_lengths", key_lengths, [cu_q.numel() - 1])
@@ -178,7 +163,7 @@ def portable_varlen_attention(
     out = weights @ torch.where(finite, values, 0.0)
     poisoned = seen.to(kind) @ (~finite).to(kind) > 0
     out = out.masked_fill(poisoned, float("nan"))
-    document = _document_of(cu_q, q.shape[0])
+    document = document_of(cu_q, q.shape[0])
     inside = (document >= 0) & (document < cu_q.numel() - 1)
     lse = torch.where(inside[None, :], lse, 0.0)
     out = torch.where(inside[None, :, None], out, 0.0)
