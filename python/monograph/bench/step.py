@@ -7,7 +7,7 @@ bf16, LoRA without quantisation. Peers are
 CPU may be faster. Every contender is a process of its own; ours and one peer at a time are alive and step in
 turn. `peak_MiB` is the largest sum of resident sets over its process tree from start to end, compilers
 included. `--profile` adds where our step spends its time. Case `own` is in own_step.py: our eager step, our
-compiled one, and each allowed compile option alone.
+compiled one, and each allowed compile option alone; `modes_a`, `modes_b` in modes_step.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import tempfile
 from typing import Any
 
-from monograph.bench import own_step
+from monograph.bench import modes_step, own_step
 from monograph.bench.attention import log_normal_lengths
 from monograph.bench.contenders import Contender, Measured, compare
 from monograph.bench.plot import plot_step
@@ -193,6 +193,12 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
         if "own" in (arguments.case or ([] if arguments.quick else ["own"])):
             folder = make_folder(own_step.CONFIG, root / "own")
             summary |= own_step.measure(folder, arguments.threads[0], arguments, report)
+        for name in ("a", "b"):
+            if f"modes_{name}" in (arguments.case or []):
+                case = cases(False)[name]
+                job = {"folder": make_folder(case["config"], root / name), "threads": arguments.threads[-1]}
+                job |= {"lengths": case["lengths"], "checkpointing": case["checkpointing"]}
+                summary |= modes_step.measure(f"modes_{name}", job, report)
     report.summary(summary)
     if arguments.plot:
         plot_step(report.lines, summary, arguments.plot)
