@@ -2,9 +2,9 @@
 
     python -m monograph.bench step --case modes_b --threads 2 --json
 
-`modes_a` is 4 layers of Llama-3.1-8B's width with checkpointing, `modes_b` 8 layers of Qwen3-0.6B's. Each mode
-is a process of its own; `graph` and one other are alive and step in turn. A ratio above 1 means that `graph` is
-faster. `peak_MiB` is the largest sum of resident sets over the process tree, compilers included.
+`modes_a` is 4 layers of Llama-3.1-8B's width with checkpointing, `modes_b` 8 layers of Qwen3-0.6B's. Each
+mode is a process of its own; `graph` and one other are alive and step in turn. A ratio above 1 means that
+`graph` is faster. `peak_MiB` is the largest sum of resident sets over the process tree, compilers included.
 """
 
 from __future__ import annotations
