@@ -1,0 +1,8 @@
+// Compiled with the flags of this instruction set and nothing else.
+#include "monograph/kernels/gated_delta_rule/vector/kernels.h"
+#include "monograph/kernels/gated_delta_rule/vector/transpose_avx512.h"
+#include "monograph/simd/lanes_avx512.h"
+
+namespace monograph {
+template const DeltaRuleKernels* delta_rule_kernels<simd::Avx512>(DType);
+}  // namespace monograph
