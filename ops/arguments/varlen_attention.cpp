@@ -1,5 +1,7 @@
 #include "arguments/varlen_attention.h"
 
+#include "arguments/documents.h"
+
 namespace monograph::ops {
 namespace {
 
@@ -7,18 +9,6 @@ void check_three(const char* op, const char* what, const Tensor& tensor) {
   check_given(op, what, tensor);
   STD_TORCH_CHECK(tensor.dim() == 3, op, ": ", what, " has ", tensor.dim(),
                   " dimensions, wanted [tokens, heads, size]");
-}
-
-const std::int32_t* offsets_of(const char* op, const char* what, const Tensor& tensor,
-                               std::int64_t want) {
-  check_given(op, what, tensor);
-  STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Int, op, ": ", what, " has dtype ",
-                  name_of(tensor.scalar_type()), ", wanted int32");
-  STD_TORCH_CHECK(tensor.dim() == 1 && tensor.is_contiguous(), op, ": ", what,
-                  " must be contiguous with one dimension");
-  STD_TORCH_CHECK(tensor.numel() == want, op, ": ", what, " has ", tensor.numel(),
-                  " entries, wanted ", want);
-  return static_cast<const std::int32_t*>(tensor.const_data_ptr());
 }
 
 }  // namespace

@@ -44,6 +44,9 @@ def cases() -> dict[str, Callable[[], object]]:
     cu = torch.tensor([0, 90, rows], dtype=torch.int32)
     attention = (cu, cu, None, None, True, 0, 0.125, 0.0)
     out, lse = torch.ops.monograph.varlen_attention(q, k, v, *attention)
+    rule = [torch.randn(rows, heads, 64, dtype=torch.bfloat16) for heads in (2, 2, 4)]
+    gates = (-torch.rand(rows, 4), torch.rand(rows, 4))
+    documents = (cu, None, 0.125, True)
     return {
         "linear": lambda: torch.ops.monograph.linear(x, *packed, None, None, None, None),
         "linear_dx": lambda: torch.ops.monograph.linear_dx(dy, *packed, None, None),
@@ -53,6 +56,10 @@ def cases() -> dict[str, Callable[[], object]]:
         "varlen_attention": lambda: torch.ops.monograph.varlen_attention(q, k, v, *attention),
         "varlen_attention_backward": lambda: torch.ops.monograph.varlen_attention_backward(
             torch.ones_like(out), q, k, v, out, lse, *attention
+        ),
+        "gated_delta_rule": lambda: torch.ops.monograph.gated_delta_rule(*rule, *gates, *documents, True),
+        "gated_delta_rule_backward": lambda: torch.ops.monograph.gated_delta_rule_backward(
+            rule[2], None, *rule, *gates, *documents
         ),
     }
 

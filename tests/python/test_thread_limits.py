@@ -69,8 +69,8 @@ def test_no_memory_inside_an_operator_is_an_exception():
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 7
     for line in lines:
         name, count, raised = line.split(None, 2)
-        assert int(count) >= 2, line
+        assert int(count) >= 1, line
         assert "bad_alloc" in raised, (name, raised)

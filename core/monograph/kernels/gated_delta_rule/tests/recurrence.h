@@ -203,26 +203,26 @@ inline void recurrence(const Case& c, std::size_t document, std::size_t h, Refer
     for (const double value : x) sum += value * value;
     return s.l2norm ? 1 / std::sqrt(sum) : 1;
   };
-  Row S(n * m, 0.);
-  if (s.state) S.assign(c.state.begin() + at, c.state.begin() + at + n * m);
+  Row state(n * m, 0.);
+  if (s.state) state.assign(c.state.begin() + at, c.state.begin() + at + n * m);
   std::vector<Row> decayed, after;
   for (std::size_t t = begin; t < begin + length; ++t) {
     const Row q = c.q.row(t, hk), k = c.k.row(t, hk), v = c.v.row(t, h);
     const double rq = inverse(q), rk = inverse(k), b = c.beta(t, h);
     Row& out = r.out[t * s.value_heads + h];
-    for (double& x : S) x *= std::exp(c.g(t, h));
-    decayed.push_back(S);
+    for (double& x : state) x *= std::exp(c.g(t, h));
+    decayed.push_back(state);
     for (std::size_t j = 0; j < m; ++j) {
       double u = v[j];
-      for (std::size_t i = 0; i < n; ++i) u -= rk * k[i] * S[i * m + j];
-      for (std::size_t i = 0; i < n; ++i) S[i * m + j] += rk * k[i] * b * u;
-      for (std::size_t i = 0; i < n; ++i) out[j] += s.scale * rq * q[i] * S[i * m + j];
+      for (std::size_t i = 0; i < n; ++i) u -= rk * k[i] * state[i * m + j];
+      for (std::size_t i = 0; i < n; ++i) state[i * m + j] += rk * k[i] * b * u;
+      for (std::size_t i = 0; i < n; ++i) out[j] += s.scale * rq * q[i] * state[i * m + j];
     }
-    after.push_back(S);
+    after.push_back(state);
   }
-  std::copy(S.begin(), S.end(), r.final_state.begin() + at);
-  Row dS(n * m, 0.);
-  if (s.state) dS.assign(c.dfinal.begin() + at, c.dfinal.begin() + at + n * m);
+  std::copy(state.begin(), state.end(), r.final_state.begin() + at);
+  Row dstate(n * m, 0.);
+  if (s.state) dstate.assign(c.dfinal.begin() + at, c.dfinal.begin() + at + n * m);
   for (std::size_t i = length; i-- > 0;) {
     const std::size_t t = begin + i;
     const Row q = c.q.row(t, hk), k = c.k.row(t, hk), v = c.v.row(t, h), dout = c.dout.row(t, h);
@@ -233,16 +233,16 @@ inline void recurrence(const Case& c, std::size_t document, std::size_t h, Refer
       for (std::size_t a = 0; a < n; ++a) {
         u -= rk * k[a] * decayed[i][a * m + j];
         dq[a] += s.scale * after[i][a * m + j] * dout[j];
-        dS[a * m + j] += s.scale * rq * q[a] * dout[j];
-        dvn += rk * k[a] * dS[a * m + j];
+        dstate[a * m + j] += s.scale * rq * q[a] * dout[j];
+        dvn += rk * k[a] * dstate[a * m + j];
       }
       r.dbeta[t * s.value_heads + h] += dvn * u;
       r.dv[t * s.value_heads + h][j] += b * dvn;
       for (std::size_t a = 0; a < n; ++a) {
-        dk[a] += dS[a * m + j] * b * u - decayed[i][a * m + j] * b * dvn;
-        dS[a * m + j] -= rk * k[a] * b * dvn;
-        r.dg[t * s.value_heads + h] += dS[a * m + j] * decayed[i][a * m + j];
-        dS[a * m + j] *= e;
+        dk[a] += dstate[a * m + j] * b * u - decayed[i][a * m + j] * b * dvn;
+        dstate[a * m + j] -= rk * k[a] * b * dvn;
+        r.dg[t * s.value_heads + h] += dstate[a * m + j] * decayed[i][a * m + j];
+        dstate[a * m + j] *= e;
       }
     }
     const auto through_norm = [&](const Row& x, const Row& dy, double factor, Row& dx) {
@@ -253,7 +253,7 @@ inline void recurrence(const Case& c, std::size_t document, std::size_t h, Refer
     through_norm(q, dq, rq, r.dq[t * s.key_heads + hk]);
     through_norm(k, dk, rk, r.dk[t * s.key_heads + hk]);
   }
-  if (s.state) std::copy(dS.begin(), dS.end(), r.dstate.begin() + at);
+  if (s.state) std::copy(dstate.begin(), dstate.end(), r.dstate.begin() + at);
 }
 
 inline Reference reference(const Case& c) {
