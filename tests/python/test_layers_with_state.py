@@ -1,4 +1,7 @@
-"""Packed rows on models whose layers carry state along a row: refused, never silently leaking."""
+"""Packed rows on models whose layers carry state along a row: refused, never silently leaking.
+
+Those that our operators compute are in test_recurrent_layers.py.
+"""
 
 import pytest
 import torch
@@ -6,6 +9,8 @@ import torch._dynamo
 from transformers import (
     FalconH1Config,
     FalconH1ForCausalLM,
+    KimiLinearConfig,
+    KimiLinearForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     LlamaConfig,
@@ -59,6 +64,11 @@ def build(name):
     if name == "recurrent_gemma":
         options = SMALL | {"num_hidden_layers": 3}
         return RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**options, attention_window_size=8))
+    if name == "kimi_linear":
+        mla = {"kv_lora_rank": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8}
+        kinds = {"layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense"] * 2}
+        config = KimiLinearConfig(**SMALL, **mla, **kinds, linear_head_dim=8, linear_num_heads=2)
+        return KimiLinearForCausalLM(config)
     config = Qwen3NextConfig(
         **SMALL,
         head_dim=16,
@@ -76,7 +86,8 @@ def build(name):
     return Qwen3NextForCausalLM(config)
 
 
-STATEFUL = ["mamba", "mamba2", "lfm2", "recurrent_gemma", "qwen3_next"]
+REFUSED = ["mamba", "mamba2", "recurrent_gemma", "kimi_linear"]
+STATEFUL = [*REFUSED, "lfm2", "qwen3_next"]
 DOCUMENTS = [{"input_ids": list(range(3, 12))}, {"input_ids": list(range(12, 19))}]
 
 
@@ -88,14 +99,14 @@ def test_only_layers_with_state_are_found():
             refuse_packed(build(name), "sample_packing")
 
 
-@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize("name", REFUSED)
 def test_packed_rows_are_refused_and_padded_ones_run(name):
     model = mg.optimize(build(name).eval())
     packed = PackedCollator(pad_to_multiple_of=16, max_documents=4)(DOCUMENTS)
     with pytest.raises(ValueError, match=r"packed rows \(cu_seqlens\) with layers that carry state"):
         model(**packed)
     positions = {"input_ids": packed["input_ids"], "position_ids": packed["position_ids"], "use_cache": False}
-    if name in ("lfm2", "qwen3_next", "recurrent_gemma"):  # Mamba takes no positions
+    if name in ("kimi_linear", "recurrent_gemma"):  # Mamba takes no positions
         with pytest.raises(ValueError, match=r"packed rows \(restarting position_ids\)"):
             model(**positions)
     with torch.no_grad():

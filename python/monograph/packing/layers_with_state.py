@@ -1,7 +1,8 @@
-"""Layers that carry state along a row: convolutions and recurrences, which know no borders of documents.
+"""Layers that carry state along a row: convolutions and recurrences, most of which know no borders.
 
-In a packed row the state of one document would run into the next. Until these layers know borders, such a row
-is refused, in eager mode and inside a graph. Rows of one document and padded batches are not concerned.
+In a packed row the state of one document would run into the next. Such a row is refused, in eager mode and
+inside a graph, unless all layers with state are of kinds that our operators compute, documents apart
+(docs/recurrent.md). Rows of one document and padded batches are not concerned.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from monograph.integrations.torch.instance_class import put_before
 from monograph.packing.packed_rows_hook import PackedRowsHook, require
 
 # Kinds in `config.layer_types` (`linear_attention`, `conv`, `mamba` ...), and classes. `hybrid`: attention
@@ -25,17 +27,44 @@ _PARAMETERS = {"A_log", "dt_bias", "time_decay", "recurrent_param"}
 _TOWERS = re.compile(r"audio|vision|visual|speech")  # their layers run along no text
 
 
+class KeepsDocumentsApart(nn.Module):
+    """Before the class of a layer: it carries state, and begins each document anew."""
+
+
+class ConfigKnowsBorders:
+    """Before the class of a config: all layers with state that it speaks of keep documents apart.
+
+    Not an attribute: that would be saved with the config, for layers that do not.
+    """
+
+
+def _stateful(config: Any) -> list[str]:
+    if isinstance(config, ConfigKnowsBorders):
+        return []
+    return [kind for kind in getattr(config, "layer_types", None) or () if _KINDS.search(kind)]
+
+
 def kinds_with_state(config: Any) -> list[str]:
-    """The kinds of layers in a transformers config that carry state."""
-    text = getattr(config, "text_config", None)
-    kinds = [*(getattr(config, "layer_types", None) or ()), *(getattr(text, "layer_types", None) or ())]
-    return sorted({kind for kind in kinds if _KINDS.search(kind)})
+    """The kinds of layers in a transformers config that carry state and may mix documents."""
+    return sorted({*_stateful(config), *_stateful(getattr(config, "text_config", None))})
+
+
+def know_borders(model: nn.Module) -> None:
+    """Tells the config of a transformers model, if all its layers with state keep documents apart."""
+    config: Any = model.config
+    stateful = len(_stateful(config))
+    if stateful and sum(isinstance(m, KeepsDocumentsApart) for m in model.modules()) >= stateful:
+        put_before(ConfigKnowsBorders, config)
 
 
 def layers_with_state(model: nn.Module) -> list[str]:
-    """The layers of a model that carry state: what its config says, then what they are made of."""
+    """The layers of a model that carry state and may mix documents: what its config says, then what they are
+    made of."""
     found = kinds_with_state(getattr(model, "config", None))
+    apart = tuple(f"{name}." for name, m in model.named_modules() if isinstance(m, KeepsDocumentsApart))
     for name, module in model.named_modules():
+        if f"{name}.".startswith(apart):
+            continue
         convolves = (
             isinstance(module, nn.Conv1d)
             and module.kernel_size[0] > 1

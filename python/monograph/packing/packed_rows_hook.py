@@ -18,6 +18,17 @@ def require(condition: torch.Tensor, message: str) -> None:
         raise ValueError(message)
 
 
+def falls(positions: torch.Tensor) -> torch.Tensor:
+    """Where a token's position is lower than the one before: there a document starts.
+
+    Of 3-D rotary positions the first ascends; height and width may fall. generate() gives padding on the left
+    the position 0 or 1: a fall from there starts no document.
+    """
+    if positions.dim() == 3:
+        positions = positions[0]
+    return (positions[..., 1:] < positions[..., :-1]) & (positions[..., :-1] > 1)
+
+
 class PackedRowsHook:
     """A forward pre-hook that refuses packed rows with the message of refusal(); None: they are allowed."""
 
@@ -29,10 +40,6 @@ class PackedRowsHook:
             if kwargs.get(name) is not None and (message := self.refusal(module, name)) is not None:
                 raise ValueError(message)
         positions = kwargs.get("position_ids")
-        if positions is not None and positions.dim() == 3:
-            positions = positions[0]  # of 3-D rotary positions the first ascends; height and width may fall
         message = self.refusal(module, "restarting position_ids")
         if message is not None and positions is not None and positions.shape[-1] > 1:
-            # generate() gives padding on the left the position 0 or 1: a fall from there starts no document.
-            falls = (positions[..., 1:] < positions[..., :-1]) & (positions[..., :-1] > 1)
-            require(~falls.any(), message)
+            require(~falls(positions).any(), message)

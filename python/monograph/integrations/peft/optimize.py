@@ -28,6 +28,7 @@ from monograph.integrations.torch.private_names import forward_hooks, hooks
 from monograph.integrations.transformers.attention import put_on
 from monograph.integrations.transformers.elementwise import take_over as take_over_elementwise
 from monograph.integrations.transformers.private_names import INPUT_HOOK, checkpoint_function
+from monograph.integrations.transformers.recurrent_layers import take_over as take_over_recurrent
 from monograph.integrations.trl import head as trl_head
 from monograph.nn.dense_source import local_folder, remember_dense
 from monograph.nn.quant_linear import QuantLinear
@@ -52,8 +53,9 @@ def optimize(
     - PEFT's LoRA on experts (`target_parameters`) runs in `monograph::experts`, packed or dense.
     - A transformers model uses our packed attention, unless its user chose another than `sdpa` or its device
       has no kernel of ours. `attention=True` wants it in any case, `attention=False` keeps what is there.
-    - A model refuses packed rows if it has layers that carry state along a row, or an attention that reads no
-      borders of documents.
+    - Recurrent layers of Qwen3-Next, Qwen3.5, OLMo-hybrid and LFM2 run on our operators and take packed rows
+      (docs/recurrent.md). A model refuses them if it has other layers that carry state along a row, or an
+      attention that reads no borders of documents.
     - With `head`, the head that a trainer of TRL has put on the model computes with `linear_log_probs`: the
       same numbers without a graph break, and nothing for tokens that have no label.
     - With `elementwise`, norms, gated MLPs, rotary positions and the first residual sum of a layer, of kinds
@@ -83,6 +85,7 @@ def optimize(
         _fuse_elementwise(base)
     if isinstance(base, PreTrainedModel):
         put_on(base, attention)
+        take_over_recurrent(base)
         guard_packed(base)
         if head:
             trl_head.take_over(base)

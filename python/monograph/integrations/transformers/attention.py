@@ -86,7 +86,7 @@ def padded_documents(
     return _table(last_q, last_k, lengths.reshape(-1))
 
 
-def _check_contiguous(mask: torch.Tensor) -> None:
+def check_contiguous(mask: torch.Tensor) -> None:
     """A mask with holes cannot be told by two ends."""
     changes = (mask[:, 1:] != mask[:, :-1]).sum(dim=1)
     outside = (~mask[:, 0]).int() + (~mask[:, -1]).int()
@@ -116,7 +116,7 @@ def attention_mask(
     first_query = q_offset - kv_offset
     if attention_mask is not None:
         mask = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
-        _check_contiguous(mask)
+        check_contiguous(mask)
         return padded_documents(mask, batch_size, q_length, kv_length, first_query)
     if isinstance(q_offset, torch.Tensor) or kv_length != q_length:
         return padded_documents(None, batch_size, q_length, kv_length, first_query)

@@ -11,7 +11,7 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from monograph.integrations.transformers import attention
+from monograph.integrations.transformers import attention, recurrent_layers
 from monograph.integrations.transformers.config import loading_dict
 from monograph.integrations.transformers.quantizer import MonographConfig
 
@@ -98,7 +98,7 @@ def from_pretrained(
             config.quantization_config = loading_dict(stored)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
-    return AutoModelForCausalLM.from_pretrained(
+    model = AutoModelForCausalLM.from_pretrained(
         folder,
         config=config,
         quantization_config=quantization,
@@ -106,3 +106,5 @@ def from_pretrained(
         attn_implementation=attn_implementation,
         **options,
     )
+    recurrent_layers.take_over(model)
+    return model

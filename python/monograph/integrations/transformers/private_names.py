@@ -76,6 +76,25 @@ NAMES = {
     "apply_rotary": PrivateName(
         "transformers.models.llama.modeling_llama:apply_rotary_pos_emb", _READ, "elementwise: by this name"
     ),
+    # recurrent layers
+    **{
+        layer: PrivateName(
+            f"transformers.models.{model}.modeling_{model}:{layer}",
+            _READ,
+            "recurrent layers: its forward is ours",
+        )
+        for layer, model in (
+            ("Qwen3NextGatedDeltaNet", "qwen3_next"),
+            ("Qwen3_5GatedDeltaNet", "qwen3_5"),
+            ("Qwen3_5MoeGatedDeltaNet", "qwen3_5_moe"),
+            ("OlmoHybridGatedDeltaNet", "olmo_hybrid"),
+            ("Lfm2ShortConv", "lfm2"),
+            ("Lfm2MoeShortConv", "lfm2_moe"),
+        )
+    },
+    "force_accelerate_hooks": PrivateName(
+        "transformers.integrations.accelerate:force_accelerate_hooks", _READ, "recurrent layers: offloading"
+    ),
     # experts
     "ALL_EXPERTS_FUNCTIONS": PrivateName(
         "transformers.integrations.moe:ALL_EXPERTS_FUNCTIONS", _READ, "experts_implementation='monograph'"

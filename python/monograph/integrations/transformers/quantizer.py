@@ -39,6 +39,7 @@ from monograph.integrations.transformers.private_names import (
     should_convert_module,
     weight_conversions,
 )
+from monograph.integrations.transformers.recurrent_layers import take_over as take_over_recurrent
 from monograph.nn.dense_source import remember_dense
 from monograph.nn.packed_experts import PackedExperts
 from monograph.nn.quant_linear import QuantLinear, dense_linear
@@ -278,6 +279,7 @@ class MonographQuantizer(HfQuantizer):
             if not any(isinstance(op, _Replace) for op in getattr(conversion, "operations", ()))
         ]
         set_weight_conversions(model, others)
+        take_over_recurrent(model)
         return model
 
     def get_quantize_ops(self) -> ConversionOps:
