@@ -291,7 +291,19 @@ class Random(LlamaDecoderLayer):
 
 class InPlace(LlamaDecoderLayer):
     def forward(self, hidden_states, **options):
-        return super().forward(hidden_states, **options).mul_(2)
+        result = super().forward(hidden_states, **options)
+        result[:, ::2].mul_(2)
+        return result
+
+
+class OwnInPlace(LlamaDecoderLayer):
+    """Changes what it made itself, after it was read and before it is read again."""
+
+    def forward(self, hidden_states, **options):
+        result = super().forward(hidden_states, **options)
+        before = result + 1
+        result *= result.mean(dim=-1, keepdim=True)
+        return before + result
 
 
 def with_class(model, layer_class):
@@ -316,6 +328,10 @@ def test_what_cannot_be_repeated_is_refused_by_name(layer_class, words):
         RuntimeError, match=rf"layers\.0#\d+ \({layer_class.__name__}\) cannot be traced.*{words}"
     ):
         loss_and_gradients(model)
+
+
+def test_a_layer_may_change_what_it_made_itself():
+    assert_same(make_regions(with_class(build(2), OwnInPlace)), with_class(build(2), OwnInPlace))
 
 
 def test_generation_with_a_cache_is_the_plain_layers():

@@ -91,6 +91,34 @@ def _drops_nothing(node: Node) -> bool:
     return bool((arguments[place].default_value if given is None else given) == 0)
 
 
+def _replaceable(node: Node) -> Any:
+    """What computes the same as an in-place operation of aten without writing; None if memory is shared."""
+    schema, changed = schema_of(node.target), node.args[0] if node.args else None
+    if schema is None or not schema.name.startswith("aten::") or not schema.name.endswith("_"):
+        return None
+    made = isinstance(changed, Node) and changed.op == "call_function" and owner(changed) is changed
+    if not made or any(owner(user) is not user for user in changed.users if user is not node):  # type: ignore[union-attr]
+        return None
+    tensors = [argument.meta["val"] for argument in node.all_input_nodes]
+    kinds = {t.dtype for t in tensors if isinstance(t, torch.Tensor)}
+    plain = getattr(torch.ops.aten, schema.name.removeprefix("aten::")[:-1], None)
+    name = schema.overload_name or "default"
+    return getattr(plain, name, None) if len(kinds) == 1 else None
+
+
+def without_writes(graph: GraphModule) -> None:
+    """In-place operations on tensors that the layer made itself, and of which no view exists, become plain:
+    those before see the old value, those behind the new one. A router divides its weights by their sum so."""
+    order = {node: place for place, node in enumerate(graph.graph.nodes)}
+    for node in graph.graph.nodes:
+        mutable = getattr(schema_of(node.target), "is_mutable", False)
+        if mutable and (plain := _replaceable(node)) is not None:
+            changed, node.target = node.args[0], plain
+            for user in list(changed.users):
+                if order[user] > order[node]:
+                    user.replace_input_with(changed, node)
+
+
 def refuse_what_cannot_be_repeated(graph: GraphModule) -> None:
     """Recomputing must give the forward's numbers, and what is kept must not change."""
     for node in graph.graph.nodes:

@@ -25,7 +25,12 @@ from monograph.integrations.torch.private_names import (
 from monograph.ops.seeded_dropout import SeededDropout
 from monograph.regions.layer_function import Request, run
 from monograph.regions.lengths import KeptShape, fixed_sizes, guard, kept_shape
-from monograph.regions.partition import extracted, refuse_what_cannot_be_repeated, worth_keeping
+from monograph.regions.partition import (
+    extracted,
+    refuse_what_cannot_be_repeated,
+    without_writes,
+    worth_keeping,
+)
 
 FORWARD, RECOMPUTE, KEEP = "forward", "recompute", "keep"
 MODES = {
@@ -121,6 +126,7 @@ def _trace(request: Request, number: int) -> Traced:
             with torch.enable_grad():
                 graph = make_fx(joint)(primals, [torch.empty_like(primals[0]).detach()])
     graph.graph.eliminate_dead_code()
+    without_writes(graph)
     refuse_what_cannot_be_repeated(graph)
     return _split(request, graph, primals, env, number)
 
