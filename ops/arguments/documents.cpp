@@ -14,4 +14,11 @@ const std::int32_t* offsets_of(const char* op, const char* what, const Tensor& t
   return static_cast<const std::int32_t*>(tensor.const_data_ptr());
 }
 
+DocumentsArgument documents_of(const char* op, const char* what, const Tensor& tensor) {
+  check_given(op, what, tensor);
+  STD_TORCH_CHECK(tensor.numel() >= 1, op, ": ", what, " is empty, wanted at least one offset");
+  const std::int32_t* offsets = offsets_of(op, what, tensor, tensor.numel());
+  return {static_cast<std::size_t>(tensor.numel() - 1), offsets};
+}
+
 }  // namespace monograph::ops

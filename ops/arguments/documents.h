@@ -9,4 +9,11 @@ namespace monograph::ops {
 const std::int32_t* offsets_of(const char* op, const char* what, const Tensor& tensor,
                                std::int64_t want);
 
+// Contiguous int32 [documents + 1].
+struct DocumentsArgument {
+  std::size_t count;
+  const std::int32_t* offsets;
+};
+DocumentsArgument documents_of(const char* op, const char* what, const Tensor& tensor);
+
 }  // namespace monograph::ops

@@ -43,8 +43,7 @@ AttentionProblem check_problem(const char* op, const Tensor& q, const Tensor& k,
   STD_TORCH_CHECK(window >= 0, op, ": window is ", window, ", wanted 0 for none or more");
   STD_TORCH_CHECK(scale >= 0, op, ": scale is ", scale, ", wanted 0 or more");
   STD_TORCH_CHECK(softcap >= 0, op, ": softcap is ", softcap, ", wanted 0 for none or more");
-  check_given(op, "cu_q", cu_q);
-  STD_TORCH_CHECK(cu_q.numel() >= 1, op, ": cu_q is empty, wanted at least one offset");
+  const DocumentsArgument documents = documents_of(op, "cu_q", cu_q);
   AttentionProblem problem = {};
   problem.dtype = dtype_of(q.scalar_type(), op, "q");
   problem.query_tokens = static_cast<std::size_t>(q.size(0));
@@ -65,9 +64,9 @@ AttentionProblem check_problem(const char* op, const Tensor& q, const Tensor& k,
                     " contiguous float32 values");
     problem.sinks = static_cast<const float*>(sinks->const_data_ptr());
   }
-  const std::int64_t count = cu_q.numel() - 1;
-  problem.documents.count = static_cast<std::size_t>(count);
-  problem.documents.query_offsets = offsets_of(op, "cu_q", cu_q, count + 1);
+  const auto count = static_cast<std::int64_t>(documents.count);
+  problem.documents.count = documents.count;
+  problem.documents.query_offsets = documents.offsets;
   problem.documents.key_offsets = offsets_of(op, "cu_k", cu_k, count + 1);
   if (key_lengths)
     problem.documents.key_lengths = offsets_of(op, "key_lengths", *key_lengths, count);

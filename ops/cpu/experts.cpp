@@ -16,6 +16,35 @@ Tensor like(const char* op, const Tensor& tensor) {
   return empty(op, tensor, {tensor.sizes().begin(), tensor.sizes().end()}, tensor.scalar_type());
 }
 
+// What all three operators take, as the schema has it.
+struct ExpertsTensors {
+  const Tensor &x, &ids, &weights;
+  ExpertsWeight first, second;
+  ExpertsNumbers numbers;
+};
+
+// With `before` the arguments that a gradient has in front of them.
+ExpertsArguments check_all(const char* op, const ExpertsTensors& given,
+                           std::initializer_list<NamedTensors> before) {
+  const auto& [x, ids, weights, first, second, numbers] = given;
+  check_device(op, DeviceType::CPU, before);
+  check_device(op, DeviceType::CPU,
+               {{"x", x},
+                {"ids", ids},
+                {"weights", weights},
+                {"values1", first.values},
+                {"scales1", first.scales},
+                {"bias1", first.bias},
+                {"values2", second.values},
+                {"scales2", second.scales},
+                {"bias2", second.bias},
+                {"a1", first.a},
+                {"b1", first.b},
+                {"a2", second.a},
+                {"b2", second.b}});
+  return check_experts(op, x, ids, weights, first, second, numbers);
+}
+
 std::tuple<Tensor, Tensor> experts_cpu(const Tensor& x, const Tensor& ids, const Tensor& weights,
                                        const Tensor& values1, const Tensors& scales1,
                                        const Numbers& layout1, const Optional& bias1,
@@ -26,24 +55,15 @@ std::tuple<Tensor, Tensor> experts_cpu(const Tensor& x, const Tensor& ids, const
                                        std::int64_t activation, bool interleaved, double alpha,
                                        double limit, bool transposed, bool save) {
   const char* const op = "experts";
-  check_device(op, DeviceType::CPU,
-               {{"x", x},
-                {"ids", ids},
-                {"weights", weights},
-                {"values1", values1},
-                {"scales1", scales1},
-                {"bias1", bias1},
-                {"values2", values2},
-                {"scales2", scales2},
-                {"bias2", bias2},
-                {"a1", a1},
-                {"b1", b1},
-                {"a2", a2},
-                {"b2", b2}});
   const ExpertsArguments arguments =
-      check_experts(op, x, ids, weights, {values1, scales1, layout1, bias1, a1, b1, lora_scale1},
-                    {values2, scales2, layout2, bias2, a2, b2, lora_scale2},
-                    {activation, interleaved, alpha, limit, transposed});
+      check_all(op,
+                {x,
+                 ids,
+                 weights,
+                 {values1, scales1, layout1, bias1, a1, b1, lora_scale1},
+                 {values2, scales2, layout2, bias2, a2, b2, lora_scale2},
+                 {activation, interleaved, alpha, limit, transposed}},
+                {});
   const ExpertsProblem& problem = arguments.problem;
   Tensor y = empty_rows(op, x, problem.down.out);
   const std::size_t rows = save ? problem.all_slots() : 0;
@@ -63,26 +83,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> exper
     double lora_scale1, double lora_scale2, std::int64_t activation, bool interleaved, double alpha,
     double limit, bool transposed, const std::vector<bool>& need) {
   const char* const op = "experts_backward";
-  check_device(op, DeviceType::CPU,
-               {{"dy", dy},
-                {"pre", pre},
-                {"x", x},
-                {"ids", ids},
-                {"weights", weights},
-                {"values1", values1},
-                {"scales1", scales1},
-                {"bias1", bias1},
-                {"values2", values2},
-                {"scales2", scales2},
-                {"bias2", bias2},
-                {"a1", a1},
-                {"b1", b1},
-                {"a2", a2},
-                {"b2", b2}});
   const ExpertsArguments arguments =
-      check_experts(op, x, ids, weights, {values1, scales1, layout1, bias1, a1, b1, lora_scale1},
-                    {values2, scales2, layout2, bias2, a2, b2, lora_scale2},
-                    {activation, interleaved, alpha, limit, transposed});
+      check_all(op,
+                {x,
+                 ids,
+                 weights,
+                 {values1, scales1, layout1, bias1, a1, b1, lora_scale1},
+                 {values2, scales2, layout2, bias2, a2, b2, lora_scale2},
+                 {activation, interleaved, alpha, limit, transposed}},
+                {{"dy", dy}, {"pre", pre}});
   STD_TORCH_CHECK(need.size() == 6, op, ": need has ", need.size(), " entries, wanted 6");
   const ExpertsGradientArguments given = check_experts_gradient(op, dy, pre, arguments);
   ExpertsGradients gradients;
@@ -114,26 +123,15 @@ std::tuple<Tensor, Tensor> experts_dw_cpu(
     double lora_scale1, double lora_scale2, std::int64_t activation, bool interleaved, double alpha,
     double limit, bool transposed) {
   const char* const op = "experts_dw";
-  check_device(op, DeviceType::CPU,
-               {{"dy", dy},
-                {"pre", pre},
-                {"x", x},
-                {"ids", ids},
-                {"weights", weights},
-                {"values1", values1},
-                {"scales1", scales1},
-                {"bias1", bias1},
-                {"values2", values2},
-                {"scales2", scales2},
-                {"bias2", bias2},
-                {"a1", a1},
-                {"b1", b1},
-                {"a2", a2},
-                {"b2", b2}});
   const ExpertsArguments arguments =
-      check_experts(op, x, ids, weights, {values1, scales1, layout1, bias1, a1, b1, lora_scale1},
-                    {values2, scales2, layout2, bias2, a2, b2, lora_scale2},
-                    {activation, interleaved, alpha, limit, transposed});
+      check_all(op,
+                {x,
+                 ids,
+                 weights,
+                 {values1, scales1, layout1, bias1, a1, b1, lora_scale1},
+                 {values2, scales2, layout2, bias2, a2, b2, lora_scale2},
+                 {activation, interleaved, alpha, limit, transposed}},
+                {{"dy", dy}, {"pre", pre}});
   const ExpertsProblem& problem = arguments.problem;
   STD_TORCH_CHECK(problem.up.weight.first.format == Format::kPlain &&
                       problem.down.weight.first.format == Format::kPlain,

@@ -23,19 +23,47 @@ __mmask16 floats_of(std::size_t count) {
 void enter() { V::configure(); }
 void leave() { V::release(); }
 
+__m512i load_elements(const Bf16* from, std::size_t count) {
+  return _mm512_maskz_loadu_epi16(lanes_of(count), from);
+}
+__m512i load_elements(const float* from, std::size_t count) {
+  const __m512 low = _mm512_maskz_loadu_ps(floats_of(count), from);
+  const __m512 high =
+      count > 16 ? _mm512_maskz_loadu_ps(floats_of(count - 16), from + 16) : _mm512_setzero_ps();
+  return _mm512_inserti64x4(_mm512_castsi256_si512(V::to_bf16(low)), V::to_bf16(high), 1);
+}
+
 // Sixteen rows of the factor to [step][pair of columns][row][2].
-void pack_factor(const NarrowJob& job, std::size_t first, std::size_t ranks, std::byte* out) {
+template <class T>
+void pack_rows(const NarrowJob& job, std::size_t first, std::size_t ranks, std::byte* out) {
   const std::size_t cols = job.x.cols;
-  const Bf16* factor = static_cast<const Bf16*>(job.factor) + first * cols;
+  const T* factor = static_cast<const T*>(job.factor) + first * cols;
   for (std::size_t c = 0; c < cols; c += 32, out += kTileBytes) {
-    const __mmask32 mask = lanes_of(cols - c);
     __m512i v[16];
     for (std::size_t i = 0; i < 16; ++i)
-      v[i] = i < ranks ? _mm512_maskz_loadu_epi16(mask, factor + i * cols + c)
-                       : _mm512_setzero_si512();
+      v[i] = i < ranks ? load_elements(factor + i * cols + c, cols - c) : _mm512_setzero_si512();
     transpose_16x16(v);
     for (std::size_t i = 0; i < 16; ++i) _mm512_store_si512(out + 64 * i, v[i]);
   }
+}
+
+// The same of a factor whose rows are the columns of x.
+void pack_turned(const NarrowJob& job, std::size_t first, std::size_t ranks, std::byte* out) {
+  const std::size_t cols = job.x.cols;
+  const Bf16* factor = static_cast<const Bf16*>(job.factor) + first;
+  const auto words = [&](std::size_t c) __attribute__((always_inline)) {
+    return c < cols ? _mm512_cvtepu16_epi32(
+                          _mm256_maskz_loadu_epi16(floats_of(ranks), factor + c * job.rank))
+                    : _mm512_setzero_si512();
+  };
+  for (std::size_t c = 0; c < (cols + 31) / 32 * 32; c += 2, out += 64)
+    _mm512_store_si512(out, _mm512_or_si512(words(c), _mm512_slli_epi32(words(c + 1), 16)));
+}
+
+void pack_factor(const NarrowJob& job, std::size_t first, std::size_t ranks, std::byte* out) {
+  if (job.kind == NarrowFactor::kColumns) return pack_turned(job, first, ranks, out);
+  if (job.kind == NarrowFactor::kFloats) return pack_rows<float>(job, first, ranks, out);
+  pack_rows<Bf16>(job, first, ranks, out);
 }
 
 // kSteps tiles of columns of up to 32 rows, from column `first` on, to [step][row][32].
@@ -45,9 +73,12 @@ void stage_rows(const NarrowJob& job, std::size_t row, std::size_t rows, std::si
   for (std::size_t r = 0; r < rows; ++r) {
     const std::size_t at = job.rows == nullptr ? row + r : job.rows[row + r];
     const Bf16* in = static_cast<const Bf16*>(job.x.data) + at * job.x.stride + first;
-    for (std::size_t c = 0; c < cols; c += 32)
+    for (std::size_t c = 0; c < cols; c += 32) {
+      // Of the next call: rows lie apart, and no prefetcher finds their pieces.
+      _mm_prefetch(in + 32 * kSteps + c, _MM_HINT_T0);
       _mm512_store_si512(out + c / 32 * 2 * kTileBytes + r * 64,
                          _mm512_maskz_loadu_epi16(lanes_of(cols - c), in + c));
+    }
   }
 }
 
@@ -125,7 +156,7 @@ void pack_small(const SmallTilesJob& job) {
 }
 
 // Pairs of up to 32 rows to four tiles [16 columns][pair of rows][column][2].
-void stage_pairs(const TileGramJob& job, std::size_t token, std::byte* out) {
+void stage_pairs(const GramJob& job, std::size_t token, std::byte* out) {
   alignas(64) static constexpr std::uint16_t kLow[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
                                                          37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
                                                          11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
@@ -141,11 +172,15 @@ void stage_pairs(const TileGramJob& job, std::size_t token, std::byte* out) {
     __m512i a[2] = {}, b[2] = {};
     if (t < job.count) {
       const Bf16* row = row_of(t);
+      _mm_prefetch(row + kTileCols, _MM_HINT_T0);  // as the next columns of this expert want it
+      _mm_prefetch(row + kTileCols + 32, _MM_HINT_T0);
       a[0] = _mm512_maskz_loadu_epi16(first, row);
       a[1] = _mm512_maskz_loadu_epi16(second, row + 32);
     }
     if (t + 1 < job.count) {
       const Bf16* row = row_of(t + 1);
+      _mm_prefetch(row + kTileCols, _MM_HINT_T0);
+      _mm_prefetch(row + kTileCols + 32, _MM_HINT_T0);
       b[0] = _mm512_maskz_loadu_epi16(first, row);
       b[1] = _mm512_maskz_loadu_epi16(second, row + 32);
     }
@@ -157,8 +192,8 @@ void stage_pairs(const TileGramJob& job, std::size_t token, std::byte* out) {
   }
 }
 
-void gram(const TileGramJob& job) {
-  std::byte *const stage = job.scratch, *const sums = stage + 4 * kTileBytes;
+void gram(const GramJob& job, const std::byte* tiles, std::byte* scratch) {
+  std::byte *const stage = scratch, *const sums = stage + 4 * kTileBytes;
   const std::size_t rank_tiles = (job.rank + 15) / 16;
   for (std::size_t tile = 0; tile < rank_tiles; ++tile) {
     _tile_zero(0);
@@ -166,7 +201,7 @@ void gram(const TileGramJob& job) {
     _tile_zero(2);
     _tile_zero(3);
     for (std::size_t token = 0; token < job.count; token += 32) {
-      const std::byte* small = job.tiles + (token / 32 * rank_tiles + tile) * 2 * kTileBytes;
+      const std::byte* small = tiles + (token / 32 * rank_tiles + tile) * 2 * kTileBytes;
       stage_pairs(job, token, stage);
       asm volatile("" ::: "memory");
       _tile_loadd(4, small, 64);

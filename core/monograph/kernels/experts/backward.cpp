@@ -21,28 +21,27 @@ class Backward {
     }
     const bool up = want_.dx != nullptr || want_.dbias1 != nullptr || want_.da1 != nullptr ||
                     want_.db1 != nullptr;
-    through_down(pre, up || want_.dweights != nullptr);
+    const bool back = up || want_.dweights != nullptr;
+    const bool factors = want_.da2 != nullptr || want_.db2 != nullptr;
     if (want_.dbias2 != nullptr)
       gram_to_rows(layer_, {layer_.place_weights, 1}, dy_, want_.dbias2, problem_.down.bias_dtype);
-    if (!up && want_.dweights == nullptr) return;
-    through_activation(pre, up);
+    Buffer du2;
+    if (back || want_.da2 != nullptr) du2 = layer_.down.low_rank_back(dy_);
+    Buffer h;
+    if (back)
+      h = through_activation(pre, du2, up, factors);
+    else if (factors)
+      h = layer_.activate(pre);
+    if (factors) factors_of_down(h, du2);
+    h = {};
     if (up) through_up();
   }
 
  private:
-  // dh, and the gradients of the second LoRA.
-  void through_down(const void* pre, bool need_dh) {
-    const std::size_t inner = layer_.inner(), rank = problem_.down.rank;
-    const bool factors = want_.da2 != nullptr || want_.db2 != nullptr;
-    Buffer du2;
-    if (need_dh || want_.da2 != nullptr) du2 = layer_.down.low_rank_back(dy_);
-    if (need_dh) {
-      dh_ = layer_.places_by(inner);
-      layer_.down.back(dy_, du2, 0, {dh_.data(), layer_.kept(), inner, inner});
-    }
-    if (!factors) return;
-    const Buffer h = layer_.activate(pre);
-    const ExpertsRows rows = layer_.rows(h.data(), inner);
+  // The gradients of the second LoRA.
+  void factors_of_down(const Buffer& h, const Buffer& du2) {
+    const std::size_t rank = problem_.down.rank;
+    const ExpertsRows rows = layer_.rows(h.data(), layer_.inner());
     const float* const weights = layer_.place_weights.data();
     if (want_.da2 != nullptr)
       gram_to_rows(layer_, gram_rows(layer_, du2, rank, weights), rows, want_.da2,
@@ -52,13 +51,20 @@ class Backward {
                       want_.db2, problem_.down.b_dtype);
   }
 
-  // dpre, over pre where it is ours; the gradients of the routing weights.
-  void through_activation(const void* pre, bool need_dpre) {
+  // dpre, over pre where it is ours; the gradients of the routing weights. Gives h, if it is to be
+  // kept, in the memory of dh.
+  Buffer through_activation(const void* pre, const Buffer& du2, bool need_dpre, bool keep_h) {
+    const std::size_t inner = layer_.inner();
+    Buffer dh = layer_.places_by(inner);
+    layer_.down.back(dy_, du2, 0, {dh.data(), layer_.kept(), inner, inner});
     if (need_dpre) dpre_ = own_ ? std::move(own_) : layer_.places_by(problem_.up.out);
     std::vector<float> dots(layer_.kept());
-    layer_.activate_back(pre, dh_, dpre_.data(), dots.data());
-    dh_ = {};
-    if (want_.dweights == nullptr) return;
+    layer_.activate_back(pre, dh, dpre_.data(), dots.data(), keep_h);
+    if (want_.dweights != nullptr) weights_of(dots);
+    return keep_h ? std::move(dh) : Buffer();
+  }
+
+  void weights_of(std::vector<float>& dots) const {
     if (problem_.down.bias != nullptr) add_biases(dots);
     std::vector<float> dweights(problem_.all_slots());
     for (std::size_t i = 0; i < dots.size(); ++i) dweights[layer_.routing.slots[i]] = dots[i];
@@ -107,7 +113,7 @@ class Backward {
   const ExpertsProblem& problem_;
   const ExpertsRows dy_;
   const ExpertsGradients& want_;
-  Buffer own_, dh_, dpre_, u1_;  // own_: pre, computed again
+  Buffer own_, dpre_, u1_;  // own_: pre, computed again
 };
 
 }  // namespace

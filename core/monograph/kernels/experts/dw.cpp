@@ -160,7 +160,7 @@ void experts_dw(const ExpertsProblem& problem, const Matrix& dy, const void* pre
   layer.down.back(dy_rows, layer.down.low_rank_back(dy_rows), 0,
                   {dh.data(), layer.kept(), inner, inner});
   const Buffer dpre = own ? std::move(own) : layer.places_by(width);
-  layer.activate_back(pre, dh, dpre.data(), nullptr);
+  layer.activate_back(pre, dh, dpre.data(), nullptr, /*keep_h=*/false);
   dh = {};
   gradient({layer.rows(dpre.data(), width), nullptr}, {layer.x(), nullptr}, d_values1,
            problem.up.dtype);

@@ -84,6 +84,7 @@ float activate_row_back(const ActivationJob& job) {
         const auto change = A::slopes(job, gate, up, L::mul(L::set(job.weight), dh));
         // Beyond `count` dh is 0.
         sum.add(at / W::kLanes % W::kVectors, L::mul(L::template round_as<T>(change.h), dh));
+        if (job.h != nullptr) W::store(static_cast<T*>(job.h) + at, change.h, count);
         if (job.dpre != nullptr) Both::store(job, at, count, change.gate, change.up);
       });
   return sum.total();
@@ -159,7 +160,8 @@ float dot_rows(const void* a, const void* b, std::size_t size) {
 
 // kRanks x kVectors accumulators, the vectors in the order of load_as.
 template <class V, class T, std::size_t kRanks, std::size_t kVectors>
-[[gnu::always_inline]] inline void gram_block(const GramJob& job, std::size_t rank, std::size_t col,
+[[gnu::always_inline]] inline void gram_block(const GramJob& job, const float* first,
+                                              std::size_t rank, std::size_t col,
                                               std::size_t count) {
   using L = RowLanes<V>;
   using F32 = typename L::F32;
@@ -168,7 +170,7 @@ template <class V, class T, std::size_t kRanks, std::size_t kVectors>
   unrolled<kRanks * kVectors>([&](auto i) __attribute__((always_inline)) {
     sum[i / kVectors][i % kVectors] = L::set(0.f);
   });
-  const float* small = job.small + rank;
+  const float* small = first + rank;
   for (std::size_t t = 0; t < job.count; ++t, small += job.rank) {
     const std::size_t row = job.rows == nullptr ? t : job.rows[t];
     const T* large = static_cast<const T*>(job.large) + row * job.stride + col;
@@ -199,21 +201,22 @@ template <class V, class T, std::size_t kRanks, std::size_t kVectors>
 }
 
 template <class V, class T, std::size_t kRanks>
-[[gnu::noinline]] void gram_ranks(const GramJob& job, std::size_t rank) {
+[[gnu::noinline]] void gram_ranks(const GramJob& job, const float* small, std::size_t rank) {
   constexpr std::size_t kLanes = RowLanes<V>::kLanes, kVectors = kRanks == 1 ? 4 : 2;
   std::size_t col = 0;
   for (; col + kVectors * kLanes <= job.cols; col += kVectors * kLanes)
-    gram_block<V, T, kRanks, kVectors>(job, rank, col, kLanes);
+    gram_block<V, T, kRanks, kVectors>(job, small, rank, col, kLanes);
   for (; col < job.cols; col += kLanes)
-    gram_block<V, T, kRanks, 1>(job, rank, col, job.cols - col < kLanes ? job.cols - col : kLanes);
+    gram_block<V, T, kRanks, 1>(job, small, rank, col,
+                                job.cols - col < kLanes ? job.cols - col : kLanes);
 }
 
 template <class V, class T>
-void gram(const GramJob& job) {
+void gram(const GramJob& job, const float* small) {
   constexpr std::size_t kRanks = RowLanes<V>::kLanes == 16 ? 8 : 4;
   std::size_t rank = 0;
-  for (; rank + kRanks <= job.rank; rank += kRanks) gram_ranks<V, T, kRanks>(job, rank);
-  for (; rank < job.rank; ++rank) gram_ranks<V, T, 1>(job, rank);
+  for (; rank + kRanks <= job.rank; rank += kRanks) gram_ranks<V, T, kRanks>(job, small, rank);
+  for (; rank < job.rank; ++rank) gram_ranks<V, T, 1>(job, small, rank);
 }
 
 // kTurned vectors of kTurned lanes; specialised where a set has shuffles for it.

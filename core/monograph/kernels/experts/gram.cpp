@@ -20,13 +20,12 @@ void run_gram(const ExpertsLayer& layer, const GramRows& small, const ExpertsRow
   const auto* data = static_cast<const std::byte*>(large.matrix.data) + first * layer.element();
   if (!large.by_token) data += place * large.matrix.stride * layer.element();
   const std::uint32_t* const rows = large.by_token ? layer.routing.tokens.data() + place : nullptr;
-  const std::size_t rank = small.rank, count = layer.routing.rows(i);
+  const GramJob job = {
+      small.rank, layer.routing.rows(i), data, large.matrix.stride, rows, cols, out, stride};
   if (small.kernels == nullptr)
-    return layer.kernels.gram({small.small.data() + place * rank, rank, count, data,
-                               large.matrix.stride, rows, cols, out, stride});
+    return layer.kernels.gram(job, small.small.data() + place * small.rank);
   alignas(64) std::byte scratch[kGramScratch];
-  small.kernels->gram({small.tiles.data() + small.offsets[i], rank, count, data,
-                       large.matrix.stride, rows, cols, out, stride, scratch});
+  small.kernels->gram(job, small.tiles.data() + small.offsets[i], scratch);
 }
 
 // On a thread around its sums.

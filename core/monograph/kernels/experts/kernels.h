@@ -19,8 +19,9 @@ struct ActivationJob {
   float alpha, limit;
   std::size_t inner;
   const void* pre;
-  void* h;  // of `activate` alone
-  // Of `activate_back` alone: dpre may be pre. dpre = slope * (weight * dh), one rounding.
+  void* h;  // of `activate`; `activate_back` writes it too unless it is nullptr
+  // Of `activate_back` alone: dpre may be pre and h may be dh. dpre = slope * (weight * dh), one
+  // rounding.
   const void* dh;
   void* dpre;
   float weight;
@@ -39,7 +40,6 @@ struct SlotSumJob {
 // out[j, c] = sum over t of small[t, j] * large[rows[t], c] in the order of t, one chain; without
 // `rows` row t is row t. c counts `cols` columns from the pointer on.
 struct GramJob {
-  const float* small;
   std::size_t rank, count;
   const void* large;
   std::size_t stride;
@@ -67,7 +67,7 @@ struct ExpertsKernels {
   float (*activate_back)(const ActivationJob& job);  // returns <h, dh>, h rounded
   void (*sum_slots)(const SlotSumJob& job);
   float (*dot)(const void* a, const void* b, std::size_t size);
-  void (*gram)(const GramJob& job);
+  void (*gram)(const GramJob& job, const float* small);
   void (*turn)(const TurnJob& job);         // of elements
   void (*turn_floats)(const TurnJob& job);  // of fp32 to elements
   void (*round)(const float* in, std::size_t size, void* out);

@@ -58,12 +58,14 @@ Buffer ExpertsLayer::activate(const void* pre) const {
   return h;
 }
 
-void ExpertsLayer::activate_back(const void* pre, const Buffer& dh, void* dpre, float* dots) const {
+void ExpertsLayer::activate_back(const void* pre, const Buffer& dh, void* dpre, float* dots,
+                                 bool keep_h) const {
   each_rows(kept(), 2 * inner(), parallel_for, [&](std::size_t begin, std::size_t end) {
     for (std::size_t place = begin; place < end; ++place) {
       ActivationJob job = activation_of(pre, place);
       job.weight = place_weights[place];
       job.dh = dh.data() + place * inner() * element();
+      if (keep_h) job.h = dh.data() + place * inner() * element();
       if (dpre != nullptr)
         job.dpre = static_cast<std::byte*>(dpre) + place * problem.up.out * element();
       const float dot = kernels.activate_back(job);

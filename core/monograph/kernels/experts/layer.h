@@ -38,8 +38,8 @@ class ExpertsLayer {
   void compute_pre(const Buffer& u1, void* pre) const;
   Buffer activate(const void* pre) const;
   // dpre of dh; dpre may be pre, or nullptr if nobody wants it. dots: <h, dh> of each place, or
-  // nullptr.
-  void activate_back(const void* pre, const Buffer& dh, void* dpre, float* dots) const;
+  // nullptr. With `keep_h` h takes the place of dh.
+  void activate_back(const void* pre, const Buffer& dh, void* dpre, float* dots, bool keep_h) const;
 
   // out[t] = sum over slots of factor * row, `width` columns, whose rows compute(first_col, rows)
   // makes strip by strip: never all columns of all slots where they are many.

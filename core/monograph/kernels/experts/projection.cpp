@@ -114,10 +114,6 @@ Buffer ExpertsProduct::low_rank_product(const ExpertsRows& rows,
                                         const std::vector<LinearWeight>& factors) const {
   const std::size_t rank = projection_.rank;
   Buffer u(routing_.kept() * rank * element_);
-  if (const ExpertsTiles* tiles = pick_experts_tiles(problem_.dtype)) {
-    narrow_products(*tiles, rows, factors, u);
-    return u;
-  }
   const std::vector<float> gain(rank, projection_.scale);
   std::vector<LinearTerm> terms(factors.size());
   std::vector<LinearProduct> products(factors.size());
@@ -135,23 +131,35 @@ Buffer ExpertsProduct::low_rank_product(const ExpertsRows& rows,
   return u;
 }
 
-void ExpertsProduct::narrow_products(const ExpertsTiles& tiles, const ExpertsRows& rows,
-                                     const std::vector<LinearWeight>& factors,
-                                     const Buffer& u) const {
+Buffer ExpertsProduct::narrow_products(const ExpertsTiles& tiles, const ExpertsRows& rows,
+                                       NarrowFactor kind, const void* factors,
+                                       std::size_t stride) const {
   const std::size_t rank = projection_.rank;
-  take_in_turn(factors.size(), parallel_for_, [&](std::size_t i) {
+  Buffer u(routing_.kept() * rank * element_);
+  take_in_turn(routing_.active.size(), parallel_for_, [&](std::size_t i) {
     const Scratch scratch(ScratchUse::kLocal, narrow_scratch(rows.matrix.cols));
+    // PEFT's own have a place for each expert.
+    const std::size_t place = factors == projection_.a ? routing_.active[i] : i;
     tiles.enter();
     tiles.narrow({rows_of(rows, i).left,
                   rows.by_token ? routing_.tokens.data() + routing_.first(i) : nullptr,
-                  routing_.rows(i), factors[i].packed.values, rank, projection_.scale,
-                  u.data() + routing_.first(i) * rank * element_, scratch.data()});
+                  routing_.rows(i), static_cast<const std::byte*>(factors) + place * stride, kind,
+                  rank, projection_.scale, u.data() + routing_.first(i) * rank * element_,
+                  scratch.data()});
     tiles.leave();
   });
+  return u;
 }
 
 Buffer ExpertsProduct::low_rank(const ExpertsRows& x) const {
   if (!has_low_rank()) return {};
+  if (const ExpertsTiles* tiles = pick_experts_tiles(problem_.dtype)) {
+    const std::size_t size = projection_.rank * projection_.in;
+    if (!a_rows_ && projection_.a_dtype == DType::kFloat32)
+      return narrow_products(*tiles, x, NarrowFactor::kFloats, projection_.a, size * sizeof(float));
+    return narrow_products(*tiles, x, NarrowFactor::kRows, a_rows().data(),
+                           factor_stride(size) * element_);
+  }
   std::vector<LinearWeight> factors;
   for (std::size_t i = 0; i < routing_.active.size(); ++i)
     factors.push_back(factor(a_rows(), i, projection_.rank, projection_.in));
@@ -160,6 +168,10 @@ Buffer ExpertsProduct::low_rank(const ExpertsRows& x) const {
 
 Buffer ExpertsProduct::low_rank_back(const ExpertsRows& dout) const {
   if (!has_low_rank()) return {};
+  if (const ExpertsTiles* tiles = pick_experts_tiles(problem_.dtype))
+    return narrow_products(*tiles, dout, NarrowFactor::kColumns,
+                           gather_b(/*rank_first=*/false).data(),
+                           factor_stride(projection_.rank * projection_.out) * element_);
   const Buffer b = gather_b(/*rank_first=*/true);
   std::vector<LinearWeight> factors;
   for (std::size_t i = 0; i < routing_.active.size(); ++i)

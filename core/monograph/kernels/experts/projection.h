@@ -54,8 +54,9 @@ class ExpertsProduct {
   const Buffer& a_rows() const;  // [rank, in], made once
   LinearTerm rows_of(const ExpertsRows& rows, std::size_t i) const;
   LinearTerm places_of(const Buffer& u, std::size_t i) const;
-  void narrow_products(const ExpertsTiles& tiles, const ExpertsRows& rows,
-                       const std::vector<LinearWeight>& factors, const Buffer& u) const;
+  // The i-th active expert's factor is factors + i * stride bytes.
+  Buffer narrow_products(const ExpertsTiles& tiles, const ExpertsRows& rows, NarrowFactor kind,
+                         const void* factors, std::size_t stride) const;
   Buffer low_rank_product(const ExpertsRows& rows, const std::vector<LinearWeight>& factors) const;
 
   const ExpertsProblem& problem_;

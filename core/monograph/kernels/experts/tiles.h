@@ -7,10 +7,17 @@
 #include <vector>
 
 #include "monograph/cpu/variant.h"
+#include "monograph/kernels/experts/kernels.h"
 #include "monograph/kernels/keys.h"
 #include "monograph/kernels/linear/operands.h"
 
 namespace monograph {
+
+enum class NarrowFactor : std::uint8_t {
+  kRows,     // [rank, x.cols]
+  kFloats,   // the same in fp32, which is rounded
+  kColumns,  // [x.cols, rank]
+};
 
 // out[i, j] = scale * sum over k of x[rows[i], k] * factor[j, k], rounded; without `rows` row i is
 // row i. One chain over tiles of 32 columns, whatever the count.
@@ -18,7 +25,8 @@ struct NarrowJob {
   Matrix x;
   const std::uint32_t* rows;
   std::size_t count;
-  const void* factor;  // [rank, x.cols]
+  const void* factor;
+  NarrowFactor kind;
   std::size_t rank;
   float scale;
   void* out;           // [count, rank]
@@ -36,28 +44,16 @@ constexpr std::size_t small_tiles(std::size_t rank, std::size_t count) {
   return (rank + 15) / 16 * ((count + 31) / 32) * 2048;
 }
 
-// out[j, c] = sum over t of small[t, j] * large[rows[t], c], up to kTileCols columns: one chain
-// over tiles of 32 tokens.
-inline constexpr std::size_t kTileCols = 64;
-struct TileGramJob {
-  const std::byte* tiles;
-  std::size_t rank, count;
-  const void* large;
-  std::size_t stride;
-  const std::uint32_t* rows;
-  std::size_t cols;
-  float* out;
-  std::size_t out_stride;
-  std::byte* scratch;  // kGramScratch bytes, aligned to 64
-};
-inline constexpr std::size_t kGramScratch = 8192;
+// Of `gram`: up to so many columns, and bytes of its scratch memory, aligned to 64.
+inline constexpr std::size_t kTileCols = 64, kGramScratch = 8192;
 
 struct ExpertsTiles {
   void (*enter)();  // on a thread before and after the others
   void (*leave)();
   void (*narrow)(const NarrowJob& job);
   void (*pack_small)(const SmallTilesJob& job);
-  void (*gram)(const TileGramJob& job);
+  // One chain over tiles of 32 tokens.
+  void (*gram)(const GramJob& job, const std::byte* tiles, std::byte* scratch);
 };
 
 // Best instruction set first; sets without tiles have no rows.

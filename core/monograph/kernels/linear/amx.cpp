@@ -82,26 +82,35 @@ struct Dx {
   _tile_stored(3, d, 64);
 }
 
+struct Nothing {
+  [[gnu::always_inline]] void step() {}
+};
+
 // Two tiles of the left operand by two of the weight: one tile load for each product. The panel
 // comes from the second-level cache and is used once for each block; without the streaming hint it
 // would push the block out of the first: 61 % of a bare loop instead of 75 %.
+template <class P>
+[[gnu::always_inline]] inline void step_2x2(const std::byte* left, const std::byte* panel) {
+  _tile_stream_loadd(4, panel, 64);
+  _tile_loadd(6, left, 64);
+  P::product_00();
+  _tile_loadd(7, left + kTileBytes, 64);
+  P::product_01();
+  _tile_stream_loadd(5, panel + kTileBytes, 64);
+  P::product_10();
+  P::product_11();
+}
 template <class P, class Side>
-[[gnu::always_inline]] inline void multiply_2x2(const std::byte* left, const std::byte* panel,
-                                                std::size_t steps, float* c, bool accumulate,
-                                                Side& side) {
+[[gnu::always_inline]] inline void multiply_2x2(const MultiplyJob& job, const std::byte* panel,
+                                                std::size_t steps, float* c, Side& side) {
   float* below = c + P::kTiles * kTileFloats;  // the second tile of rows
-  load_accumulators(c, below, c + kTileFloats, below + kTileFloats, accumulate);
+  load_accumulators(c, below, c + kTileFloats, below + kTileFloats, job.accumulate);
+  const std::byte* left = job.left;
   for (std::size_t s = 0; s < steps; ++s, left += 2 * kTileBytes, panel += P::kStep) {
-    _tile_stream_loadd(4, panel, 64);
-    _tile_loadd(6, left, 64);
-    P::product_00();
-    _tile_loadd(7, left + kTileBytes, 64);
-    P::product_01();
-    _tile_stream_loadd(5, panel + kTileBytes, 64);
-    P::product_10();
-    P::product_11();
+    step_2x2<P>(left, panel);
     side.step();
   }
+  if (job.tail != nullptr) step_2x2<P>(job.tail, panel);
   store_accumulators(c, below, c + kTileFloats, below + kTileFloats);
 }
 
@@ -109,26 +118,32 @@ template <class P, class Side>
 // wait for each other: a product takes 52 cycles, one starts every 16. Here decoding the next panel
 // takes longer than the products, so it goes between any two of them: once per step was 9 % slower.
 template <class P, class Side>
-[[gnu::always_inline]] inline void multiply_1x4(const std::byte* left, const std::byte* panel,
-                                                std::size_t steps, float* c, bool accumulate,
-                                                Side& side) {
+[[gnu::always_inline]] inline void step_1x4(const std::byte* left, const std::byte* panel,
+                                            Side& side) {
+  _tile_loadd(6, left, 64);
+  _tile_stream_loadd(4, panel, 64);
+  P::product_00();
+  side.step();
+  _tile_stream_loadd(5, panel + kTileBytes, 64);
+  P::column_1();
+  side.step();
+  _tile_stream_loadd(4, panel + 2 * kTileBytes, 64);
+  P::column_2();
+  side.step();
+  _tile_stream_loadd(5, panel + 3 * kTileBytes, 64);
+  P::column_3();
+  side.step();
+}
+template <class P, class Side>
+[[gnu::always_inline]] inline void multiply_1x4(const MultiplyJob& job, const std::byte* panel,
+                                                std::size_t steps, float* c, Side& side) {
   float *c1 = c + kTileFloats, *c2 = c1 + kTileFloats, *c3 = c2 + kTileFloats;
-  load_accumulators(c, c1, c2, c3, accumulate);
-  for (std::size_t s = 0; s < steps; ++s, left += 2 * kTileBytes, panel += P::kStep) {
-    _tile_loadd(6, left, 64);
-    _tile_stream_loadd(4, panel, 64);
-    P::product_00();
-    side.step();
-    _tile_stream_loadd(5, panel + kTileBytes, 64);
-    P::column_1();
-    side.step();
-    _tile_stream_loadd(4, panel + 2 * kTileBytes, 64);
-    P::column_2();
-    side.step();
-    _tile_stream_loadd(5, panel + 3 * kTileBytes, 64);
-    P::column_3();
-    side.step();
-  }
+  load_accumulators(c, c1, c2, c3, job.accumulate);
+  const std::byte* left = job.left;
+  for (std::size_t s = 0; s < steps; ++s, left += 2 * kTileBytes, panel += P::kStep)
+    step_1x4<P>(left, panel, side);
+  Nothing nothing;
+  if (job.tail != nullptr) step_1x4<P>(job.tail, panel, nothing);
   store_accumulators(c, c1, c2, c3);
 }
 
@@ -151,8 +166,7 @@ template <class P, class Side>
   const std::size_t steps = (job.count + 31) / 32, tiles = (job.width + 15) / 16;
   if (job.rows > 16) {
     for (std::size_t t = 0; t < tiles; t += 2) {
-      multiply_2x2<P>(job.left, job.panel + t * kTileBytes, steps, job.c + t * kTileFloats,
-                      job.accumulate, side);
+      multiply_2x2<P>(job, job.panel + t * kTileBytes, steps, job.c + t * kTileFloats, side);
       // One behind, so that its shuffles overlap with products under way: 10 % of a forward of 512
       // tokens by 1024 x 1024. For dx, which shuffles little, whole rows are better.
       if (P::kFinishInParts && job.finish != nullptr && t != 0)
@@ -162,15 +176,10 @@ template <class P, class Side>
       finish_part<P>(*job.finish, P::kFinishInParts ? (tiles - 1) / 2 * 32 : 0, 16 * tiles);
   } else {
     for (std::size_t t = 0; t < tiles; t += 4)
-      multiply_1x4<P>(job.left, job.panel + t * kTileBytes, steps, job.c + t * kTileFloats,
-                      job.accumulate, side);
+      multiply_1x4<P>(job, job.panel + t * kTileBytes, steps, job.c + t * kTileFloats, side);
     if (job.finish != nullptr) P::finish(*job.finish);
   }
 }
-
-struct Nothing {
-  [[gnu::always_inline]] void step() {}
-};
 
 template <class P>
 void multiply(const MultiplyJob& job) {
@@ -258,6 +267,7 @@ constexpr LinearKernels kernels(std::size_t load_chunks = kAnyChunks) {
           .multiply = multiply<P>,
           .decoder = decoder<P>,
           .load_chunks = load_chunks,
+          .takes_tails = true,
           .enter = enter,
           .leave = leave,
           .prepare = prepare,
@@ -278,6 +288,7 @@ DirectFn* direct(const DecodeJob& job) { return find_direct(PackedFormats{}, job
 
 constexpr LinearKernels with_direct(LinearKernels kernels) {
   kernels.direct = direct;
+  kernels.takes_tails = false;
   return kernels;
 }
 

@@ -44,7 +44,9 @@ struct FinishJob {
 };
 
 // c = left * panel, or c += if `accumulate`, for one packed block that holds `rows` rows. Then
-// `finish`, unless it is nullptr.
+// `finish`, unless it is nullptr. A tail is one more step of the reduction, behind the others in
+// the panel and packed elsewhere on the left: a rank, mostly, which alone would be more loads and
+// stores of the sums than products.
 struct MultiplyJob {
   const std::byte* left;
   const std::byte* panel;
@@ -52,6 +54,7 @@ struct MultiplyJob {
   float* c;
   bool accumulate;
   const FinishJob* finish;
+  const std::byte* tail = nullptr;
 };
 
 using DecodeFn = void(const DecodeJob&);
@@ -106,6 +109,7 @@ struct LinearKernels {
   std::size_t load_chunks = kAnyChunks;  // at most so many chunks of the left operand are packed
   std::size_t few_rows = 0;              // for so many rows or fewer
   const LinearKernels* few = nullptr;    // these kernels give the same bits sooner
+  bool takes_tails = false;              // `multiply` and `ahead` know them
   void (*enter)() = nullptr;             // on a thread before and after it multiplies
   void (*leave)() = nullptr;
   bool (*prepare)(const LinearWeight&, CodeTables&) = nullptr;  // false if it needs none

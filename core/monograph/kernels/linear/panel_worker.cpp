@@ -10,10 +10,12 @@ namespace {
 
 constexpr std::size_t page_aligned(std::size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
-// One panel, one chunk, some rows.
+// One panel, one chunk, some rows; with a tail the next chunk too, which has one step.
 struct Item {
   const PanelStage* stage;
   std::size_t panel, chunk, row, rows;
+  bool tail;
+  std::size_t end() const { return chunk + (tail ? 2 : 1); }
 };
 
 // The sums of a stage's panels that need not wait for other chunks.
@@ -30,14 +32,14 @@ class Worker {
       : stages_(stages),
         k_(*stages[0].product->kernels),
         element_bytes_(element_bytes),
-        panel_bytes_(page_aligned(k_.steps(k_.chunk) * k_.panel_step_bytes)),
+        panel_bytes_(page_aligned((k_.steps(k_.chunk) + 1) * k_.panel_step_bytes)),
         sums_bytes_(local_sums(stages)),
         scratch_(ScratchUse::kLocal,
                  2 * panel_bytes_ + sums_bytes_ + k_.block * k_.panel * element_bytes),
         local_(scratch_.data()) {}
 
   void run(std::size_t from, std::size_t to) {
-    Item item = {&stages_[0], 0, 0, 0, 0};
+    Item item = {&stages_[0], 0, 0, 0, 0, false};
     if (!first_item(from, to, item)) return;
     k_.begin_thread();
     if (k_.multiplies_directly())
@@ -65,6 +67,7 @@ class Worker {
   void run_ahead(std::size_t from, std::size_t to, Item item) const {
     DecodeJob job = decode_job(item, local_);
     k_.decode(job);
+    decode_tail(item, job);
     while (true) {
       Item next = item;
       const bool more = next_item(from, to, next);
@@ -81,6 +84,7 @@ class Worker {
         next_job.out = job.out;  // where it is still in a near cache
         k_.decode(next_job);
       }
+      decode_tail(next, next_job);
       item = next;
       job = next_job;
     }
@@ -99,14 +103,28 @@ class Worker {
       from += end - begin;
       const std::size_t row = begin * piece, stop = std::min(end * piece, stage->rows);
       if (row >= stop) continue;
-      item = {stage, unit / pieces, stage->load.first, row, stop - row};
+      const std::size_t chunk = stage->load.first;
+      item = {stage, unit / pieces, chunk, row, stop - row, has_tail(*stage, chunk)};
       return true;
     }
     return false;
   }
   bool next_item(std::size_t& from, std::size_t to, Item& item) const {
-    if (++item.chunk < item.stage->load.last) return true;
-    return first_item(from, to, item);
+    item.chunk = item.end();
+    item.tail = has_tail(*item.stage, item.chunk);
+    return item.chunk < item.stage->load.last || first_item(from, to, item);
+  }
+  bool has_tail(const PanelStage& stage, std::size_t chunk) const {
+    return k_.takes_tails && chunk + 1 < stage.load.last &&
+           stage.product->chunks[chunk + 1].count <= k_.step;
+  }
+
+  // Behind the panel of its item.
+  void decode_tail(const Item& item, const DecodeJob& panel) const {
+    if (!item.tail) return;
+    Item tail = item;
+    ++tail.chunk;
+    k_.decode(decode_job(tail, panel.out + k_.steps(panel.count) * k_.panel_step_bytes));
   }
 
   DecodeJob decode_job(const Item& item, std::byte* out) const {
@@ -139,7 +157,9 @@ class Worker {
     const std::size_t row_bytes = k_.packed_row_bytes(chunk.count);
     const std::byte* left = stage.left[item.chunk - stage.load.first] + item.row * row_bytes;
     float* c = sums_of(item);
-    const bool last = item.chunk + 1 == product.chunks.size();
+    const bool last = item.end() == product.chunks.size();
+    const std::byte* tail = item.tail ? stage.left[item.chunk + 1 - stage.load.first] : nullptr;
+    const std::size_t tail_bytes = k_.packed_row_bytes(k_.step);
     for (std::size_t r = 0; r < item.rows; r += k_.block) {
       const std::size_t rows = std::min(k_.block, item.rows - r);
       float* sums = c + r * k_.panel;
@@ -147,7 +167,8 @@ class Worker {
       const bool scattered = !consecutive(product.out_rows, row, rows);
       const FinishJob finish = finish_job(product, sums, row, rows, panel, scattered);
       run(MultiplyJob{left + r * row_bytes, panel.out, rows, panel.width, chunk.count, sums,
-                      /*accumulate=*/item.chunk != 0, last ? &finish : nullptr});
+                      /*accumulate=*/item.chunk != 0, last ? &finish : nullptr,
+                      item.tail ? tail + (item.row + r) * tail_bytes : nullptr});
       if (last && scattered) scatter(product, finish, row, panel);
     }
   }

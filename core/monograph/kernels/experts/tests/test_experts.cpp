@@ -374,6 +374,16 @@ TEST(Experts, ElementwiseWorkHasTheSameBitsOnEverySet) {
                                0.75f};
           variant.run->activate(job);
           const float dot = variant.run->activate_back(job);
+          // h once more, over dh.
+          Bytes in_place = dh;
+          ActivationJob over = job;
+          over.h = in_place.data();
+          over.dh = in_place.data();
+          EXPECT_EQ(variant.run->activate_back(over), dot) << name_of(variant.isa);
+          Bytes alone(dh.size());
+          over.h = alone.data();
+          variant.run->activate(over);
+          EXPECT_EQ(in_place, alone) << name_of(variant.isa);
           if (first_h.empty()) {
             first_h = h;
             first_dpre = dpre;
