@@ -1,6 +1,6 @@
-// The backward in fp32 on any vector vocabulary V, for storage type T. A chunk, from the last to
-// the first, with S at its start, dS at its end, O' = e^G dout and the strictly lower L of the
-// solve (dec, P, V^, U = v - e^G k S as in the forward):
+// The backward for storage type T, on any vector vocabulary V and with its products. A chunk, from
+// the last to the first, with S at its start, dS at its end, O' = e^G dout and the strictly lower L
+// of the solve (dec, P, V^, U = v - e^G k S as in the forward):
 //   dV^ = P' dout + tail (k dS)          dR = (I + L)'^-1 dV^        dv = beta dR
 //   ds  = tril((dout V^') dec)           M  = -tril((dR V^') dec, -1)     dKS = -beta e^G dR
 //   dq  = O' S' + ds k
@@ -23,44 +23,42 @@ namespace monograph {
   return fit >= chunks ? chunks : fit < 8 ? (chunks < 8 ? chunks : 8) : fit;
 }
 
-template <class V, class T>
+template <class V, class T, class Products>
 struct DeltaBackward {
   using L = Lanes<V>;
   using F32 = typename L::F32;
-  using Product = DeltaProduct<V>;
   using Chunk = DeltaChunk<V>;
+  static constexpr std::int64_t kMultiple = Products::kMultiple;
 
   struct Memory {
     Chunk chunk;
+    Products products;
     // States at the starts of segments and of a segment's chunks, [.., group]; dS of each head.
     float *segments, *states, *dstates;
-    float *state_transposed, *dstate_transposed;  // [value_width, key_stride]
-    float *dq, *dk, *product;                     // [kChunk, key_stride]
-    float *dout, *dout_scaled, *dsolved, *dks;    // [kChunk, value_stride]
-    float* solved_transposed;                     // [value_width, kPairStride]
-    float *ds, *m;                                // [kChunk, kPairStride]
-    float *dgate, *dbeta, *columns, *row;         // [kChunk]
+    float *dq, *dk, *product;                   // [kChunk, key_stride]
+    float *dout, *dout_scaled, *dsolved, *dks;  // [kChunk, value_stride]
+    float* solved_transposed;                   // [value_width, kPairStride]
+    float *ds, *m;                              // [kChunk, kPairStride]
+    float *dgate, *dbeta, *columns, *row;       // [kChunk]
   };
 
   [[gnu::always_inline]] static Memory carve(const DeltaRuleProblem& p, std::int64_t tokens,
                                              Carver& carver) {
-    const DeltaWidths w(p);
+    const DeltaWidths w(p, kMultiple);
     const std::size_t group = p.value_heads / p.key_heads;
     const std::int64_t heads = static_cast<std::int64_t>(group);
     const std::int64_t chunks = (tokens + kChunk - 1) / kChunk;
     const std::int64_t kept = kept_chunks(group, w.state_floats(), chunks);
     Memory m;
     m.chunk = Chunk::carve(w, carver);
+    m.products = Products::carve(w, true, carver);
     m.segments = carver.take<float>((chunks + kept - 1) / kept * heads * w.state_floats());
     m.states = carver.take<float>(kept * heads * w.state_floats());
     m.dstates = carver.take<float>(heads * w.state_floats());
-    for (float** const at : {&m.state_transposed, &m.dstate_transposed})
-      *at = carver.take<float>(w.value_width * w.key_stride);
     for (float** const at : {&m.dq, &m.dk, &m.product})
       *at = carver.take<float>(kChunk * w.key_stride);
     for (float** const at : {&m.dout, &m.dout_scaled, &m.dsolved, &m.dks})
       *at = carver.take<float>(kChunk * w.value_stride);
-    m.solved_transposed = carver.take<float>(w.value_width * kPairStride);
     for (float** const at : {&m.ds, &m.m}) *at = carver.take<float>(kChunk * kPairStride);
     for (float** const at : {&m.dgate, &m.dbeta, &m.columns, &m.row})
       *at = carver.take<float>(kChunk);
@@ -80,13 +78,16 @@ struct DeltaBackward {
   Memory m;
 
   [[gnu::always_inline]] DeltaBackward(const DeltaBackwardUnit& of, std::byte* scratch)
-      : unit(of), p(of.job.problem), w(p), first(of.key_head * of.group()) {
+      : unit(of), p(of.job.problem), w(p, kMultiple), first(of.key_head * of.group()) {
     Carver carver{scratch};
     m = carve(p, unit.tokens, carver);
   }
 
   static void run(const DeltaBackwardUnit& unit, std::byte* scratch) {
-    DeltaBackward(unit, scratch).document();
+    DeltaBackward backward(unit, scratch);
+    backward.m.products.begin();
+    backward.document();
+    backward.m.products.end();
   }
 
   [[gnu::always_inline]] float* head_of(float* states, std::int64_t index, std::size_t g) const {
@@ -132,12 +133,12 @@ struct DeltaBackward {
     const DeltaRuleBackward& job = unit.job;
     const std::int64_t at = index * kChunk, token = unit.begin + at;
     Chunk& c = m.chunk;
-    c.resize(unit.tokens - at < kChunk ? unit.tokens - at : kChunk);
+    c.resize(unit.tokens - at < kChunk ? unit.tokens - at : kChunk, kMultiple);
     c.template load_normed<T>(job.q, token, unit.key_head, w.key, w.key_width, w.key_stride,
                               p.l2norm, p.scale, c.q_factor, c.q);
     c.template load_normed<T>(job.k, token, unit.key_head, w.key, w.key_width, w.key_stride,
                               p.l2norm, 1, c.k_factor, c.k);
-    c.multiply_keys(w);
+    m.products.multiply_keys(w, c, job.q, job.k, token, unit.key_head, p.scale);
   }
   [[gnu::always_inline]] void load_values(std::int64_t index, std::size_t g) const {
     const DeltaRuleBackward& job = unit.job;
@@ -153,9 +154,9 @@ struct DeltaBackward {
     for (std::size_t g = 0; g < unit.group(); ++g) {
       float *const before = head_of(from, 0, g), *const after = head_of(to, 0, g);
       load_values(index, g);
-      m.chunk.values(w, before, fresh(index));
+      m.chunk.values(w, m.products, before, fresh(index));
       if (before != after) copy_state(before, after);
-      m.chunk.advance(w, after, fresh(index));
+      m.products.advance(w, m.chunk, after, fresh(index));
     }
   }
 
@@ -170,7 +171,7 @@ struct DeltaBackward {
       c.template load_rows<T>(unit.job.dout, token, first + g, w.value, w.value_width,
                               w.value_stride, m.dout);
       const float* const state = head_of(states, 0, g);
-      c.values(w, state, fresh(index));
+      c.values(w, m.products, state, fresh(index));
       float* const dstate = head_of(m.dstates, 0, g);
       value_head(state, dstate, fresh(index), last && unit.job.dfinal == nullptr);
       for (std::int64_t r = 0; r < c.tokens; ++r)
@@ -179,7 +180,9 @@ struct DeltaBackward {
       store_gates(unit.job.dg, m.dgate, token, first + g);
       store_gates(unit.job.dbeta, m.dbeta, token, first + g);
       const bool wanted = index > 0 || unit.job.dstate != nullptr;
-      if (wanted) step_back(dstate, last && unit.job.dfinal == nullptr);
+      if (wanted)
+        m.products.step_back(w, c, m.dout_scaled, m.dks, last && unit.job.dfinal == nullptr, dstate,
+                             p.scale);
     }
     for (std::int64_t r = 0; r < c.tokens; ++r) {
       store_normed(c.q + r * w.key_stride, m.dq + r * w.key_stride, c.q_factor[r], p.scale,
@@ -212,15 +215,6 @@ struct DeltaBackward {
     }
   }
 
-  // dS at the chunk's start, in place. `ended`: it is 0 at the end.
-  [[gnu::noinline]] void step_back(float* dstate, bool ended) const {
-    const Chunk& c = m.chunk;
-    Product::run({c.q, 1, w.key_stride}, m.dout_scaled, w.value_stride, dstate, w.value_stride,
-                 w.key_width, w.value_width, c.rows, ended ? 0 : c.from_start[c.rows - 1]);
-    Product::run({c.k, 1, w.key_stride}, m.dks, w.value_stride, dstate, w.value_stride, w.key_width,
-                 w.value_width, c.rows, 1);
-  }
-
   // Everything else of a value head: adds to dq and dk, leaves dR in dsolved, and dgate, dbeta.
   [[gnu::noinline]] void value_head(const float* state, const float* dstate, bool fresh_state,
                                     bool ended) const {
@@ -228,13 +222,9 @@ struct DeltaBackward {
     for (std::int64_t r = 0; r < c.rows; ++r) m.dgate[r] = m.columns[r] = 0;
     float total = 0;  // of what belongs to the last row's G
     if (!ended) {
-      Product::run({c.k, w.key_stride, 1}, dstate, w.value_stride, m.dsolved, w.value_stride,
-                   c.rows, w.value_width, w.key_width, 0);
+      m.products.read_dstate(w, c, dstate, m.dsolved);
       c.scale_rows(m.dsolved, c.to_end, w, m.dsolved);
-      DeltaTranspose<V>::run(dstate, w.value_stride, w.key_width, w.value_width,
-                             m.dstate_transposed, w.key_stride);
-      Product::run({c.solved, w.value_stride, 1}, m.dstate_transposed, w.key_stride, m.product,
-                   w.key_stride, c.rows, w.key_width, w.value_width, 0);
+      m.products.solved_dstate(w, c, dstate, m.product);
       for (std::int64_t r = 0; r < c.rows; ++r) {
         const float along = add_scaled(m.product, c.to_end[r], m.dk, c.k, r);
         if (r + 1 < c.tokens) {  // the last row's tail is 1, whatever G
@@ -244,9 +234,9 @@ struct DeltaBackward {
       }
       if (!fresh_state) total += c.from_start[c.rows - 1] * state_dot(state, dstate);
     }
-    Product::run({c.p, 1, kPairStride}, m.dout, w.value_stride, m.dsolved, w.value_stride, c.rows,
-                 w.value_width, c.rows, ended ? 0 : 1, DeltaShape::kUpper);
-    c.solve_transposed(w, m.dsolved);
+    m.products.p_dout(w, c, m.dout, ended ? 0.f : 1.f, m.dsolved);
+    m.products.solve_transposed(w, c, m.dsolved);
+    m.products.pairs(w, c, m.dout, m.dsolved, m.ds, m.m);
     pairs();
     c.scale_rows(m.dout, c.from_start, w, m.dout_scaled);
     for (std::int64_t r = 0; r < c.rows; ++r) {
@@ -261,26 +251,11 @@ struct DeltaBackward {
       m.dgate[r] += L::reduce_add(gate);
     }
     if (!fresh_state) {
-      DeltaTranspose<V>::run(state, w.value_stride, w.key_width, w.value_width, m.state_transposed,
-                             w.key_stride);
-      Product::run({m.dout_scaled, w.value_stride, 1}, m.state_transposed, w.key_stride, m.product,
-                   w.key_stride, c.rows, w.key_width, w.value_width, 0);
+      m.products.state_gradients(w, c, state, m.dout_scaled, m.dks, m.product, m.dk);
       for (std::int64_t r = 0; r < c.rows; ++r)
         m.dgate[r] += add_scaled(m.product, 1, m.dq, c.q, r);
-      Product::run({m.dks, w.value_stride, 1}, m.state_transposed, w.key_stride, m.dk, w.key_stride,
-                   c.rows, w.key_width, w.value_width, 1);
     }
-    const auto add = [&](const float* left, const float* right, float* to, bool transposed)
-        __attribute__((always_inline)) {
-      const DeltaLeft a =
-          transposed ? DeltaLeft{left, 1, kPairStride} : DeltaLeft{left, kPairStride, 1};
-      Product::run(a, right, w.key_stride, to, w.key_stride, c.rows, w.key_width, c.rows, 1,
-                   transposed ? DeltaShape::kUpper : DeltaShape::kLower);
-    };
-    add(m.ds, c.k, m.dq, false);
-    add(m.ds, c.q, m.dk, true);
-    add(m.m, c.k, m.dk, false);
-    add(m.m, c.k, m.dk, true);
+    m.products.pair_gradients(w, c, m.ds, m.m, m.dq, m.dk, p.scale);
     // dg[t] is the sum of dG from t on.
     m.dgate[c.tokens - 1] += total;
     double sum = 0;
@@ -310,15 +285,10 @@ struct DeltaBackward {
     return sum;
   }
 
-  // ds and beta M, the pairs' part of dG in dgate (rows) and columns, and dbeta.
+  // From dout V^' and dR V^': ds and beta M, the pairs' part of dG in dgate (rows) and columns, and
+  // dbeta.
   [[gnu::noinline]] void pairs() const {
     const Chunk& c = m.chunk;
-    DeltaTranspose<V>::run(c.solved, w.value_stride, c.rows, w.value_width, m.solved_transposed,
-                           kPairStride);
-    Product::run({m.dout, w.value_stride, 1}, m.solved_transposed, kPairStride, m.ds, kPairStride,
-                 c.rows, c.rows, w.value_width, 0, DeltaShape::kResults);
-    Product::run({m.dsolved, w.value_stride, 1}, m.solved_transposed, kPairStride, m.m, kPairStride,
-                 c.rows, c.rows, w.value_width, 0, DeltaShape::kResults);
     for (std::int64_t i = 0; i < c.rows; ++i) {
       const std::int64_t row = i * kPairStride, end = (i + 16) / 16 * 16;
       const F32 minus_beta = L::set(-c.beta[i]);

@@ -1,12 +1,11 @@
 // A chunk of a document in fp32 on any vector vocabulary V: what forward and backward share.
-// Rows are padded to a multiple of 16 with tokens that change nothing (q = k = v = beta = g = 0),
-// widths with zeros; a stride is 16 floats longer than its row, because rows of a power of two
+// Rows are padded to a multiple of 16 or 32 with tokens that change nothing (q = k = v = beta = g =
+// 0), widths with zeros; a stride is 16 floats longer than its row, because rows of a power of two
 // would fall into few sets of the L1 cache.
 #pragma once
 
 #include "monograph/cpu/carver.h"
 #include "monograph/kernels/gated_delta_rule/unit.h"
-#include "monograph/kernels/gated_delta_rule/vector/product.h"
 #include "monograph/kernels/varlen_attention/vector/rows.h"
 
 namespace monograph {
@@ -16,11 +15,11 @@ inline constexpr std::int64_t kPairStride = kChunk + 16;  // of arrays [rows, ro
 struct DeltaWidths {
   std::int64_t key, value, key_width, value_width, key_stride, value_stride;
 
-  [[gnu::always_inline]] explicit DeltaWidths(const DeltaRuleProblem& p)
+  [[gnu::always_inline]] DeltaWidths(const DeltaRuleProblem& p, std::int64_t multiple)
       : key(static_cast<std::int64_t>(p.key_size)),
         value(static_cast<std::int64_t>(p.value_size)),
-        key_width(padded(p.key_size)),
-        value_width(padded(p.value_size)),
+        key_width((key + multiple - 1) / multiple * multiple),
+        value_width((value + multiple - 1) / multiple * multiple),
         key_stride(key_width + 16),
         value_stride(value_width + 16) {}
   [[gnu::always_inline]] std::int64_t state_floats() const { return key_width * value_stride; }
@@ -30,11 +29,10 @@ template <class V>
 struct DeltaChunk {
   using L = Lanes<V>;
   using F32 = typename L::F32;
-  using Product = DeltaProduct<V>;
 
-  // Of a key head: q scale / |q| and k / |k| [rows, key_stride], k transposed, their products, and
-  // the factors 1 / |q|, 1 / |k|.
-  float *q, *k, *k_transposed, *kk, *qk, *q_factor, *k_factor;
+  // Of a key head: q scale / |q| and k / |k| [rows, key_stride], their products, and the factors
+  // 1 / |q|, 1 / |k|.
+  float *q, *k, *kk, *qk, *q_factor, *k_factor;
   // Of a value head: the value, e^G k S, V^; e^(G[i] - G[j]) and the two matrices made with it,
   // the lower one of `out` and the strictly lower one of the solve, negated.
   float *v, *ks, *solved, *scaled, *decay, *p, *l;
@@ -45,7 +43,6 @@ struct DeltaChunk {
   [[gnu::always_inline]] static DeltaChunk carve(const DeltaWidths& w, Carver& carver) {
     DeltaChunk c;
     for (float** const at : {&c.q, &c.k}) *at = carver.take<float>(kChunk * w.key_stride);
-    c.k_transposed = carver.take<float>(w.key_width * kPairStride);
     for (float** const at : {&c.v, &c.ks, &c.solved, &c.scaled})
       *at = carver.take<float>(kChunk * w.value_stride);
     for (float** const at : {&c.kk, &c.qk, &c.decay, &c.p, &c.l})
@@ -57,9 +54,20 @@ struct DeltaChunk {
     return c;
   }
 
-  [[gnu::always_inline]] void resize(std::int64_t count) {
+  [[gnu::always_inline]] void resize(std::int64_t count, std::int64_t multiple) {
     tokens = count;
-    rows = (count + 15) / 16 * 16;
+    rows = (count + multiple - 1) / multiple * multiple;
+  }
+
+  // A token's heads fill a page or more, so the hardware sees no pattern in one head. Addresses
+  // beyond the tensor do no harm.
+  static constexpr std::int64_t kAhead = 12;
+  template <class T>
+  [[gnu::always_inline]] static void prefetch_row(const HeadsView& view, std::int64_t token,
+                                                  std::size_t head, std::int64_t size) {
+    const char* const row = reinterpret_cast<const char*>(row_of<T>(view, token, head));
+    for (std::int64_t i = 0; i < size * static_cast<std::int64_t>(sizeof(T)); i += 64)
+      __builtin_prefetch(row + i);
   }
 
   // Rows of a head to fp32, each times its factor: 1 / sqrt(sum x^2 + 1e-6) and `scale`.
@@ -69,6 +77,7 @@ struct DeltaChunk {
                                      bool l2norm, float scale, float* factors, float* out) const {
     for (std::int64_t r = 0; r < tokens; ++r) {
       float* const row = out + r * stride;
+      prefetch_row<T>(view, token + r + kAhead, head, size);
       widen_row<V>(row_of<T>(view, token + r, head), size, width, row);
       float factor = 1;
       if (l2norm) factor = 1 / __builtin_sqrtf(dot(row, row, width) + 1e-6f);
@@ -77,14 +86,17 @@ struct DeltaChunk {
       for (std::int64_t i = 0; i < width; i += L::kLanes)
         L::store(row + i, L::mul(L::load(row + i), f));
     }
+    for (std::int64_t r = tokens; r < rows; ++r) factors[r] = 0;
     clear_rows(out, stride, width);
   }
   template <class T>
   [[gnu::noinline]] void load_rows(const HeadsView& view, std::int64_t token, std::size_t head,
                                    std::int64_t size, std::int64_t width, std::int64_t stride,
                                    float* out) const {
-    for (std::int64_t r = 0; r < tokens; ++r)
+    for (std::int64_t r = 0; r < tokens; ++r) {
+      prefetch_row<T>(view, token + r + kAhead, head, size);
       widen_row<V>(row_of<T>(view, token + r, head), size, width, out + r * stride);
+    }
     clear_rows(out, stride, width);
   }
   [[gnu::always_inline]] void clear_rows(float* out, std::int64_t stride,
@@ -97,14 +109,6 @@ struct DeltaChunk {
     for (std::int64_t i = 0; i < width; i += L::kLanes)
       sum = L::fma(L::load(a + i), L::load(b + i), sum);
     return L::reduce_add(sum);
-  }
-
-  // q and k are loaded.
-  [[gnu::always_inline]] void multiply_keys(const DeltaWidths& w) const {
-    DeltaTranspose<V>::run(k, w.key_stride, rows, w.key_width, k_transposed, kPairStride);
-    for (float* const out : {kk, qk})
-      Product::run({out == kk ? k : q, w.key_stride, 1}, k_transposed, kPairStride, out,
-                   kPairStride, rows, rows, w.key_width, 0, DeltaShape::kResults);
   }
 
   template <class T>
@@ -156,49 +160,12 @@ struct DeltaChunk {
     }
   }
 
-  // solved = (I + L)^-1 solved, forwards in blocks of 16 rows.
-  [[gnu::noinline]] void solve(const DeltaWidths& w) const {
-    for (std::int64_t b = 0; b < rows; b += 16) {
-      if (b > 0)
-        Product::run({l + b * kPairStride, kPairStride, 1}, solved, w.value_stride,
-                     solved + b * w.value_stride, w.value_stride, 16, w.value_width, b, 1);
-      for (std::int64_t n = 0; n < w.value_width; n += L::kLanes)
-        for (std::int64_t i = 1; i < 16; ++i) {
-          float* const at = solved + (b + i) * w.value_stride + n;
-          F32 sum = L::load(at);
-          for (std::int64_t j = 0; j < i; ++j)
-            sum = L::fma(L::set(l[(b + i) * kPairStride + b + j]),
-                         L::load(solved + (b + j) * w.value_stride + n), sum);
-          L::store(at, sum);
-        }
-    }
-  }
-
-  // out = (I + L')^-1 out, backwards.
-  [[gnu::noinline]] void solve_transposed(const DeltaWidths& w, float* out) const {
-    for (std::int64_t b = rows - 16; b >= 0; b -= 16) {
-      if (b + 16 < rows)
-        Product::run({l + (b + 16) * kPairStride + b, 1, kPairStride},
-                     out + (b + 16) * w.value_stride, w.value_stride, out + b * w.value_stride,
-                     w.value_stride, 16, w.value_width, rows - b - 16, 1);
-      for (std::int64_t n = 0; n < w.value_width; n += L::kLanes)
-        for (std::int64_t i = 14; i >= 0; --i) {
-          float* const at = out + (b + i) * w.value_stride + n;
-          F32 sum = L::load(at);
-          for (std::int64_t j = i + 1; j < 16; ++j)
-            sum = L::fma(L::set(l[(b + j) * kPairStride + b + i]),
-                         L::load(out + (b + j) * w.value_stride + n), sum);
-          L::store(at, sum);
-        }
-    }
-  }
-
   // From v and the state at the chunk's start: ks, then solved = V^. `fresh`: the state is 0 and
   // not read.
-  [[gnu::noinline]] void values(const DeltaWidths& w, const float* state, bool fresh) const {
-    if (!fresh)
-      Product::run({k, w.key_stride, 1}, state, w.value_stride, ks, w.value_stride, rows,
-                   w.value_width, w.key_width, 0);
+  template <class Products>
+  [[gnu::noinline]] void values(const DeltaWidths& w, const Products& products, const float* state,
+                                bool fresh) const {
+    if (!fresh) products.read_state(w, *this, state, ks);
     for (std::int64_t r = 0; r < rows; ++r) {
       const F32 e = L::set(-from_start[r]), b = L::set(beta[r]);
       for (std::int64_t i = r * w.value_stride; i < r * w.value_stride + w.value_width;
@@ -207,14 +174,7 @@ struct DeltaChunk {
         L::store(solved + i, L::mul(b, L::fma(e, L::load(ks + i), L::load(v + i))));
       }
     }
-    solve(w);
-  }
-
-  // The state at the chunk's end, in place.
-  [[gnu::noinline]] void advance(const DeltaWidths& w, float* state, bool fresh) const {
-    scale_rows(solved, to_end, w, scaled);
-    Product::run({k, 1, w.key_stride}, scaled, w.value_stride, state, w.value_stride, w.key_width,
-                 w.value_width, rows, fresh ? 0 : from_start[rows - 1]);
+    products.solve(w, *this);
   }
 
   // out[r] = factor[r] in[r].

@@ -66,7 +66,7 @@ struct DeltaFewTokens {
 
   static void run(const DeltaForwardUnit& unit, std::size_t head) {
     const DeltaRuleForward& job = unit.job;
-    const DeltaWidths w(job.problem);
+    const DeltaWidths w(job.problem, 16);
     Token tokens[kFewTokens];
     for (std::int64_t t = 0; t < unit.tokens; ++t) load(unit, w, unit.begin + t, head, tokens[t]);
     const std::size_t at = unit.state_at(head);

@@ -1,24 +1,25 @@
-// The forward in fp32 on any vector vocabulary V, for storage type T.
+// The forward for storage type T, on any vector vocabulary V and with its products.
 #pragma once
 
 #include "monograph/kernels/gated_delta_rule/vector/chunk.h"
 
 namespace monograph {
 
-template <class V, class T>
+template <class V, class T, class Products>
 struct DeltaForward {
-  using L = Lanes<V>;
-  using Product = DeltaProduct<V>;
+  static constexpr std::int64_t kMultiple = Products::kMultiple;
 
   struct Memory {
     DeltaChunk<V> chunk;
+    Products products;
     float *out, *states;  // [kChunk, value_stride]; a state per value head
   };
 
   [[gnu::always_inline]] static Memory carve(const DeltaRuleProblem& p, Carver& carver) {
-    const DeltaWidths w(p);
+    const DeltaWidths w(p, kMultiple);
     Memory m;
     m.chunk = DeltaChunk<V>::carve(w, carver);
+    m.products = Products::carve(w, false, carver);
     m.out = carver.take<float>(kChunk * w.value_stride);
     m.states = carver.take<float>(static_cast<std::int64_t>(p.value_heads / p.key_heads) *
                                   w.state_floats());
@@ -34,35 +35,38 @@ struct DeltaForward {
   static void run(const DeltaForwardUnit& unit, std::byte* scratch) {
     const DeltaRuleForward& job = unit.job;
     const DeltaRuleProblem& p = job.problem;
-    const DeltaWidths w(p);
+    const DeltaWidths w(p, kMultiple);
     Carver carver{scratch};
     Memory m = carve(p, carver);
     DeltaChunk<V>& c = m.chunk;
     const std::size_t first = unit.key_head * unit.group();
+    m.products.begin();
     for (std::size_t g = 0; g < unit.group() && p.state != nullptr; ++g)
       load_state<V>(w, p.state + unit.state_at(first + g), state_of(m, w, g));
     for (std::int64_t at = 0; at < unit.tokens; at += kChunk) {
       const std::int64_t token = unit.begin + at;
       const bool fresh = at == 0 && p.state == nullptr;
-      c.resize(unit.tokens - at < kChunk ? unit.tokens - at : kChunk);
+      c.resize(unit.tokens - at < kChunk ? unit.tokens - at : kChunk, kMultiple);
       c.template load_normed<T>(job.q, token, unit.key_head, w.key, w.key_width, w.key_stride,
                                 p.l2norm, p.scale, c.q_factor, c.q);
       c.template load_normed<T>(job.k, token, unit.key_head, w.key, w.key_width, w.key_stride,
                                 p.l2norm, 1, c.k_factor, c.k);
-      c.multiply_keys(w);
+      m.products.multiply_keys(w, c, job.q, job.k, token, unit.key_head, p.scale);
       for (std::size_t g = 0; g < unit.group(); ++g) {
         float* const state = state_of(m, w, g);
         c.template load_rows<T>(job.v, token, first + g, w.value, w.value_width, w.value_stride,
                                 c.v);
         c.template load_gates<T>(job.g, job.beta, token, first + g);
-        c.values(w, state, fresh);
-        attend(c, w, state, fresh, m.out);
+        c.values(w, m.products, state, fresh);
+        m.products.attend(w, c, state, fresh, m.out, p.scale);
         for (std::int64_t r = 0; r < c.tokens; ++r)
           narrow_row<V>(m.out + r * w.value_stride, 1, w.value,
                         row_of<T>(job.out, token + r, first + g));
-        if (job.final_state != nullptr || at + kChunk < unit.tokens) c.advance(w, state, fresh);
+        if (job.final_state != nullptr || at + kChunk < unit.tokens)
+          m.products.advance(w, c, state, fresh);
       }
     }
+    m.products.end();
     for (std::size_t g = 0; g < unit.group() && job.final_state != nullptr; ++g)
       store_state<V>(w, state_of(m, w, g), job.final_state + unit.state_at(first + g));
   }
@@ -70,18 +74,6 @@ struct DeltaForward {
   [[gnu::always_inline]] static float* state_of(const Memory& m, const DeltaWidths& w,
                                                 std::size_t g) {
     return m.states + static_cast<std::int64_t>(g) * w.state_floats();
-  }
-
-  // out = e^G q S + P V^.
-  [[gnu::noinline]] static void attend(const DeltaChunk<V>& c, const DeltaWidths& w,
-                                       const float* state, bool fresh, float* out) {
-    if (!fresh) {
-      Product::run({c.q, w.key_stride, 1}, state, w.value_stride, out, w.value_stride, c.rows,
-                   w.value_width, w.key_width, 0);
-      c.scale_rows(out, c.from_start, w, out);
-    }
-    Product::run({c.p, kPairStride, 1}, c.solved, w.value_stride, out, w.value_stride, c.rows,
-                 w.value_width, c.rows, fresh ? 0 : 1, DeltaShape::kLower);
   }
 };
 

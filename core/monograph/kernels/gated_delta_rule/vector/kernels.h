@@ -4,13 +4,16 @@
 #include "monograph/kernels/gated_delta_rule/vector/backward.h"
 #include "monograph/kernels/gated_delta_rule/vector/few_tokens.h"
 #include "monograph/kernels/gated_delta_rule/vector/forward.h"
+#include "monograph/kernels/gated_delta_rule/vector/products.h"
 
 namespace monograph {
 
 template <class V, class T>
 inline constexpr DeltaRuleKernels kDeltaRuleKernels = {
-    DeltaForward<V, T>::bytes, DeltaForward<V, T>::run, DeltaFewTokens<V, T>::run,
-    DeltaBackward<V, T>::bytes, DeltaBackward<V, T>::run};
+    DeltaForward<V, T, DeltaVectorProducts<V>>::bytes,
+    DeltaForward<V, T, DeltaVectorProducts<V>>::run, DeltaFewTokens<V, T>::run,
+    DeltaBackward<V, T, DeltaVectorProducts<V>>::bytes,
+    DeltaBackward<V, T, DeltaVectorProducts<V>>::run};
 
 template <class V>
 const DeltaRuleKernels* delta_rule_kernels(DType dtype) {
