@@ -17,7 +17,7 @@ import monograph as mg
 from monograph.ops.experts import Activation, experts
 from monograph.ops.layout import plain_layout
 
-E, H, INNER, K, RANK = 6, 64, 32, 2, 3
+E, H, INNER, K, RANK = 8, 64, 32, 2, 3
 SCALES = (0.5, 1.5)
 FAMILIES = ("qwen3_moe", "gelu", "gpt_oss", "deepseek_v4", "nemotron_h")
 
