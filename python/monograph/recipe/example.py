@@ -109,6 +109,12 @@ def pretrain(folder: str, tokenizer: Any, steps: int = 250, say: Callable[[str],
         tie_word_embeddings=False,
     )
     model = LlamaForCausalLM(config)
+    read_lists(model, tokenizer, steps, say)
+    model.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[arg-type]
+
+
+def read_lists(model: Any, tokenizer: Any, steps: int, say: Callable[[str], None]) -> None:
+    """Trains all of a model on sentences, forty a step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.1)
     choose = random.Random(0)
@@ -124,7 +130,6 @@ def pretrain(folder: str, tokenizer: Any, steps: int = 250, say: Callable[[str],
         optimizer.zero_grad()
         if (step + 1) % 50 == 0:
             say(f"pretraining: step {step + 1}/{steps} loss {loss.item():.3f}")
-    model.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[arg-type]
 
 
 def write_example(folder: str, say: Callable[[str], None] = print) -> str:
