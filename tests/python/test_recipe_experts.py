@@ -12,6 +12,7 @@ from monograph.__main__ import main
 from monograph.commands import native
 from monograph.recipe import check_keys
 from monograph.recipe.metrics import read_metrics
+from monograph.recipe.train import train
 from native_tool import run
 from recipe_files import make_tokenizer, small_recipe, write_jsonl
 from test_packed_experts import dense_copy
@@ -45,6 +46,8 @@ def make_world(root, family):
 def test_train_merge_and_plain_peft(family, keys, tmp_path, monkeypatch):
     monkeypatch.setattr(native, "hand_over", lambda arguments: run(*arguments).returncode)
     make_world(tmp_path, family)
+    if family == "qwen3_moe":
+        keys |= {"output_router_logits": True, "router_aux_loss_coef": 0.02}
     path, out = tmp_path / "recipe.yml", tmp_path / "out"
     path.write_text(json.dumps(keys))
     assert main(["train", str(path), "--merge-lora"]) == 0
@@ -66,14 +69,24 @@ def test_train_merge_and_plain_peft(family, keys, tmp_path, monkeypatch):
         assert (plain(tokens()).logits - want).norm() > 2**-3 * want.norm()
 
 
+def test_the_loss_of_the_routers_is_that_of_the_recipe(keys, tmp_path):
+    make_world(tmp_path, "qwen3_moe")
+    losses = []
+    for own in ({}, {"output_router_logits": True, "router_aux_loss_coef": 0.5}):
+        recipe = check_keys(keys | own | {"max_steps": 1}).recipe
+        train(recipe)
+        losses.append(read_metrics(tmp_path / "out" / "metrics.jsonl")[0]["loss"])
+    # Two tokens to two of eight experts each: 2 if they are spread evenly, more if not.
+    assert 1.0 < losses[1] - losses[0] < 2.0
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"lora_dropout": 0.1}, "lora_dropout is 0.1 and lora_target_parameters are given; PEFT wants 0.0"),
         ({"peft_use_dora": True}, "peft_use_dora is true and lora_target_parameters are given"),
         ({"peft_init_lora_weights": "pissa"}, "their start is PEFT's own"),
-        ({"output_router_logits": True}, "the router's loss is left out"),
-        ({"router_aux_loss_coef": 0.01}, "the router's loss is left out"),
+        ({"router_aux_loss_coef": 0.01}, "without output_router_logits; write output_router_logits: true"),
         ({"expert_parallel_size": 2}, "one process trains for now"),
     ],
 )

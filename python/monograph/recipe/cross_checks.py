@@ -81,6 +81,11 @@ def _check_model(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
     if recipe.fp16 and recipe.bf16 in (True, "full"):
         errors.append(f"fp16 is true and bf16 {str(recipe.bf16).lower()}; write one of the two")
     _check_expert_targets(recipe, errors)
+    if recipe.router_aux_loss_coef is not None and not recipe.output_router_logits:
+        errors.append(
+            f"router_aux_loss_coef is {recipe.router_aux_loss_coef} without output_router_logits; write "
+            "output_router_logits: true, or leave both out"
+        )
     targets = recipe.lora_target_linear or recipe.lora_target_modules or recipe.lora_target_parameters
     if not (targets or recipe.lora_model_dir):
         errors.append("lora_target_modules: missing; write lora_target_linear: true for all linear layers")

@@ -88,7 +88,7 @@ IGNORED: dict[str, str] = {
     "ddp_bucket_cap_mb": _ONE_PROCESS,
     "ddp_broadcast_buffers": _ONE_PROCESS,
     "optim_args": "moments are kept in 32 bits, so nothing is rounded stochastically",
-    "model_config": "only router losses use it, which are left out",
+    "model_config": "write output_router_logits and router_aux_loss_coef",
     "use_otel_metrics": "write report_to, or read metrics.jsonl",
     "otel_metrics_host": "write report_to, or read metrics.jsonl",
     "otel_metrics_port": "write report_to, or read metrics.jsonl",

@@ -66,6 +66,10 @@ class Recipe:
     )
     fp16: bool = key(False, "float16 instead of bfloat16, with the loss scaled as torch's GradScaler does")
     attn_implementation: str = key("monograph", "flash, flex and xformers names mean monograph; sdpa, eager")
+    output_router_logits: bool | None = key(
+        None, "adds the loss of a mixture's routers; as config.json of the model by default"
+    )
+    router_aux_loss_coef: float | None = key(None, "its weight; that of config.json by default")
     # LoRA
     adapter: Literal["qlora", "lora"] | None = key(None, "qlora or lora")
     lora_model_dir: str | None = key(None, "an adapter to start from, or to generate with")

@@ -83,6 +83,15 @@ def lora_config(recipe: Recipe) -> Any:
     )
 
 
+def _set_router_loss(recipe: Recipe, base: Any) -> None:
+    """As a config of transformers says it; TrainStep reads it there."""
+    config = base.config.get_text_config()
+    if recipe.output_router_logits is not None:
+        config.output_router_logits = recipe.output_router_logits
+    if recipe.router_aux_loss_coef is not None:
+        config.router_aux_loss_coef = base.router_aux_loss_coef = recipe.router_aux_loss_coef
+
+
 def load_model(recipe: Recipe, folder: str) -> Any:
     """The base with a new adapter, or with that of lora_model_dir, ready to train."""
     from peft import PeftModel, get_peft_model
@@ -93,6 +102,7 @@ def load_model(recipe: Recipe, folder: str) -> Any:
     from monograph.packing.layers_with_state import refuse_packed
 
     base = load_base(recipe, folder)
+    _set_router_loss(recipe, base)
     if recipe.sample_packing or recipe.packs_evaluation:
         refuse_packed(base, "sample_packing: true")
     if recipe.gradient_checkpointing:

@@ -17,10 +17,6 @@ def _through_trl(instead: str, setting: str) -> str:
 _MANY = "one process trains for now; leave it out"
 _DPO = f"only supervised tuning is a recipe; {_through_trl('', 'DPOTrainer, GRPOTrainer and kin')}"
 _MOE = "experts run in Monograph's own operator; leave it out"
-_ROUTER = (
-    "the router's loss is left out: transformers collects its logits by a side effect that a checkpointed "
-    "graph cannot hold; leave it out"
-)
 _IMAGES = "only text is trained on; use the text model"
 _LENGTHS = "write it into the data, or leave it out"
 _RATES = _through_trl("write learning_rate, which holds for all", "SFTTrainer(optimizers=...)")
@@ -48,8 +44,6 @@ REFUSED: dict[str, str] = {
     "use_glm_dsa_kernels": _MOE,
     "use_onebitllms": "use a base in 16 bits or in bitsandbytes' 4 bits",
     "llama4_linearized_experts": "Llama 4's experts are of a kind that is not known; use another model",
-    "output_router_logits": _ROUTER,
-    "router_aux_loss_coef": _ROUTER,
     "expert_parallel_size": _MANY,
     "expert_parallel_num_nvl_bytes": _MANY,
     "expert_parallel_token_capacity": _MANY,

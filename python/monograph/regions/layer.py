@@ -19,6 +19,7 @@ from monograph.ops.seeded_dropout import SeededDropout
 from monograph.regions import registry
 from monograph.regions.call import described, only_constants, taken_apart
 from monograph.regions.kind import state_of
+from monograph.regions.layer_function import beside
 from monograph.regions.trace import FORWARD, KEEP, RECOMPUTE
 from monograph.regions.trained import Layout, number_of, one_by_one
 
@@ -135,6 +136,8 @@ class RegionLayer(nn.Module):
         results = torch.ops.monograph.region(
             self.region_word, call, trained, mode, autocast, hidden, seed, inputs, parameters
         )
+        if beside(self):
+            self.give_beside(results[2 : 2 + beside(self)])  # type: ignore[operator]
         return results[0]
 
     def __setstate__(self, state: dict[str, Any]) -> None:

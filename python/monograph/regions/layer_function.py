@@ -63,7 +63,12 @@ def _replaced(places: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
                 vars(module)[name] = value
 
 
-def run(request: Request, activations: Any, seed: Any, trained: Any, frozen: Any) -> torch.Tensor:
+def beside(layer: nn.Module) -> int:
+    """How many tensors the forward of a layer gives behind the hidden states (router_logits.py)."""
+    return getattr(layer, "gives_beside", 0)
+
+
+def run(request: Request, activations: Any, seed: Any, trained: Any, frozen: Any) -> list[torch.Tensor]:
     """The layer as a function of its tensors; dropouts draw from `seed`."""
     layer = request.layer
     args, kwargs = put_together(request.call, list(activations))
@@ -86,9 +91,10 @@ def run(request: Request, activations: Any, seed: Any, trained: Any, frozen: Any
         output = functional_call(
             _Body(layer, cast(Any, layer.region_forward)), swapped, (args, kwargs), tie_weights=False
         )
-    if not isinstance(output, torch.Tensor):
+    outputs = list(output) if beside(layer) and isinstance(output, tuple) else [output]
+    if len(outputs) != 1 + beside(layer) or not all(isinstance(one, torch.Tensor) for one in outputs):
         raise ValueError(f"it returns {type(output).__name__}, wanted a tensor")
-    return output
+    return outputs
 
 
 def _seeded(seed: torch.Tensor, stream: int, probability: float) -> Callable[[torch.Tensor], torch.Tensor]:

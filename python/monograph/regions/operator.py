@@ -1,13 +1,15 @@
 """monograph::region and monograph::region_backward: a decoder layer as one operator.
 
     region(layer, call, trained, mode, autocast, hidden, seed, inputs, parameters) -> [output, kind, *kept]
-    region_backward(layer, hidden, seed, inputs, parameters, kind, kept, dy) -> [dhidden, *dparameters]
+    region_backward(layer, hidden, seed, inputs, parameters, kind, kept, dy, dbeside)
+        -> [dhidden, *dparameters]
 
 layer: the layer's word in the registry; its frozen tensors are looked up there at each call. call: what else
 the layer is called with (call.py). trained: how `parameters` lie (trained.py). mode: of trace.MODES.
 autocast: the dtype that torch.autocast casts to, "" if it is off; an argument, because a compiled graph runs
 with autocast off. seed: int64 [], what dropouts draw from. kind: int64 [], the number of the forward
-(forwards.py): backward uses its trace and its frozen tensors, whatever became of the layer since.
+(forwards.py): backward uses its trace and its frozen tensors, whatever became of the layer since. kept begins
+with what the layer gives beside the hidden states, whose gradients are `dbeside`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 from monograph import _library  # noqa: F401  (creates the namespace)
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 from monograph.regions.forwards import forward_of, remembered
+from monograph.regions.layer_function import beside
 from monograph.regions.registry import Called, check_parameters, layer_of, traced_for
 from monograph.regions.trace import KEEP
 
@@ -30,7 +33,7 @@ torch.library.define(
 torch.library.define(
     "monograph::region_backward",
     "(str layer, Tensor hidden, Tensor? seed, Tensor[] inputs, Tensor[] parameters, Tensor kind, "
-    "Tensor[] kept, Tensor dy) -> Tensor[]",
+    "Tensor[] kept, Tensor dy, Tensor[] dbeside) -> Tensor[]",
 )
 
 
@@ -69,7 +72,7 @@ def _given(seed: torch.Tensor | None) -> list[torch.Tensor]:
 def _(layer, call, trained, mode, autocast, hidden, seed, inputs, parameters):  # type: ignore[no-untyped-def]
     output = torch.empty_like(hidden, memory_format=torch.contiguous_format)
     results = [output, torch.empty((), dtype=torch.int64)]
-    if mode != KEEP:
+    if mode != KEEP and not beside(layer_of(layer)):
         return results
     activations = [hidden, *inputs]
     traced, _ = traced_for(Called(layer, call, trained, mode, autocast, activations, seed))
@@ -86,6 +89,7 @@ def _region_backward(
     kind: torch.Tensor,
     kept: list[torch.Tensor],
     dy: torch.Tensor,
+    dbeside: list[torch.Tensor],
 ) -> list[torch.Tensor]:
     forward = forward_of(int(kind), layer)
     traced = forward.traced
@@ -95,11 +99,11 @@ def _region_backward(
     frozen = [read.get(name) for name in traced.frozen]
     given = (*_activations(hidden, inputs), *_given(seed), *parameters, *frozen, *forward.streams)
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-        return list(traced.backward(*given, *kept, dy.contiguous()))
+        return list(traced.backward(*given, *kept, *(d.contiguous() for d in (dy, *dbeside))))
 
 
 @torch.library.register_fake("monograph::region_backward")
-def _(layer, hidden, seed, inputs, parameters, kind, kept, dy):  # type: ignore[no-untyped-def]
+def _(layer, hidden, seed, inputs, parameters, kind, kept, dy, dbeside):  # type: ignore[no-untyped-def]
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (hidden, *parameters)]
 
 
@@ -110,7 +114,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]
         ctx.forward = forward_of(int(output[1]), ctx.layer)
         ctx.frozen = ctx.forward.held()
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*output[1:])
+    ctx.beside = beside(layer_of(ctx.layer))
+    ctx.mark_non_differentiable(output[1], *output[2 + ctx.beside :])
     ctx.save_for_backward(hidden, *_given(seed), *tensors, *parameters, *output[1:])
 
 
@@ -120,10 +125,16 @@ def _backward(ctx: Any, gradients: list[torch.Tensor | None]) -> tuple[Any, ...]
     seed = rest.pop(0) if seeded else None
     tensors, rest = rest[:inputs], rest[inputs:]
     trained, (kind, *kept) = rest[:parameters], rest[parameters:]
-    dy = gradients[0]
-    if dy is None:
+    dy, dbeside = gradients[0], gradients[2 : 2 + ctx.beside]
+    if dy is None and all(d is None for d in dbeside):
         return (None,) * 7 + ([None] * inputs, [None] * parameters)
-    found = torch.ops.monograph.region_backward(ctx.layer, hidden, seed, tensors, trained, kind, kept, dy)
+    given = (dy, *dbeside)
+    dy, *rest = (
+        torch.zeros_like(t) if d is None else d for d, t in zip(given, (hidden, *kept), strict=False)
+    )
+    found = torch.ops.monograph.region_backward(
+        ctx.layer, hidden, seed, tensors, trained, kind, kept, dy, rest
+    )
     return None, None, None, None, None, found[0], None, [None] * inputs, list(found[1:])
 
 

@@ -42,10 +42,10 @@ def owner(node: Node) -> Node:
     return node
 
 
-def worth_keeping(nodes: Iterable[Node], output: Node) -> list[Node]:
+def worth_keeping(nodes: Iterable[Node], outputs: Iterable[Node]) -> list[Node]:
     """What a partitioner wants to keep, as tensors with memory of their own.
 
-    Never an input, a view of one or the output: an operator's results may share no memory with its arguments
+    Never an input, a view of one or an output: an operator's results may share no memory with its arguments
     or with each other. Whoever wants a view gets what it shows.
     """
     kept: dict[Node, None] = {}
@@ -53,7 +53,8 @@ def worth_keeping(nodes: Iterable[Node], output: Node) -> list[Node]:
         found = owner(node)
         if found.op != "placeholder" and isinstance(found.meta.get("val"), torch.Tensor):
             kept[found] = None
-    kept.pop(owner(output), None)
+    for output in outputs:
+        kept.pop(owner(output), None)
     return list(kept)
 
 

@@ -23,7 +23,7 @@ from monograph.integrations.torch.private_names import (
     min_cut_rematerialization_partition,
 )
 from monograph.ops.seeded_dropout import SeededDropout
-from monograph.regions.layer_function import Request, run
+from monograph.regions.layer_function import Request, beside, run
 from monograph.regions.lengths import KeptShape, fixed_sizes, guard, kept_shape
 from monograph.regions.partition import (
     extracted,
@@ -42,15 +42,16 @@ MODES = {
 
 @dataclass(frozen=True)
 class Traced:
-    """forward(*activations, *seed, *trained, *frozen, *streams) -> [output, *kept];
-    backward(the same, *kept, dy) -> gradients of the hidden states and of what is trained."""
+    """forward(*activations, *seed, *trained, *frozen, *streams) -> [output, *beside, *kept];
+    backward(the same, *beside, *kept, dy, *dbeside) -> gradients of the hidden states and of what is trained.
+    """
 
     number: int
     forward: GraphModule
     backward: GraphModule | None
     frozen: tuple[str, ...]
     read: tuple[str, ...]  # those of the frozen that backward reads
-    kept: tuple[KeptShape, ...]
+    kept: tuple[KeptShape, ...]  # those beside the hidden states first
     symbols: tuple[tuple[int, int], ...]  # (activation, dimension) of each size that may change
     guard: Callable[[Sequence[int]], bool]
 
@@ -59,7 +60,7 @@ class Traced:
         return self.guard([activations[place].shape[dim] for place, dim in self.symbols])
 
     def kept_like(self, activations: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the forward would keep for these (symbolic) lengths."""
+        """What the forward would give behind its output for these (symbolic) lengths."""
         lengths = [activations[place].shape[dim] for place, dim in self.symbols]
         return [
             torch.empty_strided(
@@ -102,29 +103,31 @@ def _trace(request: Request, number: int) -> Traced:
     counts = [len(request.activations), int(request.seed is not None), len(request.trained)]
     begins = [0, counts[0], counts[0] + counts[1], sum(counts)]
 
-    def forward(given: list[torch.Tensor]) -> torch.Tensor:
+    def forward(given: list[torch.Tensor]) -> list[torch.Tensor]:
         seed = given[begins[1]] if request.seed is not None else None
         with request.autocast():
             return run(request, given[: begins[1]], seed, given[begins[2] : begins[3]], given[begins[3] :])
 
     def joint(primals: list[torch.Tensor], tangents: list[torch.Tensor]) -> list[torch.Tensor]:
-        output = forward(primals)
+        outputs = forward(primals)
         wanted = [primals[0], *primals[begins[2] : begins[3]]]
-        gradients = torch.autograd.grad(output, wanted, tangents, allow_unused=True)
+        gradients = torch.autograd.grad(outputs, wanted, tangents, allow_unused=True)
         return [
-            output,
+            *outputs,
             *(torch.zeros_like(w) if g is None else g for w, g in zip(wanted, gradients, strict=True)),
         ]
 
     with mode, enable_python_dispatcher():
         if request.mode == FORWARD:
             with torch.no_grad():
-                graph = make_fx(lambda primals, tangents: [forward(primals)])(primals, [])
+                graph = make_fx(lambda primals, tangents: forward(primals))(primals, [])
         else:
+            with torch.no_grad():
+                shapes = forward(primals)[1:] if beside(request.layer) else []
             for tensor in (primals[0], *primals[begins[2] : begins[3]]):
                 tensor.requires_grad_(True)
             with torch.enable_grad():
-                graph = make_fx(joint)(primals, [torch.empty_like(primals[0]).detach()])
+                graph = make_fx(joint)(primals, [torch.empty_like(t).detach() for t in (primals[0], *shapes)])
     graph.graph.eliminate_dead_code()
     without_writes(graph)
     refuse_what_cannot_be_repeated(graph)
@@ -134,19 +137,23 @@ def _trace(request: Request, number: int) -> Traced:
 def _split(request: Request, graph: GraphModule, primals: Any, env: Any, number: int) -> Traced:
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     inputs, tangents = nodes[: len(primals)], nodes[len(primals) :]
-    output, *gradients = next(n for n in graph.graph.nodes if n.op == "output").args[0]
-    found, wanted = output.meta["val"], primals[0]
+    results = next(n for n in graph.graph.nodes if n.op == "output").args[0]
+    first = 1 + beside(request.layer)
+    outputs, gradients = results[:first], results[first:]
+    found, wanted = outputs[0].meta["val"], primals[0]
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         raise ValueError(f"it returns {found.dtype} {list(found.shape)}, wanted those of its input")
     kept: list[Node] = []
     if request.mode == KEEP:
-        copied = extracted(graph, nodes, [output, *gradients])  # the partitioner changes its graph
-        chosen = min_cut_rematerialization_partition(copied, [*primals, wanted], num_fwd_outputs=1)[0]
-        names = {n.name for n in next(n for n in chosen.graph.nodes if n.op == "output").args[0][1:]}
-        kept = worth_keeping([n for n in graph.graph.nodes if n.name in names], output)
+        copied = extracted(graph, nodes, [*outputs, *gradients])  # the partitioner changes its graph
+        given = [*primals, wanted, *(n.meta["val"] for n in outputs[1:])]
+        chosen = min_cut_rematerialization_partition(copied, given, num_fwd_outputs=first)[0]
+        names = {n.name for n in next(n for n in chosen.graph.nodes if n.op == "output").args[0][first:]}
+        kept = worth_keeping([n for n in graph.graph.nodes if n.name in names], outputs)
+    kept = [*outputs[1:], *kept]
     streams = _streams_as_inputs(graph, request.layer)
     inputs = [*inputs, *streams]
-    forward = extracted(graph, inputs, [output, *kept])
+    forward = extracted(graph, inputs, [outputs[0], *kept])
     backward = extracted(graph, [*inputs, *kept, *tangents], gradients) if gradients else None
     symbols = [
         (place, dim, tensor.shape[dim])

@@ -1,6 +1,6 @@
 """The training step and what it needs besides the model."""
 
-from monograph.training.loss import causal_lm_loss, forward_loss, verify_head
+from monograph.training.loss import add_router_loss, causal_lm_loss, forward_loss, verify_head
 from monograph.training.step import MODES, StepResult, TrainStep
 from monograph.training.verify_packing import verify_packing
 
@@ -8,6 +8,7 @@ __all__ = [
     "MODES",
     "StepResult",
     "TrainStep",
+    "add_router_loss",
     "causal_lm_loss",
     "forward_loss",
     "verify_head",

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from monograph.integrations.torch.private_names import children, hooks
+from monograph.integrations.transformers.router_logits import RouterLogits, router_loss, tap_routers
 from monograph.nn import QuantLinear
 from monograph.ops.layout import plain_layout
 from monograph.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
@@ -159,24 +160,41 @@ def forward_loss(
 ) -> torch.Tensor:
     """`model(**batch).loss` without the logits: the mean over labels, or the sum over `num_items`.
 
-    `batch` is what the collators give; its `num_items_in_batch` counts if `num_items` is None. Inside
-    `torch.compile` pass a tensor: a Python number would compile anew for each value.
+    With `config.output_router_logits` the loss of the routers is added as transformers does, after
+    `add_router_loss(model)`. `batch` is what the collators give; its `num_items_in_batch` counts if
+    `num_items` is None. Inside `torch.compile` pass a tensor: a Python number would compile anew for each
+    value.
     """
     causal, body, head = _parts(model)
     config: Any = causal.config
-    if getattr(config.get_text_config(), "output_router_logits", False):
-        raise ValueError(
-            "forward_loss: config.output_router_logits is True, but the loss of the router is left out; "
-            "set it to False or call the model"
-        )
     inputs = {key: value for key, value in batch.items() if key not in _NOT_FOR_THE_BODY}
+    routed = has_router_loss(config)
+    if routed and "router_logits" not in vars(causal):
+        raise ValueError(
+            "forward_loss: config.output_router_logits is True, but the routers are not tapped; wanted "
+            "monograph.training.add_router_loss(model) before, as TrainStep does"
+        )
+    if routed:
+        inputs["output_router_logits"] = False  # by transformers' hooks
+        vars(causal)["router_logits"].collected = []
     hidden = body(**inputs, use_cache=False).last_hidden_state
     softcap, scale = logits_map(config)
     shifted = batch.get("shift_labels") is not None
     labels = batch["shift_labels"] if shifted else batch["labels"]
     if num_items is None:
         num_items = batch.get("num_items_in_batch")
-    return causal_lm_loss(hidden, head, labels, num_items, softcap=softcap, scale=scale, shifted=shifted)
+    loss = causal_lm_loss(hidden, head, labels, num_items, softcap=softcap, scale=scale, shifted=shifted)
+    return loss + router_loss(causal, batch.get("attention_mask")) if routed else loss
+
+
+def has_router_loss(config: Any) -> bool:
+    return bool(getattr(config.get_text_config(), "output_router_logits", False))
+
+
+def add_router_loss(model: nn.Module) -> RouterLogits | None:
+    """Prepares a model whose config says `output_router_logits` for `forward_loss`, in place; None if not."""
+    causal: Any = _parts(model)[0]
+    return tap_routers(causal) if has_router_loss(causal.config) else None
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from monograph.regions import make_regions, outer_graph, refusals, region_layers
 from monograph.regions.kind import state_of
 from monograph.regions.layer import give_back
 from monograph.training.flat_parameters import FlatParameters
-from monograph.training.loss import count_targets, forward_loss
+from monograph.training.loss import add_router_loss, count_targets, forward_loss
 from monograph.training.loss_scale import LossScale, needs_scaling
 from monograph.training.own_code import with_own_code
 from monograph.training.region_slices import RegionSlices
@@ -106,6 +107,7 @@ class TrainStep:
         mode = "graph" if mode == "regions" else mode
         self.model, self.mode, self.dynamic, self.seed = model, mode, dynamic, seed
         guard_packed(model)
+        self._routers = add_router_loss(model)
         self._module = _Loss(model)
         self.state = FlatParameters(model)
         if mode in WITH_REGIONS:
@@ -218,6 +220,7 @@ class TrainStep:
         # float32, so that a count of 1 is no special case for a graph.
         targets = torch.tensor(float(max(sum(counts), 1)))
         rate = torch.tensor(learning_rate, dtype=torch.float32)
+        self._share_router_loss(1 / len(batches))
         self.model.train()
         if self.mode in _WHOLE and len(batches) == 1:
             self._seed(0)
@@ -244,6 +247,7 @@ class TrainStep:
         tensors = self._tensors(batch)
         count = count_targets(tensors)
         self.model.eval()
+        self._share_router_loss(0.0)
         return self._run(partial(self._one_evaluation, tensors)), count
 
     def _one_evaluation(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -251,7 +255,7 @@ class TrainStep:
             return self._evaluate(batch, torch.ones(()))
 
     def _one_forward(self, batch: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
-        with self._slices.in_use():
+        with self._slices.in_use(), self._tracing():
             return self._forward(batch, targets)
 
     def _one_whole(
@@ -259,7 +263,7 @@ class TrainStep:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         flat = self.state.flat.requires_grad_(True)
         try:
-            with self._slices.in_use(), dynamo_config.patch(trace_autograd_ops=True):
+            with self._slices.in_use(), self._tracing(), dynamo_config.patch(trace_autograd_ops=True):
                 return self._whole(flat, batch, targets, learning_rate)
         finally:
             flat.requires_grad_(False)
@@ -276,6 +280,17 @@ class TrainStep:
             for tensor in tensors.values():
                 mark_lengths(tensor, mark_dynamic)
         return tensors
+
+    def _tracing(self) -> Any:
+        """A tapped layer forgets, still within its checkpoint, what its router has put aside there."""
+        if self._routers is None:
+            return nullcontext()
+        return dynamo_config.patch(skip_fwd_side_effects_in_bwd_under_checkpoint=True)
+
+    def _share_router_loss(self, share: float) -> None:
+        """The loss of the routers is the mean over micro-batches, and none in evaluation."""
+        if self._routers is not None:
+            self._routers.share.fill_(share)
 
     def _seed(self, micro_batch: int) -> None:
         mixed = (self.seed * 0x9E3779B1 + int(self.state.steps)) * 4096 + micro_batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -104,6 +105,16 @@ NAMES = {
         _READ,
         "experts: what a layer computes between its products",
     ),
+    "load_balancing_loss": PrivateName(
+        "transformers.models.qwen3_moe.modeling_qwen3_moe:load_balancing_loss_func",
+        _READ,
+        "the loss of a router: by this name",
+    ),
+    "router_recorder": PrivateName(
+        "transformers.models.qwen3_moe.modeling_qwen3_moe:Qwen3MoePreTrainedModel._can_record_outputs",
+        _READ,
+        "the loss of a router: which module gives its logits",
+    ),
     # benchmarks
     "GptOssExperts": PrivateName(
         "transformers.models.gpt_oss.modeling_gpt_oss:GptOssExperts", _READ, "bench experts"
@@ -155,6 +166,17 @@ def original_patterns(conversion: Any) -> tuple[list[str], list[str]]:
 def apply_gate(experts: Any, pre: Any) -> Any:
     """What a layer of experts makes of the output of gate and up."""
     return experts._apply_gate(pre)
+
+
+def load_balancing_loss(causal: Any) -> Any:
+    """The loss of its routers that a causal language model computes; None if it has none."""
+    files = (sys.modules[kind.__module__] for kind in type(causal).__mro__)
+    return next((f for f in (getattr(file, "load_balancing_loss_func", None) for file in files) if f), None)
+
+
+def router_recorder(body: Any) -> Any:
+    """Where transformers finds router logits: `target_class` and `index` of its output; None for nowhere."""
+    return (getattr(body, "_can_record_outputs", None) or {}).get("router_logits")
 
 
 def set_experts_implementation(config: Any, name: str) -> None:
