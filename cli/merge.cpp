@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <memory>
 
 #include "block_size.h"
@@ -159,6 +160,29 @@ std::string packed_values_sha256(const Model& model, bool experts) {
   return all.hex();
 }
 
+// RecordedPacking::experts_sha256 of the base. Experts that are stored one by one count as the
+// stack that they make.
+std::string packed_experts_sha256(const Model& model) {
+  if (!model.config) return {};
+  std::map<std::string, std::string> lines;
+  for (const Weight& stack : stack_experts(model.weights, *model.config).stacks) {
+    if (!stack.is_packed()) continue;
+    Sha256 one;
+    if (stack.assembly) {
+      for (const Weight& source : stack.assembly->sources) {
+        one.add(source.parts.front().tensor.bytes());
+      }
+    } else {
+      one.add(stack.parts.front().tensor.bytes());
+    }
+    lines[std::string(layer_of(stack.name)) + "." + std::string(stack_parameter(stack.name))] =
+        one.hex();
+  }
+  Sha256 all;
+  for (const auto& [name, hash] : lines) all.add(json::quote(name) + " " + hash + "\n");
+  return all.hex();
+}
+
 // What an adapter records and the command line does not say.
 void take_recorded(Options& options, const std::vector<Adapter>& adapters, const Model& model) {
   for (const Adapter& adapter : adapters) {
@@ -202,8 +226,10 @@ void check_recorded_base(const Adapter& adapter, const std::string& sha256, cons
       given = packing_text(first->format, divides ? first->block.back() : packed.block,
                            first->double_quant);
       same_values =
-          recorded.sha256 != sha256 && (packed_values_sha256(model, true) == packed.values_sha256 ||
-                                        packed_values_sha256(model, false) == packed.values_sha256);
+          recorded.sha256 != sha256 &&
+          (packed_values_sha256(model, true) == packed.values_sha256 ||
+           packed_values_sha256(model, false) == packed.values_sha256) &&
+          (packed.experts_sha256.empty() || packed_experts_sha256(model) == packed.experts_sha256);
     } else if (settings.base_as) {
       given = packing_text(options.as, divides ? settings.base_block : packed.block,
                            settings.base_double_quant);

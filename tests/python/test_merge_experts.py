@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import monograph as mg
 import tiny_experts
+from monograph.recipe.base_record import packing_of
 from native_tool import run, run_json
 from test_merge import adapter_on, check_against_float64, stored
 from tiny_models import load
@@ -325,3 +326,48 @@ def test_inspect_knows_the_change_of_experts(tmp_path):
         delta = copy.deepcopy(wrapper).double().get_delta_weight("default")
         assert (row["rank"], row["experts"], row["scale"]) == (4, 3, 4.0)
         assert row["norm_change"] == pytest.approx(delta.norm().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "spelling"),
+    [("qwen3", "stack"), ("qwen3", "separate"), ("mixtral", "stack"), ("granite", "stack")],
+)
+def test_a_changed_expert_is_noticed(tmp_path, name, spelling):
+    """The record is of a model that was packed while it loaded, the base a folder that the tool packed."""
+    base = tiny_experts.save(name, tmp_path / "base")
+    saved_adapter(name, tmp_path / "adapter")
+    packed = packing_of(mg.from_pretrained(base, mg.MonographConfig("nf4")))
+    folder = tmp_path / "nf4"
+    run("quantize", base, folder, "--experts", spelling)
+    sha256 = run_json("inspect", base, "--hash")["sha256"]
+    record = {"sha256": sha256, "weights": "dequantized", "packed": packed}
+    file = tmp_path / "adapter" / "monograph.json"
+    file.write_text(json.dumps({"schema_version": 1, "base": record}))
+    arguments = ["--adapter", tmp_path / "adapter", "--warn-below", "0", "--out"]
+    run("merge", folder, *arguments, tmp_path / "out")
+    tensors = load_file(folder / "model.safetensors")
+    key = next(k for k in tensors if tiny_experts.is_expert(k) and tensors[k].dtype == torch.uint8)
+    tensors[key].view(-1)[7] ^= 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    told = run("merge", folder, *arguments, tmp_path / "other", code=3).stderr
+    assert f"was trained on the base with hash {sha256}" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), [("qwen3", "gate.weight"), ("mixtral", "gate.weight"), ("granite", "router.weight")]
+)
+def test_lora_on_a_router(tmp_path, name, target):
+    """Files of Mixtral and Granite call it otherwise than transformers does."""
+    base = tiny_experts.save(name, tmp_path / "base")
+    settings = {"target_modules": [], "target_parameters": [target], "rank_pattern": {}}
+    saved_adapter(name, tmp_path / "adapter", **settings)
+    report = merge(base, tmp_path / "adapter", tmp_path / "out")
+    merged64(name, tmp_path / "adapter").save_pretrained(tmp_path / "exact")
+    wanted = load_file(tmp_path / "exact" / "model.safetensors")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    source = load_file(base / "model.safetensors")
+    changed = [key for key, value in found.items() if not torch.equal(value, source[key])]
+    assert changed == [row["name"] for row in report["weights"]]
+    assert len(changed) == 1
+    rounded, near = stored(wanted[changed[0]].numpy(), torch.bfloat16)
+    assert not ((found[changed[0]].double().numpy() != rounded) & ~near).any()

@@ -222,6 +222,7 @@ RecordedBase parse_recorded_base(std::string_view json, std::string_view source)
       if (key == "format") return text_to(packed.format);
       if (key == "rule") return text_to(packed.rule);
       if (key == "values_sha256") return text_to(packed.values_sha256);
+      if (key == "experts_sha256") return text_to(packed.experts_sha256);
       if (key == "block") {
         packed.block = scanner.unsigned_integer();
       } else if (key == "double_quant") {

@@ -54,6 +54,9 @@ struct RecordedPacking {
   // SHA-256 of a line a packed weight, sorted by name: its name as a JSON string, a blank, the
   // SHA-256 of its packed values, a line feed. The same for the model in memory and in a folder.
   std::string values_sha256;
+  // The same of the stacks of experts, named by layer and projection whatever is between in a file:
+  // "model.layers.0.gate_up_proj". Empty if not recorded.
+  std::string experts_sha256;
 };
 
 struct RecordedBase {

@@ -311,6 +311,9 @@ class Planner {
   MergedWeight& find(const std::string& name) {
     const auto found = weights_.find(name);
     if (found != weights_.end()) return found->second;
+    if (const auto router = weights_.find(stored_router(name)); router != weights_.end()) {
+      return router->second;
+    }
     const MergedWeight* embedding = is_one_of(name, kHeads) ? find_embedding() : nullptr;
     if (embedding == nullptr) fail(name, "the base has no such weight");
     made_head_ = true;

@@ -18,16 +18,18 @@ constexpr std::array kProjections = {Projection{"gate_proj", "gate"}, Projection
                                      Projection{"down_proj", "down"}, Projection{"w1", "gate"},
                                      Projection{"w3", "up"},          Projection{"w2", "down"}};
 
-// The end of a stack's name, and whether its inputs are the hidden states.
+// The end of a stack's name, whether its inputs are the hidden states, and the parameter it is.
 struct StackName {
   std::string_view end;
   bool from_hidden;
+  std::string_view parameter;
 };
-constexpr std::array kStacks = {StackName{".experts.gate_up_proj", true},
-                                StackName{".experts.up_proj", true},
-                                StackName{".experts.down_proj", false},
-                                StackName{".block_sparse_moe.input_linear.weight", true},
-                                StackName{".block_sparse_moe.output_linear.weight", false}};
+constexpr std::array kStacks = {
+    StackName{".experts.gate_up_proj", true, "gate_up_proj"},
+    StackName{".experts.up_proj", true, "up_proj"},
+    StackName{".experts.down_proj", false, "down_proj"},
+    StackName{".block_sparse_moe.input_linear.weight", true, "gate_up_proj"},
+    StackName{".block_sparse_moe.output_linear.weight", false, "down_proj"}};
 
 constexpr std::array<std::string_view, 5> kTransposed = {"gpt_oss", "llama4", "llama4_text",
                                                          "qwen3_vl_moe", "qwen3_vl_moe_text"};
@@ -128,6 +130,22 @@ std::optional<ExpertName> parse_expert_name(std::string_view weight) {
 
 bool is_expert_stack(const Weight& weight) {
   return weight.shape.size() == 3 && stack_name(weight.name) != nullptr;
+}
+
+std::string_view stack_parameter(std::string_view name) {
+  const StackName* found = stack_name(name);
+  return found == nullptr ? std::string_view() : found->parameter;
+}
+
+std::string stored_router(std::string_view name) {
+  constexpr std::array<std::array<std::string_view, 2>, 2> kRouters = {
+      {{".mlp.gate.weight", ".block_sparse_moe.gate.weight"},
+       {".block_sparse_moe.router.weight", ".block_sparse_moe.router.layer.weight"}}};
+  for (const auto& [known, stored] : kRouters) {
+    if (!name.ends_with(known)) continue;
+    return std::string(name.substr(0, name.size() - known.size())) + std::string(stored);
+  }
+  return {};
 }
 
 bool stores_experts_transposed(const json::Value& config) {

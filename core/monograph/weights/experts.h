@@ -28,6 +28,14 @@ std::optional<ExpertName> parse_expert_name(std::string_view weight);
 // Whether the weight holds the matrices of several experts, by its name and three dimensions.
 bool is_expert_stack(const Weight& weight);
 
+// The parameter that transformers has for a stack of this name: "gate_up_proj" for Granite's
+// "X.block_sparse_moe.input_linear.weight"; empty if it is none.
+std::string_view stack_parameter(std::string_view name);
+
+// What files of Mixtral and Granite call the router that transformers has as `name`; empty for any
+// other weight.
+std::string stored_router(std::string_view name);
+
 // Whether files of this model store plain stacks as [experts, inputs, outputs].
 bool stores_experts_transposed(const json::Value& config);
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from typing import Any
 
 NAME = "monograph.json"
@@ -42,10 +43,26 @@ def checkpoint_sha256(folder: str) -> str:
     return hashlib.sha256("".join(text for _, text in ordered).encode()).hexdigest()
 
 
-def packing_of(model: Any) -> dict[str, Any] | None:
-    """How the base is packed, for core/monograph/adapter/adapter.h; None if layers differ or none is."""
+def _values_sha256(weights: dict[str, Any]) -> str:
+    """Of packed weights, or layers, by name."""
     import torch
 
+    lines = []
+    for name, weight in sorted(weights.items(), key=lambda item: item[0].encode()):
+        values = weight.values.detach().contiguous().view(torch.uint8).flatten().numpy().data
+        quoted = json.dumps(name, ensure_ascii=False)
+        lines.append(f"{quoted} {hashlib.sha256(values).hexdigest()}\n")
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _layer_of(path: str) -> str:
+    """`model.layers.0` of whatever is in it: files name what is between a layer and its experts otherwise."""
+    found = re.match(r"(?:base_model\.model\.)?(.+?\.\d+)\.", path)
+    return found[1] if found else ""
+
+
+def packing_of(model: Any) -> dict[str, Any] | None:
+    """How the base is packed, for core/monograph/adapter/adapter.h; None if layers differ or none is."""
     from monograph.nn import PackedExperts, QuantLinear
 
     layers = {
@@ -59,21 +76,22 @@ def packing_of(model: Any) -> dict[str, Any] | None:
     if len(kinds) != 1:
         return None
     name, block, double_quant, rule = kinds.pop()
-    lines = []
-    for module, layer in sorted(layers.items(), key=lambda item: f"{item[0]}.weight".encode()):
-        values = layer.values.detach().contiguous().view(torch.uint8).flatten().numpy().data
-        quoted = json.dumps(f"{module}.weight", ensure_ascii=False)
-        lines.append(f"{quoted} {hashlib.sha256(values).hexdigest()}\n")
-    digest = hashlib.sha256("".join(lines).encode()).hexdigest()
     record = {
         "format": "nvfp4" if name == "nvfp4-divide" else name,
         "block": block,
         "double_quant": double_quant,
         "rule": rule,
-        "values_sha256": digest,
+        "values_sha256": _values_sha256({f"{name}.weight": layer for name, layer in layers.items()}),
     }
-    stacks = any(isinstance(layer, PackedExperts) and layer.stacks for layer in model.modules())
-    return record | ({"experts": True} if stacks else {})
+    stacks = {
+        f"{_layer_of(path)}.{name}": layer.packed(name)
+        for path, layer in model.named_modules()
+        if isinstance(layer, PackedExperts)
+        for name in layer.stacks
+    }
+    if not stacks:
+        return record
+    return record | {"experts": True, "experts_sha256": _values_sha256(stacks)}
 
 
 def write_base_record(
