@@ -1,4 +1,4 @@
-"""optimize(elementwise=True): which modules it knows, transformers' results, one graph, hooks and copies."""
+"""Elementwise operators under a model: which modules are known, transformers' results, one graph, hooks."""
 
 import copy
 import io
@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Ol
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 import monograph as mg
+from monograph.integrations.transformers.attention import put_on
 from monograph.integrations.transformers.elementwise import take_over
-from monograph.regions import TRACES, forget
+from monograph.regions import TRACES, forget, make_regions
 
 SMALL = {
     "vocab_size": 64,
@@ -111,7 +112,7 @@ def test_unknown_variants_are_left_alone():
 def adapted(config_class, dtype):
     lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
     model = get_peft_model(build(config_class, dtype, num_hidden_layers=1), lora)
-    return mg.optimize(model, elementwise=True)
+    return mg.optimize(model)
 
 
 @pytest.mark.parametrize("config_class", [Qwen3Config, Gemma3TextConfig])
@@ -134,7 +135,7 @@ def test_regions_trace_one_kind_of_layer():
     forget()
     lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
     model = get_peft_model(build(dtype=torch.bfloat16), lora)
-    plain = mg.optimize(model, elementwise=True).train()
+    plain = mg.optimize(model).train()
     regions = mg.optimize(copy.deepcopy(plain), regions=True)
     found = []
     for one in (plain, regions):
@@ -173,24 +174,33 @@ def test_hooks_run_and_other_dtypes_are_the_class_s():
     assert torch.equal(model(IDS).logits, fused)
 
 
-def test_autocast_gives_the_dtypes_and_values_of_transformers():
-    eager, ours = build(), build()
+@pytest.mark.parametrize(
+    ("config_class", "dtype"),
+    [
+        (LlamaConfig, torch.float16),
+        (Qwen3Config, torch.bfloat16),
+        (Qwen3Config, torch.float16),
+        (Gemma3TextConfig, torch.bfloat16),  # in float16 transformers' own gradients are no numbers
+    ],
+)
+def test_autocast_gives_the_dtypes_and_values_of_transformers_c4(config_class, dtype):
+    """Values and gradients within eight units of the narrow dtype; regions have the bits of the layers."""
+    forget()
+    eager = build(config_class)
+    ours = copy.deepcopy(eager)
     take_over(ours)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        want, got = eager(IDS).logits, ours(IDS).logits
-    assert got.dtype == want.dtype
-    assert (got - want).abs().max() <= 2**-7 * want.abs().max()  # one unit of bf16
-
-
-def test_it_is_a_choice():
-    model = get_peft_model(build(dtype=torch.bfloat16), LoraConfig(r=4, target_modules="all-linear"))
-    mg.optimize(model)
-    assert not any(hasattr(m, "monograph_norm") for m in model.modules())
-    mg.optimize(model, elementwise=True)
-    assert sum(hasattr(m, "monograph_norm") for m in model.modules()) == 5
-    plain = get_peft_model(nn.Sequential(nn.Linear(8, 8)).bfloat16(), LoraConfig(r=4, target_modules=["0"]))
-    with pytest.warns(UserWarning, match="fused nothing: no module of a known kind"):
-        mg.optimize(plain, elementwise=True)
+    put_on(ours, True)
+    regions = make_regions(copy.deepcopy(ours))
+    found = []
+    for model in (eager, ours, regions):
+        with torch.autocast("cpu", dtype=dtype):
+            got = model.train()(input_ids=IDS, labels=IDS, use_cache=False)
+        got.loss.backward()
+        found.append([got.logits.detach(), *(p.grad for p in model.parameters())])
+    for want, one, region in zip(*found, strict=True):
+        assert one.dtype == want.dtype
+        assert (one - want).norm() <= 8 * torch.finfo(dtype).eps * want.norm()
+        assert torch.equal(region, one)
 
 
 def test_an_activation_put_in_later_counts():
@@ -200,3 +210,22 @@ def test_an_activation_put_in_later_counts():
         for layer in one.model.layers:
             layer.mlp.act_fn = nn.ReLU()
     torch.testing.assert_close(ours(input_ids=IDS, labels=IDS).loss, model(input_ids=IDS, labels=IDS).loss)
+    for one in (model, ours):
+        del one.model.layers[0].mlp.act_fn
+        one.model.layers[0].mlp.act_fn = torch.tanh  # no module
+    torch.testing.assert_close(ours(input_ids=IDS, labels=IDS).loss, model(input_ids=IDS, labels=IDS).loss)
+
+
+def test_hooks_on_all_modules_run_as_ever():
+    counts = []
+    for model in (build(Qwen3Config), build(Qwen3Config)):
+        if counts:
+            assert take_over(model).attentions == 2
+        called = []
+        hook = nn.modules.module.register_module_forward_hook(lambda m, *_, c=called: c.append(type(m)))
+        try:
+            model(IDS)
+        finally:
+            hook.remove()
+        counts.append(sorted(kind.__name__ for kind in called))
+    assert counts[0] == counts[1]

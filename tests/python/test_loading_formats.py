@@ -123,7 +123,8 @@ def test_merged_dequantised_and_partly_merged(saved, tmp_path):
     _, _, folder = saved
     ids = torch.arange(24)[None]
     config = LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False)
-    wrapped = mg.add_lora(mg.from_pretrained(folder, dtype=torch.float32), config)
+    model = mg.from_pretrained(folder, dtype=torch.float32)
+    wrapped = mg.add_lora(model, config, elementwise=False)  # compared with a model that has no adapter
     with torch.no_grad():
         want = wrapped(ids).logits
         merged = wrapped.merge_and_unload()

@@ -165,7 +165,7 @@ def test_tangents_of_frozen_tensors_reach_the_output():
 
 def test_torchs_attention_without_dropout_is_allowed():
     model, plain = build(), build()
-    mg.optimize(model, attention=False, regions=True)
+    mg.optimize(model, attention=False, elementwise=False, regions=True)
     found = []
     for one in (model, plain):
         loss = loss_of(one)

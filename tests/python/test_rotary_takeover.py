@@ -1,4 +1,4 @@
-"""optimize(elementwise=True): rotary positions and residual sums inside attentions and decoder layers."""
+"""Elementwise operators under a model: rotary positions in attentions, residual sums in decoder layers."""
 
 import copy
 import io
@@ -160,7 +160,7 @@ def test_regions_and_pickles_over_it():
     forget()
     lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
     plain = get_peft_model(build(Qwen3Config, torch.bfloat16), lora)
-    mg.optimize(plain, elementwise=True).train()
+    mg.optimize(plain).train()
     regions = mg.optimize(copy.deepcopy(plain), regions=True)
     file = io.BytesIO()
     torch.save(regions, file)

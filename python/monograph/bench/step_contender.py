@@ -48,7 +48,7 @@ def ours(job: dict[str, Any]) -> Step:
     wrapped = get_peft_model(model, lora())
     if job["checkpointing"]:
         model.gradient_checkpointing_enable(CHECKPOINTING)
-    mg.optimize(wrapped)
+    mg.optimize(wrapped, elementwise=job.get("elementwise"))
     data = documents(job["lengths"], model.config.vocab_size, job.get("seed", 0))
     batch = PackedCollator(pad_to_multiple_of=sum(job["lengths"]), max_documents=16)(data)
     step = TrainStep(wrapped, mode=job["mode"], dynamic=False)

@@ -43,7 +43,7 @@ def optimize(
     *,
     attention: bool | None = None,
     head: bool = True,
-    elementwise: bool = False,
+    elementwise: bool | None = None,
     regions: bool = False,
 ) -> nn.Module:
     """Changes a PEFT model in place and returns it. Call it once, after the adapters are there.
@@ -58,9 +58,10 @@ def optimize(
       attention that reads no borders of documents.
     - With `head`, the head that a trainer of TRL has put on the model computes with `linear_log_probs`: the
       same numbers without a graph break, and nothing for tokens that have no label.
-    - With `elementwise`, norms, gated MLPs, rotary positions and the first residual sum of a layer, of kinds
-      that are known, compute with `rms_norm`, `silu_mul`, `gelu_mul` and `rotary`: faster in eager mode, the
-      same bits there and in a graph, and other last bits than transformers' code (docs/training.md).
+    - Norms, gated MLPs, rotary positions and the first residual sum of a layer, of kinds that are known,
+      compute with `rms_norm`, `silu_mul`, `gelu_mul` and `rotary`: faster, the same bits in eager mode and in
+      a graph, and other last bits than transformers' code (docs/training.md). `elementwise=False` leaves
+      them, `elementwise=True` warns if there are none.
     - The input hook of checkpointing breaks the graph. It is removed where checkpointing does not need it and
       else kept out of graphs: only reentrant checkpointing wants inputs that require gradients.
     - With `regions`, each decoder layer is one operator, traced once per kind of layer (docs/training.md). A
@@ -81,8 +82,8 @@ def optimize(
     if (start := adapter_start(model)) is not None:
         _log.info("monograph: %s", start)
     base = model.get_base_model() if isinstance(model, PeftModel) else model
-    if elementwise:
-        _fuse_elementwise(base)
+    if elementwise is not False:
+        _fuse_elementwise(base, asked=elementwise is True)
     if isinstance(base, PreTrainedModel):
         put_on(base, attention)
         take_over_recurrent(base)
@@ -138,11 +139,11 @@ def _tell(layers: list[Any], taken: int) -> None:
         )
 
 
-def _fuse_elementwise(model: nn.Module) -> None:
+def _fuse_elementwise(model: nn.Module, asked: bool) -> None:
     taken = take_over_elementwise(model)
     if any(taken):
         _log.info("monograph.optimize: fused are %s", taken)
-    else:
+    elif asked:
         warnings.warn(
             "monograph.optimize(elementwise=True) fused nothing: no module of a known kind on a CPU",
             stacklevel=3,
@@ -154,7 +155,7 @@ def add_lora(
     config: LoraConfig,
     *,
     dense: str | os.PathLike[str] | nn.Module | None = None,
-    elementwise: bool = False,
+    elementwise: bool | None = None,
     experts: bool = False,
     **options: Any,
 ) -> PeftModel:

@@ -10,7 +10,12 @@ import torch
 from torch import nn
 
 from monograph.integrations.torch.instance_class import put_before
-from monograph.integrations.torch.private_names import buffers_of, hooks, parameters_of
+from monograph.integrations.torch.private_names import (
+    buffers_of,
+    has_any_global_hook,
+    hooks,
+    parameters_of,
+)
 from monograph.integrations.transformers.stand_in import ROWS, Given, agree, draw, runs_here, stand_in, tried
 from monograph.ops.gated_activation import gelu_mul, silu_mul
 
@@ -38,8 +43,10 @@ class FusedMlp(nn.Module):
 
 # A graph decides it once, without a guard per module: torch keeps to hooks of tracing time, too.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _is_other(module: nn.Module, known: str) -> bool:
-    return any(hooks(module)) or repr(module) != known
+def _is_other(function: Any, known: str) -> bool:
+    if not isinstance(function, nn.Module) or any(hooks(function)) or has_any_global_hook():
+        return True
+    return repr(function) != known
 
 
 def take_mlp(module: Any) -> bool:

@@ -9,7 +9,12 @@ import torch
 from torch import nn
 
 from monograph.integrations.torch.instance_class import put_before
-from monograph.integrations.torch.private_names import buffers_of, hooks, parameters_of
+from monograph.integrations.torch.private_names import (
+    buffers_of,
+    has_any_global_hook,
+    hooks,
+    parameters_of,
+)
 from monograph.integrations.transformers.stand_in import (
     KERNEL_TYPES,
     ROWS,
@@ -45,7 +50,8 @@ def options_of(norm: FusedNorm) -> dict[str, Any]:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def may_be_passed(norm: nn.Module) -> bool:
     """Whether an operator that has the norm in it computes what a call of the module does."""
-    return isinstance(norm, FusedNorm) and not any(hooks(norm)) and "forward" not in norm.__dict__
+    hooked = any(hooks(norm)) or has_any_global_hook()
+    return isinstance(norm, FusedNorm) and not hooked and "forward" not in norm.__dict__
 
 
 def _epsilon(norm: Any) -> Any:
