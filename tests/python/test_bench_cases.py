@@ -2,6 +2,7 @@
 
 import torch._inductor.config
 
+from monograph.bench.delta_rule import _cases, _channels
 from monograph.bench.dequantize import SHAPES
 from monograph.bench.own_step import SEEDS, variants
 from monograph.bench.step import LLAMA, QWEN
@@ -36,3 +37,13 @@ def test_the_shapes_of_llama_and_qwen_are_dequantised():
             (hidden, inner),
         } <= set(SHAPES)
     assert (4096, 11008) in SHAPES
+
+
+def test_the_operators_of_recurrent_layers_are_measured_at_the_shapes_of_qwen3_next():
+    found = list(_cases(quick=False))
+    for op in ("rule", "conv", "norm"):
+        assert (op, 2048, 32, "both") in found
+    assert ("rule", 8192, 4, "both") in found
+    assert ("decode", 1, 32, "forward") in found
+    assert {op for op, *_ in _cases(quick=True)} == {op for op, *_ in found}
+    assert _channels(32) == 8192

@@ -22,6 +22,7 @@ BENCHES = (
     "attention",
     "lora",
     "elementwise",
+    "delta_rule",
     "experts",
     "packing",
     "loss",
@@ -61,7 +62,9 @@ def main() -> None:
     )
     parser.add_argument("--mode", default="graph", help="of the training step (large_model, format_memory)")
     names = lambda text: text.split(",")  # noqa: E731
-    parser.add_argument("--case", type=names, help="only these cases, e.g. a,b,own (step, trl, load)")
+    parser.add_argument(
+        "--case", type=names, help="only these cases, e.g. a,b,own (step, trl, load, delta_rule)"
+    )
     parser.add_argument("--peers", type=names, help="only these peers, e.g. packed_eager (step, trl)")
     parser.add_argument("--profile", action="store_true", help="where our step spends its time (step)")
     parser.add_argument("--steps", type=int, default=300, help="of each variant of `step --case own`")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # a base class must be known to the type checker
 
 _READ = "5.22.2"
 _MODEL = "transformers:PreTrainedModel"
+_QWEN3_NEXT = "transformers.models.qwen3_next.modeling_qwen3_next"
 _QUANTIZER = "transformers.quantizers.base:HfQuantizer"
 
 NAMES = {
@@ -125,6 +126,15 @@ NAMES = {
     "experts_implementation": PrivateName(
         "transformers:PreTrainedConfig._experts_implementation", _READ, "bench experts: grouped_mm"
     ),
+    "torch_chunk_gated_delta_rule": PrivateName(
+        f"{_QWEN3_NEXT}:torch_chunk_gated_delta_rule", _READ, "bench delta_rule"
+    ),
+    "torch_recurrent_gated_delta_rule": PrivateName(
+        f"{_QWEN3_NEXT}:torch_recurrent_gated_delta_rule", _READ, "bench delta_rule"
+    ),
+    "causal_conv1d_fn": PrivateName(f"{_QWEN3_NEXT}:causal_conv1d_fn", _READ, "bench delta_rule"),
+    "causal_conv1d_update": PrivateName(f"{_QWEN3_NEXT}:causal_conv1d_update", _READ, "bench delta_rule"),
+    "Qwen3NextRMSNormGated": PrivateName(f"{_QWEN3_NEXT}:Qwen3NextRMSNormGated", _READ, "bench delta_rule"),
     "ForCausalLMLoss": PrivateName("transformers.loss.loss_utils:ForCausalLMLoss", _READ, "bench loss"),
     "Fp8Quantize": PrivateName(
         "transformers.integrations.finegrained_fp8:Fp8Quantize", _READ, "bench quantize"
