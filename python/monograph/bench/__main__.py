@@ -31,6 +31,7 @@ BENCHES = (
     "load",
     "first_step",
     "large_model",
+    "experts_model",
     "format_memory",
 )
 
@@ -58,7 +59,8 @@ def main() -> None:
         "--plain", action="store_true", help="fp32 scales instead of double-quantised (linear)"
     )
     parser.add_argument(
-        "--folder", help="where models lie (large_model, quantize_file, step, trl, load, format_memory)"
+        "--folder",
+        help="where models lie (large_model, experts_model, quantize_file, step, trl, load,\nformat_memory)",
     )
     parser.add_argument("--mode", default="graph", help="of the training step (large_model, format_memory)")
     names = lambda text: text.split(",")  # noqa: E731

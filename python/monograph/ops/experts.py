@@ -155,6 +155,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor
     ctx.layouts = given.layout1, given.layout2
     ctx.numbers = given[15:]
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # zeros as large as pre otherwise
 
 
 def _saved(ctx: Any) -> tuple[torch.Tensor, ExpertsArguments]:
@@ -165,8 +166,10 @@ def _saved(ctx: Any) -> tuple[torch.Tensor, ExpertsArguments]:
     return pre, ExpertsArguments(x, ids, weights, *first, *second, a1, b1, a2, b2, *ctx.numbers)
 
 
-def _backward(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, dy: torch.Tensor | None, _: Any) -> tuple[Any, ...]:
     pre, given = _saved(ctx)
+    if dy is None:
+        dy = torch.zeros_like(given.x)
     needs = ctx.needs_input_grad
     flags = [needs[0], needs[2], needs[6], needs[10], needs[11] or needs[12], needs[13] or needs[14]]
     found: list[torch.Tensor | None] = [None] * 8
