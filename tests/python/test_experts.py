@@ -377,3 +377,11 @@ def test_activations_are_the_listed_ones():
         "GPT_OSS",
         "GELU_TANH",
     ]
+
+
+def test_torch_func_is_refused_by_name():
+    case = Case("qwen3_moe", "nf4", torch.float32)
+    with pytest.raises(
+        NotImplementedError, match=r"^experts: gradients by torch\.func .* wanted torch\.autograd\.grad"
+    ):
+        torch.func.grad(lambda x: case.operator(case.leaves | {"x": x}).sum())(case.leaves["x"])

@@ -12,7 +12,12 @@ from typing import Any
 import torch
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
-from monograph.integrations.torch.private_names import autograd_info, in_forward_mode, make_autograd_impl
+from monograph.integrations.torch.private_names import (
+    autograd_info,
+    in_forward_mode,
+    make_autograd_impl,
+    transforms_active,
+)
 
 _REGISTRATIONS = torch.library.Library("monograph", "FRAGMENT")
 
@@ -23,6 +28,16 @@ def _refuse_tangents(name: str, arguments: tuple[Any, ...]) -> None:
             if isinstance(t, torch.Tensor) and torch.autograd.forward_ad.unpack_dual(t).tangent is not None:
                 raise NotImplementedError(
                     f"{name}: forward-mode differentiation (torch.func.jvp) is not supported; wanted backward"
+                )
+
+
+def _refuse_transforms(name: str, arguments: tuple[Any, ...]) -> None:
+    for argument in arguments:
+        for t in argument if isinstance(argument, (list, tuple)) else (argument,):
+            if isinstance(t, torch.Tensor) and t.requires_grad:
+                raise NotImplementedError(
+                    f"{name}: gradients by torch.func (grad, vjp, jacrev) are not supported; wanted "
+                    "torch.autograd.grad or backward()"
                 )
 
 
@@ -37,6 +52,8 @@ def register_autograd(
     def checked(keyset: Any, *arguments: Any, **keywords: Any) -> Any:
         if in_forward_mode():
             _refuse_tangents(name, arguments)
+        if transforms_active() and torch.is_grad_enabled():
+            _refuse_transforms(name, arguments)
         return kernel(keyset, *arguments, **keywords)
 
     _REGISTRATIONS.impl(name, checked, "Autograd", with_keyset=True)

@@ -41,6 +41,9 @@ NAMES = {
     "current_dual_level": PrivateName(
         "torch.autograd.forward_ad:_current_level", _READ, "formulas: whether forward mode is on"
     ),
+    "transforms_active": PrivateName(
+        "torch._C:_are_functorch_transforms_active", _READ, "formulas: whether torch.func differentiates"
+    ),
     # modules
     "apply_to_module": PrivateName("torch.nn:Module._apply", _READ, "QuantLinear: casts change no byte"),
     "children": PrivateName("torch.nn:Module()._modules", _READ, "the head inside PEFT's modules_to_save"),
