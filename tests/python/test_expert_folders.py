@@ -80,6 +80,8 @@ def test_gpt_oss_as_shipped_is_mapped_and_not_copied(tmp_path):
         ("mixtral", "nvfp4"),
         ("gpt_oss", "mxfp4"),
         ("olmoe", "fp8-block"),
+        ("granitemoe", "nf4"),
+        ("granitemoe", "mxfp8"),
     ],
 )
 def test_stacks_that_the_tool_wrote_are_mapped(family, format, tmp_path):
@@ -144,3 +146,38 @@ def test_experts_that_are_stored_one_by_one_are_stacked(format, tmp_path):
         assert torch.equal(layer.dequantize("down_proj"), down)
     folder = save_tiny(tmp_path / "dense", "qwen3_moe", dtype=torch.bfloat16)
     torch.testing.assert_close(model(tokens()).logits, dense_copy(folder, model)(tokens()).logits, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("family", "format"),
+    [("qwen3_moe", "nf4"), ("mixtral", "nvfp4"), ("gpt_oss", "mxfp4"), ("granitemoe", "fp8-block")],
+)
+def test_a_saved_model_is_read_back(family, format, tmp_path):
+    """By from_pretrained with the same bits, and by the tool with the values that the model holds."""
+    folder, saved = save_tiny(tmp_path / "dense", family, dtype=torch.bfloat16), tmp_path / "saved"
+    settings = mg.MonographConfig(format, double_quant=format == "nf4")
+    model = mg.from_pretrained(folder, settings).eval()
+    model.save_pretrained(saved)
+    again = mg.from_pretrained(saved).eval()
+    for ours, theirs in zip(experts(model), experts(again), strict=True):
+        for name in ours.stacks:
+            for part in ours.stored_names(name):
+                assert torch.equal(getattr(ours, part), getattr(theirs, part)), part
+            assert mapped(saved, getattr(theirs, f"{name}_values"))
+    assert torch.equal(model(tokens()).logits, again(tokens()).logits)
+    run("verify", saved)
+    run("dequantize", saved, tmp_path / "bf16")
+    dense = AutoModelForCausalLM.from_pretrained(tmp_path / "bf16", dtype=torch.bfloat16)
+    for path, layer in model.named_modules():
+        for name in layer.stacks if isinstance(layer, PackedExperts) else ():
+            assert torch.equal(getattr(dense.get_submodule(path), name), layer.dequantize(name)), path
+
+
+def test_experts_packed_one_by_one_are_not_saved(tmp_path):
+    folder = save_tiny(tmp_path / "dense", "qwen3_moe", dtype=torch.bfloat16)
+    run("quantize", folder, tmp_path / "packed", "--to", "nf4", "--experts", "separate")
+    model = mg.from_pretrained(tmp_path / "packed")
+    with pytest.raises(
+        NotImplementedError, match=r"layers\.0\.mlp\.experts\.\w+: experts that were packed one"
+    ):
+        model.save_pretrained(tmp_path / "saved")

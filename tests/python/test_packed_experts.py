@@ -124,12 +124,6 @@ def test_dequantize_gives_dense_experts(tmp_path):
     torch.testing.assert_close(model(tokens()).logits, want, **CLOSE)
 
 
-def test_saving_packed_experts_is_refused(tmp_path):
-    model = packed_model(tmp_path / "dense")
-    with pytest.raises(NotImplementedError, match=r"mlp\.experts: packed experts cannot be saved"):
-        model.save_pretrained(tmp_path / "packed")
-
-
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 def test_the_loss_of_the_router_is_transformers_own(family, tmp_path):
     folder = save_tiny(tmp_path, family)

@@ -169,6 +169,10 @@ class PackedExperts(nn.Module):
         """The dense parameter, a new tensor each time."""
         return self._turned(self.packed(name)).dequantize(dtype or self.weight_dtype).contiguous()
 
+    def stored_names(self, name: str) -> list[str]:
+        """The parameters that hold a packed weight: its values and its scales."""
+        return self._parts(name, self.stacks[name])
+
     @staticmethod
     def _parts(name: str, packed: PackedWeight) -> list[str]:
         scales = packed.format.scale_names[: len(packed.scales)]

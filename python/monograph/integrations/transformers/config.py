@@ -59,6 +59,7 @@ class MonographConfig(QuantizationConfigMixin):
         self.stored = stored
         # Linear layers that are not packed, for the saved config; of a stored one only if they have changed.
         self.dense_modules: list[str] | None = None
+        self.stacked_experts = False  # whether the saved model has packed experts
 
     @property
     def spelling(self) -> Spelling:
@@ -72,14 +73,17 @@ class MonographConfig(QuantizationConfigMixin):
 
     def to_dict(self) -> dict[str, Any]:
         """What a saved config holds."""
+        marked = self.stacked_experts and self.spelling.linears  # gpt-oss as shipped has stacks anyway
+        mark = {"monograph_experts": "stacked"} if marked else {}
         if self.stored is not None:
-            return self.spelling.saved_again(self.stored, self.dense_modules or [])
-        return self.spelling.config(
+            return self.spelling.saved_again(self.stored, self.dense_modules or []) | mark
+        saved = self.spelling.config(
             self.format,
             dense=self.skip_modules if self.dense_modules is None else self.dense_modules,
             double_quant=self.double_quant,
             scale_type=self.scale_type,
         )
+        return saved | mark
 
 
 def loading_dict(stored: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from monograph.integrations.transformers.experts import experts_kind
-from monograph.integrations.transformers.private_names import mark_initialized
+from monograph.integrations.transformers.private_names import mark_initialized, original_patterns
 from monograph.nn.packed_experts import PackedExperts
 from monograph.packed_weight import PackedWeight
 from monograph.spellings.spelling import Spelling
@@ -44,6 +44,48 @@ def as_weight(tensors: Mapping[str, Any]) -> dict[str, Any]:
         end = key if name is None else key.removeprefix(stack_pattern(name)[:-1]).removesuffix("$")
         found[key if name is None else "weight" + end] = value
     return found
+
+
+def stack_tensors(spelling: Spelling, path: str, layer: PackedExperts) -> dict[str, torch.Tensor]:
+    """What a folder holds for the packed weights of a layer: `monograph quantize --experts stack`."""
+    found = {}
+    for name in layer.stacks:
+        packed = layer.packed(name)
+        if packed.grid_rows:
+            raise NotImplementedError(
+                f"{path}.{name}: experts that were packed one by one keep their own scales and cannot be "
+                "saved as a stack; save the adapter, or quantise with `monograph quantize --experts stack`"
+            )
+        for part, tensor in spelling.unpack(packed).items():
+            found[f"{path}.{name}{part.removeprefix('weight')}"] = tensor
+    return found
+
+
+def is_merge_of_experts(conversion: Any) -> bool:
+    """Whether transformers makes a stack of single experts by it, and single experts of a stack in saving."""
+    sources, targets = original_patterns(conversion)
+    single = all(source.endswith(".weight") and ".*." in source for source in sources)
+    return single and len(targets) == 1 and targets[0].endswith(STACKS)
+
+
+def conversions_of_stacks(spelling: Spelling, conversions: list[Any]) -> list[Any]:
+    """What saving reverts if experts stay stacks in the folder."""
+    known = {original_patterns(one)[0][0] for one in conversions}
+    kept = []
+    for one in conversions:
+        if not is_merge_of_experts(one):
+            parts = renamed_parts(spelling, one)
+            kept += [*(part for part in parts if original_patterns(part)[0][0] not in known), one]
+    return kept
+
+
+def renamed_parts(spelling: Spelling, conversion: Any) -> list[Any]:
+    """Of a name that transformers has for a stack (Granite's), those of its scales."""
+    sources, targets = original_patterns(conversion)
+    if len(sources) != 1 or not sources[0].endswith("weight") or not targets[0].endswith(STACKS):
+        return []
+    ends = [part.removeprefix("weight") for part in spelling.parts if part.startswith("weight_")]
+    return [type(conversion)(sources[0] + end, targets[0] + end) for end in ends]
 
 
 def stack(matrices: list[list[PackedWeight]]) -> PackedWeight:

@@ -24,8 +24,12 @@ from monograph.integrations.transformers.dense_weights import expert_weights, wh
 from monograph.integrations.transformers.expert_loading import (
     STACKS,
     as_weight,
+    conversions_of_stacks,
+    is_merge_of_experts,
     put_experts,
+    renamed_parts,
     stack_pattern,
+    stack_tensors,
     stacked,
 )
 from monograph.integrations.transformers.experts import experts_kind, is_experts
@@ -188,11 +192,10 @@ class MonographQuantizer(HfQuantizer):
             return super().update_weight_conversions(weight_conversions, model)
         spelling, updated = self.quantization_config.spelling, []
         for conversion in weight_conversions:
-            sources, targets = original_patterns(conversion)
-            single = all(source.endswith(".weight") and ".*." in source for source in sources)
-            if not (single and len(targets) == 1 and targets[0].endswith(STACKS)):
-                updated.append(conversion)
+            if not is_merge_of_experts(conversion):
+                updated += [*renamed_parts(spelling, conversion), conversion]
                 continue
+            sources, targets = original_patterns(conversion)
             parts = [source.removesuffix("weight") + part for source in sources for part in spelling.parts]
             updated.append(conversion.copy(parts, targets, operations=[StackExperts(self)]))
         return updated + self.get_weight_conversions()
@@ -293,12 +296,12 @@ class MonographQuantizer(HfQuantizer):
     ) -> tuple[dict[str, torch.Tensor] | None, dict[str, str]]:
         """The keys of the config's spelling. A model whose layers were all merged is saved as a dense one."""
         layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantLinear)}
-        for name, module in model.named_modules():
-            if isinstance(module, PackedExperts) and module.stacks:
-                raise NotImplementedError(
-                    f"{name}: packed experts cannot be saved; save the adapter, or merge it first"
-                )
-        if not layers:
+        stacks = {
+            path: layer
+            for path, layer in model.named_modules()
+            if isinstance(layer, PackedExperts) and layer.stacks
+        }
+        if not layers and not stacks:
             self.remove_quantization_config(model)
             return None, {}
         dense = dense_linears(model)
@@ -310,6 +313,15 @@ class MonographQuantizer(HfQuantizer):
                 del state[f"{name}.{part}"]
             parts = self.quantization_config.spelling.unpack(layer.packed)
             state.update({f"{name}.{part}": tensor for part, tensor in parts.items()})
+        spelling = self.quantization_config.spelling
+        self.quantization_config.stacked_experts = bool(stacks)
+        for path, experts in stacks.items():
+            for weight in experts.stacks:
+                for part in experts.stored_names(weight):
+                    del state[f"{path}.{part}"]
+            state.update(stack_tensors(spelling, path, experts))
+        if stacks:  # they stay stacks in the folder
+            set_weight_conversions(model, conversions_of_stacks(spelling, weight_conversions(model)))
         return state, {}
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
