@@ -1,6 +1,6 @@
 // The products of a chunk on tiles, bf16 operands and fp32 sums. q, k and dout enter as they are
 // and their norms as fp32 factors of rows. Split into two bf16, without the product of the two
-// rests: the inverse and P with what they are multiplied with, what is added to S and dS (errors
+// rests: the inverse and P with what they are multiplied with, what is added to S (errors
 // there stay for the rest of the document: with beta near 2 they were 5e-3 of a state after 200
 // tokens, and are 1e-3), V^ and dR in the pairs. The rest is rounded once. Included by amx.cpp
 // only.
@@ -16,6 +16,7 @@ namespace {
 struct DeltaTileProducts {
   using Chunk = DeltaChunk<simd::Amx>;
   static constexpr std::int64_t kMultiple = 32;  // of rows and widths
+  static constexpr bool kReadsRows = false;      // q and k in fp32
 
   bool backward;
   Bf16 *q_rows, *q_pairs, *q_transposed, *k_rows, *k_columns, *k_pairs, *k_transposed;
@@ -84,15 +85,17 @@ struct DeltaTileProducts {
   // kk and qk from the tensors themselves.
   [[gnu::noinline]] void multiply_keys(const DeltaWidths& w, const Chunk& c, const HeadsView& q,
                                        const HeadsView& k, std::int64_t token, std::size_t head,
-                                       float scale) const {
+                                       float scale, bool queries) const {
     const std::int64_t across = w.key_width / 32, down = c.rows / 32;
     Square square;
     for (std::int64_t s = 0; s < down; ++s)
       for (std::int64_t e = 0; e < across; ++e) {
         const std::int64_t row = (s * across + e) * kSquare, panel = (e * down + s) * kSquare;
-        load_square(strip(q, c, token, head, 32 * s, w.key), 32 * e, square);
-        put_rows(square, q_rows + row);
-        if (backward) {
+        if (queries) {
+          load_square(strip(q, c, token, head, 32 * s, w.key), 32 * e, square);
+          put_rows(square, q_rows + row);
+        }
+        if (queries && backward) {
           put_token_pairs(square, q_pairs + panel);
           put_transposed(square, q_transposed + panel);
         }
@@ -100,20 +103,22 @@ struct DeltaTileProducts {
         put_rows(square, k_rows + row);
         put_columns(square, k_columns + row);
         put_transposed(square, k_transposed + panel);
-        if (backward) put_token_pairs(square, k_pairs + panel);
+        if (queries && backward) put_token_pairs(square, k_pairs + panel);
       }
     multiply_terms<1>({{k_rows, k_columns}}, down, down, across, c.kk, kPairStride, false,
                       DeltaShape::kResults);
-    multiply_terms<1>({{q_rows, k_columns}}, down, down, across, c.qk, kPairStride, false,
-                      DeltaShape::kResults);
+    if (queries)
+      multiply_terms<1>({{q_rows, k_columns}}, down, down, across, c.qk, kPairStride, false,
+                        DeltaShape::kResults);
     for (std::int64_t i = 0; i < c.rows; ++i) {
       const __m512 k_row = _mm512_set1_ps(c.k_factor[i]),
-                   q_row = _mm512_set1_ps(c.q_factor[i] * scale);
+                   q_row = _mm512_set1_ps(queries ? c.q_factor[i] * scale : 0);
       for (std::int64_t at = i * kPairStride, j = 0; j <= i; j += 16) {
         const __m512 column = _mm512_load_ps(c.k_factor + j);
         float *const kk = c.kk + at + j, *const qk = c.qk + at + j;
         _mm512_store_ps(kk, _mm512_mul_ps(_mm512_mul_ps(k_row, column), _mm512_load_ps(kk)));
-        _mm512_store_ps(qk, _mm512_mul_ps(_mm512_mul_ps(q_row, column), _mm512_load_ps(qk)));
+        if (queries)
+          _mm512_store_ps(qk, _mm512_mul_ps(_mm512_mul_ps(q_row, column), _mm512_load_ps(qk)));
       }
     }
   }
@@ -158,21 +163,22 @@ struct DeltaTileProducts {
     multiply_split(w, c, c.solved, out, !fresh, DeltaShape::kLower);
   }
 
-  [[gnu::noinline]] void advance(const DeltaWidths& w, const Chunk& c, float* to,
+  [[gnu::noinline]] void advance(const DeltaWidths& w, const Chunk& c, const float* from, float* to,
                                  bool fresh) const {
     alignas(64) float factors[kChunk];
     multiply_factors(c, c.to_end, c.k_factor, 1, factors);
     pack<Layout::kPairs, true>(c.rows, w.value_width, scaled(c.solved, w.value_stride, factors),
                                value_high, value_low);
-    if (!fresh) decay_state(w, c, to);
+    if (!fresh) decay_state(w, c, from, to);
     multiply_terms<2>({{k_transposed, value_high}, {k_transposed, value_low}}, w.key_width / 32,
                       w.value_width / 32, c.rows / 32, to, w.value_stride, !fresh);
   }
-  [[gnu::always_inline]] static void decay_state(const DeltaWidths& w, const Chunk& c, float* of) {
+  [[gnu::always_inline]] static void decay_state(const DeltaWidths& w, const Chunk& c,
+                                                 const float* from, float* to) {
     const __m512 e = _mm512_set1_ps(c.from_start[c.rows - 1]);
     for (std::int64_t r = 0; r < w.key_width; ++r)
       for (std::int64_t i = r * w.value_stride; i < r * w.value_stride + w.value_width; i += 16)
-        _mm512_store_ps(of + i, _mm512_mul_ps(e, _mm512_load_ps(of + i)));
+        _mm512_store_ps(to + i, _mm512_mul_ps(e, _mm512_load_ps(from + i)));
   }
 
   [[gnu::always_inline]] void read_dstate(const DeltaWidths& w, const Chunk& c, const float* dstate,
@@ -243,17 +249,13 @@ struct DeltaTileProducts {
                                    const float* dks, bool ended, float* dstate, float scale) const {
     alignas(64) float factors[kChunk];
     for (std::int64_t r = 0; r < c.rows; ++r) factors[r] = scale * c.q_factor[r];
-    pack<Layout::kPairs, true>(c.rows, w.value_width, scaled(dout_scaled, w.value_stride, factors),
-                               value_high, value_low);
-    pack<Layout::kPairs, true>(c.rows, w.value_width, scaled(dks, w.value_stride, c.k_factor), dr,
-                               dr_low);
-    if (!ended) decay_state(w, c, dstate);
-    multiply_terms<4>({{q_transposed, value_high},
-                       {q_transposed, value_low},
-                       {k_transposed, dr},
-                       {k_transposed, dr_low}},
-                      w.key_width / 32, w.value_width / 32, c.rows / 32, dstate, w.value_stride,
-                      !ended);
+    pack<Layout::kPairs, false>(c.rows, w.value_width, scaled(dout_scaled, w.value_stride, factors),
+                                value_high);
+    pack<Layout::kPairs, false>(c.rows, w.value_width, scaled(dks, w.value_stride, c.k_factor),
+                                value_low);
+    if (!ended) decay_state(w, c, dstate, dstate);
+    multiply_terms<2>({{q_transposed, value_high}, {k_transposed, value_low}}, w.key_width / 32,
+                      w.value_width / 32, c.rows / 32, dstate, w.value_stride, !ended);
   }
 };
 

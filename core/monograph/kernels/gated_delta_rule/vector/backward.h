@@ -129,45 +129,49 @@ struct DeltaBackward {
     __builtin_memcpy(to, from, static_cast<std::size_t>(w.state_floats()) * sizeof(float));
   }
 
-  [[gnu::always_inline]] void load_keys(std::int64_t index) {
+  // Without `queries` what a scan needs.
+  [[gnu::noinline]] void load_keys(std::int64_t index, bool queries) {
     const DeltaRuleBackward& job = unit.job;
     const std::int64_t at = index * kChunk, token = unit.begin + at;
     Chunk& c = m.chunk;
     c.resize(unit.tokens - at < kChunk ? unit.tokens - at : kChunk, kMultiple);
-    c.template load_normed<T>(job.q, token, unit.key_head, w.key, w.key_width, w.key_stride,
-                              p.l2norm, p.scale, c.q_factor, c.q);
-    c.template load_normed<T>(job.k, token, unit.key_head, w.key, w.key_width, w.key_stride,
-                              p.l2norm, 1, c.k_factor, c.k);
-    m.products.multiply_keys(w, c, job.q, job.k, token, unit.key_head, p.scale);
+    if (queries)
+      c.template load_normed<T>(job.q, token, unit.key_head, w.key, w.key_width, w.key_stride,
+                                p.l2norm, p.scale, c.q_factor, c.q);
+    if (queries || Products::kReadsRows)
+      c.template load_normed<T>(job.k, token, unit.key_head, w.key, w.key_width, w.key_stride,
+                                p.l2norm, 1, c.k_factor, c.k);
+    else
+      c.template load_norms<T>(job.k, token, unit.key_head, w.key, p.l2norm, c.k_factor);
+    m.products.multiply_keys(w, c, job.q, job.k, token, unit.key_head, p.scale, queries);
   }
-  [[gnu::always_inline]] void load_values(std::int64_t index, std::size_t g) const {
+  [[gnu::always_inline]] void load_values(std::int64_t index, std::size_t g, bool queries) const {
     const DeltaRuleBackward& job = unit.job;
     const std::int64_t token = unit.begin + index * kChunk;
     m.chunk.template load_rows<T>(job.v, token, first + g, w.value, w.value_width, w.value_stride,
                                   m.chunk.v);
-    m.chunk.template load_gates<T>(job.g, job.beta, token, first + g);
+    m.chunk.template load_gates<T>(job.g, job.beta, token, first + g, queries);
   }
 
   // The states of all value heads at a chunk's end; `from` and `to` may be the same.
   [[gnu::noinline]] void scan(std::int64_t index, float* from, float* to) {
-    load_keys(index);
+    load_keys(index, false);
     for (std::size_t g = 0; g < unit.group(); ++g) {
       float *const before = head_of(from, 0, g), *const after = head_of(to, 0, g);
-      load_values(index, g);
+      load_values(index, g, false);
       m.chunk.values(w, m.products, before, fresh(index));
-      if (before != after) copy_state(before, after);
-      m.products.advance(w, m.chunk, after, fresh(index));
+      m.products.advance(w, m.chunk, before, after, fresh(index));
     }
   }
 
   [[gnu::noinline]] void chunk(std::int64_t index, float* states, bool last) {
     const std::int64_t token = unit.begin + index * kChunk;
-    load_keys(index);
+    load_keys(index, true);
     Chunk& c = m.chunk;
     for (std::int64_t r = 0; r < c.rows; ++r)
       for (float* const sum : {m.dq, m.dk}) clear_floats<V>(sum + r * w.key_stride, w.key_width);
     for (std::size_t g = 0; g < unit.group(); ++g) {
-      load_values(index, g);
+      load_values(index, g, true);
       c.template load_rows<T>(unit.job.dout, token, first + g, w.value, w.value_width,
                               w.value_stride, m.dout);
       const float* const state = head_of(states, 0, g);

@@ -89,6 +89,26 @@ struct DeltaChunk {
     for (std::int64_t r = tokens; r < rows; ++r) factors[r] = 0;
     clear_rows(out, stride, width);
   }
+  // The factors alone.
+  template <class T>
+  [[gnu::noinline]] void load_norms(const HeadsView& view, std::int64_t token, std::size_t head,
+                                    std::int64_t size, bool l2norm, float* factors) const {
+    for (std::int64_t r = 0; r < tokens; ++r) {
+      prefetch_row<T>(view, token + r + kAhead, head, size);
+      const T* const row = row_of<T>(view, token + r, head);
+      F32 sum = L::set(0.f);
+      std::int64_t i = 0;
+      for (; i + L::kLanes <= size; i += L::kLanes) {
+        const F32 x = L::load_as(row + i);
+        sum = L::fma(x, x, sum);
+      }
+      float rest[L::kLanes] = {};
+      for (std::int64_t n = 0; i < size; ++i, ++n) rest[n] = to_float(row[i]);
+      sum = L::fma(L::load(rest), L::load(rest), sum);
+      factors[r] = l2norm ? 1 / __builtin_sqrtf(L::reduce_add(sum) + 1e-6f) : 1;
+    }
+    for (std::int64_t r = tokens; r < rows; ++r) factors[r] = 0;
+  }
   template <class T>
   [[gnu::noinline]] void load_rows(const HeadsView& view, std::int64_t token, std::size_t head,
                                    std::int64_t size, std::int64_t width, std::int64_t stride,
@@ -122,7 +142,7 @@ struct DeltaChunk {
 
   template <class T>
   [[gnu::noinline]] void load_gates(const GateView& g, const GateView& betas, std::int64_t token,
-                                    std::size_t head) const {
+                                    std::size_t head, bool queries) const {
     constexpr double kLog2EDouble = 1.4426950408889634;
     double sum = 0;
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -138,11 +158,11 @@ struct DeltaChunk {
       L::store(from_start + r, exp2_of<V>(h));
       L::store(to_end + r, exp2_of<V>(L::add(L::sub(last, h), L::sub(last_low, l0))));
     }
-    decays();
+    decays(queries);
   }
 
-  // Whole vectors of the rows up to the diagonal; zero beyond it.
-  void decays() const {
+  // Whole vectors of the rows up to the diagonal; zero beyond it. p only with `queries`.
+  void decays(bool queries) const {
     for (std::int64_t i = 0; i < rows; ++i) {
       const F32 h = L::set(high[i]), l0 = L::set(low[i]), minus_beta = L::set(-beta[i]);
       float *const d = decay + i * kPairStride, *const pi = p + i * kPairStride,
@@ -152,7 +172,7 @@ struct DeltaChunk {
         const F32 x = L::add(L::sub(h, L::load(high + j)), L::sub(l0, L::load(low + j)));
         const F32 e = exp2_of<V>(x);
         L::store(d + j, e);
-        L::store(pi + j, L::mul(e, L::load(qk + i * kPairStride + j)));
+        if (queries) L::store(pi + j, L::mul(e, L::load(qk + i * kPairStride + j)));
         L::store(li + j, L::mul(L::mul(e, minus_beta), L::load(kk + i * kPairStride + j)));
       }
       for (std::int64_t j = i + 1; j < end; ++j) d[j] = pi[j] = li[j] = 0;

@@ -47,23 +47,28 @@ struct DeltaForward {
       const std::int64_t token = unit.begin + at;
       const bool fresh = at == 0 && p.state == nullptr;
       c.resize(unit.tokens - at < kChunk ? unit.tokens - at : kChunk, kMultiple);
-      c.template load_normed<T>(job.q, token, unit.key_head, w.key, w.key_width, w.key_stride,
-                                p.l2norm, p.scale, c.q_factor, c.q);
-      c.template load_normed<T>(job.k, token, unit.key_head, w.key, w.key_width, w.key_stride,
-                                p.l2norm, 1, c.k_factor, c.k);
-      m.products.multiply_keys(w, c, job.q, job.k, token, unit.key_head, p.scale);
+      if constexpr (Products::kReadsRows) {
+        c.template load_normed<T>(job.q, token, unit.key_head, w.key, w.key_width, w.key_stride,
+                                  p.l2norm, p.scale, c.q_factor, c.q);
+        c.template load_normed<T>(job.k, token, unit.key_head, w.key, w.key_width, w.key_stride,
+                                  p.l2norm, 1, c.k_factor, c.k);
+      } else {
+        c.template load_norms<T>(job.q, token, unit.key_head, w.key, p.l2norm, c.q_factor);
+        c.template load_norms<T>(job.k, token, unit.key_head, w.key, p.l2norm, c.k_factor);
+      }
+      m.products.multiply_keys(w, c, job.q, job.k, token, unit.key_head, p.scale, true);
       for (std::size_t g = 0; g < unit.group(); ++g) {
         float* const state = state_of(m, w, g);
         c.template load_rows<T>(job.v, token, first + g, w.value, w.value_width, w.value_stride,
                                 c.v);
-        c.template load_gates<T>(job.g, job.beta, token, first + g);
+        c.template load_gates<T>(job.g, job.beta, token, first + g, true);
         c.values(w, m.products, state, fresh);
         m.products.attend(w, c, state, fresh, m.out, p.scale);
         for (std::int64_t r = 0; r < c.tokens; ++r)
           narrow_row<V>(m.out + r * w.value_stride, 1, w.value,
                         row_of<T>(job.out, token + r, first + g));
         if (job.final_state != nullptr || at + kChunk < unit.tokens)
-          m.products.advance(w, c, state, fresh);
+          m.products.advance(w, c, state, state, fresh);
       }
     }
     m.products.end();

@@ -13,6 +13,7 @@ struct DeltaVectorProducts {
   using Product = DeltaProduct<V>;
   using Chunk = DeltaChunk<V>;
   static constexpr std::int64_t kMultiple = 16;  // of rows and widths
+  static constexpr bool kReadsRows = true;       // q and k in fp32
 
   // k [key_width, kPairStride], V^ [value_width, kPairStride], S and dS [value_width, key_stride].
   float *k_transposed, *solved_transposed, *state_transposed, *dstate_transposed;
@@ -31,13 +32,16 @@ struct DeltaVectorProducts {
   [[gnu::always_inline]] void begin() const {}
   [[gnu::always_inline]] void end() const {}
 
-  // kk and qk, from q and k; the views are for units that read them.
+  // kk and, with `queries`, qk, from q and k; the views are for units that read them.
   [[gnu::noinline]] void multiply_keys(const DeltaWidths& w, const Chunk& c, const HeadsView&,
-                                       const HeadsView&, std::int64_t, std::size_t, float) const {
+                                       const HeadsView&, std::int64_t, std::size_t, float,
+                                       bool queries) const {
     DeltaTranspose<V>::run(c.k, w.key_stride, c.rows, w.key_width, k_transposed, kPairStride);
-    for (float* const out : {c.kk, c.qk})
-      Product::run({out == c.kk ? c.k : c.q, w.key_stride, 1}, k_transposed, kPairStride, out,
-                   kPairStride, c.rows, c.rows, w.key_width, 0, DeltaShape::kResults);
+    Product::run({c.k, w.key_stride, 1}, k_transposed, kPairStride, c.kk, kPairStride, c.rows,
+                 c.rows, w.key_width, 0, DeltaShape::kResults);
+    if (queries)
+      Product::run({c.q, w.key_stride, 1}, k_transposed, kPairStride, c.qk, kPairStride, c.rows,
+                   c.rows, w.key_width, 0, DeltaShape::kResults);
   }
 
   // out = k S.
@@ -96,12 +100,14 @@ struct DeltaVectorProducts {
                  w.value_width, c.rows, fresh ? 0 : 1, DeltaShape::kLower);
   }
 
-  // The state at the chunk's end, in place.
-  [[gnu::noinline]] void advance(const DeltaWidths& w, const Chunk& c, float* state,
+  // The state at the chunk's end from that at its start; both may be the same array.
+  [[gnu::noinline]] void advance(const DeltaWidths& w, const Chunk& c, const float* from, float* to,
                                  bool fresh) const {
+    if (from != to && !fresh)
+      __builtin_memcpy(to, from, static_cast<std::size_t>(w.state_floats()) * sizeof(float));
     c.scale_rows(c.solved, c.to_end, w, c.scaled);
-    Product::run({c.k, 1, w.key_stride}, c.scaled, w.value_stride, state, w.value_stride,
-                 w.key_width, w.value_width, c.rows, fresh ? 0 : c.from_start[c.rows - 1]);
+    Product::run({c.k, 1, w.key_stride}, c.scaled, w.value_stride, to, w.value_stride, w.key_width,
+                 w.value_width, c.rows, fresh ? 0 : c.from_start[c.rows - 1]);
   }
 
   // out = k dS.
