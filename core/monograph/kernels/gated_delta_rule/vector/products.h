@@ -51,21 +51,47 @@ struct DeltaVectorProducts {
                  w.value_width, w.key_width, 0);
   }
 
+  // body<kWide>(n) for all columns, kWide vectors from n on at a time: one would wait for its sums.
+  template <class Body>
+  [[gnu::always_inline]] static void columns(const DeltaWidths& w, const Body& body) {
+    constexpr std::size_t kWide = 4;
+    std::int64_t n = 0;
+    for (; n + static_cast<std::int64_t>(kWide) * L::kLanes <= w.value_width;
+         n += static_cast<std::int64_t>(kWide) * L::kLanes)
+      body.template operator()<kWide>(n);
+    for (; n < w.value_width; n += L::kLanes) body.template operator()<1>(n);
+  }
+  // out += sum over j < count of factors[j * step] * rows[j].
+  template <std::size_t kWide>
+  [[gnu::always_inline]] static void add_rows(const float* factors, std::int64_t step,
+                                              const float* rows, std::int64_t stride,
+                                              std::int64_t count, float* out) {
+    F32 sum[kWide];
+    const auto at = [](auto v) __attribute__((always_inline)) {
+      return static_cast<std::int64_t>(v()) * L::kLanes;
+    };
+    unrolled<kWide>([&](auto v) __attribute__((always_inline)) { sum[v] = L::load(out + at(v)); });
+    for (std::int64_t j = 0; j < count; ++j) {
+      const F32 f = L::set(factors[j * step]);
+      unrolled<kWide>([&](auto v) __attribute__((always_inline)) {
+        sum[v] = L::fma(f, L::load(rows + j * stride + at(v)), sum[v]);
+      });
+    }
+    unrolled<kWide>([&](auto v) __attribute__((always_inline)) { L::store(out + at(v), sum[v]); });
+  }
+
   // solved = (I + L)^-1 solved, forwards in blocks of 16 rows.
   [[gnu::noinline]] void solve(const DeltaWidths& w, const Chunk& c) const {
     for (std::int64_t b = 0; b < c.rows; b += 16) {
       if (b > 0)
         Product::run({c.l + b * kPairStride, kPairStride, 1}, c.solved, w.value_stride,
                      c.solved + b * w.value_stride, w.value_stride, 16, w.value_width, b, 1);
-      for (std::int64_t n = 0; n < w.value_width; n += L::kLanes)
-        for (std::int64_t i = 1; i < 16; ++i) {
-          float* const at = c.solved + (b + i) * w.value_stride + n;
-          F32 sum = L::load(at);
-          for (std::int64_t j = 0; j < i; ++j)
-            sum = L::fma(L::set(c.l[(b + i) * kPairStride + b + j]),
-                         L::load(c.solved + (b + j) * w.value_stride + n), sum);
-          L::store(at, sum);
-        }
+      columns(
+          w, [&]<std::size_t kWide>(std::int64_t n) __attribute__((always_inline)) {
+            for (std::int64_t i = 1; i < 16; ++i)
+              add_rows<kWide>(c.l + (b + i) * kPairStride + b, 1, c.solved + b * w.value_stride + n,
+                              w.value_stride, i, c.solved + (b + i) * w.value_stride + n);
+          });
     }
   }
 
@@ -76,15 +102,13 @@ struct DeltaVectorProducts {
         Product::run({c.l + (b + 16) * kPairStride + b, 1, kPairStride},
                      out + (b + 16) * w.value_stride, w.value_stride, out + b * w.value_stride,
                      w.value_stride, 16, w.value_width, c.rows - b - 16, 1);
-      for (std::int64_t n = 0; n < w.value_width; n += L::kLanes)
-        for (std::int64_t i = 14; i >= 0; --i) {
-          float* const at = out + (b + i) * w.value_stride + n;
-          F32 sum = L::load(at);
-          for (std::int64_t j = i + 1; j < 16; ++j)
-            sum = L::fma(L::set(c.l[(b + j) * kPairStride + b + i]),
-                         L::load(out + (b + j) * w.value_stride + n), sum);
-          L::store(at, sum);
-        }
+      columns(
+          w, [&]<std::size_t kWide>(std::int64_t n) __attribute__((always_inline)) {
+            for (std::int64_t i = 14; i >= 0; --i)
+              add_rows<kWide>(c.l + (b + i + 1) * kPairStride + b + i, kPairStride,
+                              out + (b + i + 1) * w.value_stride + n, w.value_stride, 15 - i,
+                              out + (b + i) * w.value_stride + n);
+          });
     }
   }
 
