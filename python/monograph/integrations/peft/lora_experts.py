@@ -143,13 +143,14 @@ class LoraExperts(ParamWrapper):
 LoraExperts.__name__ = "ParamWrapper"
 
 
-def _fusible(base: nn.Module) -> bool:
-    """Whether dense experts are of a known kind, and nobody wants them to be called."""
+def _fusible(base: nn.Module, targets: set[str]) -> bool:
+    """Whether dense experts are of a known kind with LoRA on their weights alone, and nobody wants them to be
+    called."""
     try:
-        experts_kind(base)
+        kind = experts_kind(base)
     except ValueError:
         return False
-    return not any(hooks(base))
+    return targets <= set(kind.names) and not any(hooks(base))
 
 
 def take_over_experts(model: nn.Module) -> list[Any]:
@@ -159,15 +160,12 @@ def take_over_experts(model: nn.Module) -> list[Any]:
     """
     taken = []
     wrappers = [(path, m) for path, m in model.named_modules() if isinstance(m, ParamWrapper)]
-    biased = {
-        id(layer.get_base_layer())
-        for _, layer in wrappers
-        if is_experts(layer.get_base_layer()) and layer.parameter_name.endswith("_bias")
-    }
+    targets: dict[int, set[str]] = {}
+    for _, layer in wrappers:
+        targets.setdefault(id(layer.get_base_layer()), set()).add(layer.parameter_name)
     for path, layer in wrappers:
         base, name = layer.get_base_layer(), layer.parameter_name
-        dense = is_experts(base) and id(base) not in biased
-        if isinstance(base, PackedExperts) or (dense and _fusible(base)):
+        if isinstance(base, PackedExperts) or (is_experts(base) and _fusible(base, targets[id(base)])):
             LoraExperts.take_over(layer)
             taken.append(layer)
         elif name in getattr(base, "parametrizations", ()):

@@ -34,8 +34,14 @@ def _number(module: nn.Module, *names: str) -> float | None:
     return float(found[0]) if found else None
 
 
-def _candidates(module: Any) -> list[ExpertsKind]:
+def _parts_of_kind(module: Any) -> tuple[Any, float | None, float | None]:
+    """What may be changed on a layer, and changes what it computes: its activation, alpha and limit."""
     alpha, limit = _number(module, "alpha", "swiglu_alpha"), _number(module, "limit", "swiglu_limit")
+    return getattr(module, "act_fn", None), alpha, limit
+
+
+def _candidates(module: Any) -> list[ExpertsKind]:
+    _, alpha, limit = _parts_of_kind(module)
     base = ExpertsKind(Activation.SILU, transposed=module.is_transposed, bias=module.has_bias)
     if not module.has_gate:
         return [replace(base, activation=kind) for kind in Activation if not kind.gated]
@@ -54,17 +60,17 @@ def experts_kind(module: Any) -> ExpertsKind:
         raise ValueError(f"{name} does not call transformers' interface of experts, wanted one that does")
     if getattr(module, "has_post_expert_norm", False):
         raise ValueError(f"{name} has a norm behind each expert, wanted none")
-    limit = _number(module, "limit", "swiglu_limit") or 0.0
+    act_fn, _, limit = _parts_of_kind(module)
     with torch.no_grad(), torch.device("cpu"):  # transformers makes models on the meta device
         generator = torch.Generator().manual_seed(1)
         sample = torch.randn(_ROWS, _COLUMNS, generator=generator, dtype=torch.float64)
-        sample = sample * max(2.0, 1.5 * limit)
-        want = apply_gate(module, sample) if module.has_gate else module.act_fn(sample)
+        sample = sample * max(2.0, 1.5 * (limit or 0.0))
+        want = apply_gate(module, sample) if module.has_gate else act_fn(sample)
         for kind in _candidates(module):
             got = activate(sample, kind)
             if got.shape == want.shape and torch.allclose(got, want, rtol=1e-5, atol=1e-6):
                 return kind
-    activation = type(getattr(module, "act_fn", None)).__name__
+    activation = type(act_fn).__name__
     known = ", ".join(kind.name.lower() for kind in Activation)
     raise ValueError(f"{name} has a gate of its own ({activation}), which is none of {known}")
 
@@ -81,12 +87,6 @@ def has_known_experts(model: nn.Module) -> bool:
 
 
 # A graph tries the gate while it is traced, and reads what was found as any attribute.
-def _parts_of_kind(module: Any) -> tuple[Any, ...]:
-    """What may be changed on a layer, and changes what it computes."""
-    alpha, limit = _number(module, "alpha", "swiglu_alpha"), _number(module, "limit", "swiglu_limit")
-    return getattr(module, "act_fn", None), alpha, limit
-
-
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _learn_kind(module: Any) -> bool:
     parts = _parts_of_kind(module)
