@@ -9,7 +9,12 @@ from typing import Any
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 
 from monograph.integrations.transformers import attention, recurrent_layers
 from monograph.integrations.transformers.config import loading_dict
@@ -62,6 +67,18 @@ def _one_dtype(dtype: Any, torch_dtype: Any) -> Any:
     return torch.bfloat16 if asked is None else asked
 
 
+# Families whose folders hold a vision tower beside the text model. As text alone their modules have other
+# names, and an adapter would not fit the folder.
+_WITH_VISION = ("qwen3_5", "qwen3_5_moe")
+
+
+def _auto_class(config: Any) -> Any:
+    whole = any(name.endswith("ForConditionalGeneration") for name in config.architectures or ())
+    return (
+        AutoModelForImageTextToText if whole and config.model_type in _WITH_VISION else AutoModelForCausalLM
+    )
+
+
 def from_pretrained(
     folder: str | os.PathLike[str],
     quantization: MonographConfig | None = None,
@@ -71,6 +88,8 @@ def from_pretrained(
     **options: Any,
 ) -> PreTrainedModel:
     """Loads `folder` with transformers; `options` go to its `from_pretrained`.
+
+    A folder of Qwen3.5 with a vision tower is loaded whole, so that adapters have the names of its weights.
 
     `dtype` is bfloat16 unless given, as a torch.dtype, a name ("float16") or "auto" for the folder's own;
     `torch_dtype` is its older name. What is not packed is cast to it, and packed layers report it; modules
@@ -98,7 +117,7 @@ def from_pretrained(
             config.quantization_config = loading_dict(stored)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
-    model = AutoModelForCausalLM.from_pretrained(
+    model = _auto_class(config).from_pretrained(
         folder,
         config=config,
         quantization_config=quantization,
