@@ -18,7 +18,7 @@ inline constexpr std::int64_t kFewTokens = 4;
 
 // The backward keeps the states at the starts of as many chunks as fit here; a longer document is
 // cut into segments, whose states are scanned from the state at the segment's start.
-inline constexpr std::size_t kKeptStates = std::size_t{4} << 20;
+inline constexpr std::size_t kKeptStates = std::size_t{6} << 20;
 
 // e^-128 is 0 in fp32, and a decay below that would cost the sums of G their last bits.
 inline constexpr float kLeastDecay = -128.f;

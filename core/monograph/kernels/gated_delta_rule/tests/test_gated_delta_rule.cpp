@@ -193,12 +193,12 @@ TEST(GatedDeltaRule, RowsOutsideEveryDocumentAreZero) {
 }
 
 // A document of more chunks than the backward keeps states for is cut into segments: 128 heads of
-// 2 KiB leave room for 16.
+// 2 KiB leave room for 24.
 TEST(GatedDeltaRule, LongDocumentsAreScannedInSegments) {
   for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
     const DeltaRuleVariant& variant = *best_row(gated_delta_rule_variants(), best_isa(), dtype);
     const Shape shape = {
-        .lengths = {64 * 17 + 5}, .value_heads = 128, .key_size = 8, .value_size = 8};
+        .lengths = {64 * 30 + 5}, .value_heads = 128, .key_size = 8, .value_size = 8};
     Case c(shape, dtype, 10);
     c.run(variant);
     expect_reference(c, reference(c), variant.isa);

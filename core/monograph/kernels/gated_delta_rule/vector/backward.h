@@ -109,11 +109,15 @@ struct DeltaBackward {
       load_state<V>(w, unit.job.dfinal == nullptr ? nullptr : unit.job.dfinal + at,
                     head_of(m.dstates, 0, g));
     }
+    // All but the first segment are full: what is scanned twice is what the last one leaves.
+    const auto start = [&](std::int64_t s) __attribute__((always_inline)) {
+      return s == 0 ? 0 : chunks - (segments - s) * kept;
+    };
     for (std::int64_t s = 0; s + 1 < segments; ++s)
-      for (std::int64_t c = s * kept; c < (s + 1) * kept; ++c)
-        scan(c, head_of(m.segments, c == s * kept ? s : s + 1, 0), head_of(m.segments, s + 1, 0));
+      for (std::int64_t c = start(s); c < start(s + 1); ++c)
+        scan(c, head_of(m.segments, c == start(s) ? s : s + 1, 0), head_of(m.segments, s + 1, 0));
     for (std::int64_t s = segments - 1; s >= 0; --s) {
-      const std::int64_t begin = s * kept, end = begin + kept < chunks ? begin + kept : chunks;
+      const std::int64_t begin = start(s), end = start(s + 1);
       for (std::size_t g = 0; g < unit.group(); ++g)
         copy_state(head_of(m.segments, s, g), head_of(m.states, 0, g));
       for (std::int64_t c = begin; c + 1 < end; ++c)
