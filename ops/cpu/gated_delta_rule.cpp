@@ -75,8 +75,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> gated_delta_rule_back
   Tensor dv = empty(op, v, shape_of(v), v.scalar_type());
   Tensor dg = empty(op, g, shape_of(g), g.scalar_type());
   Tensor dbeta = empty(op, beta, shape_of(beta), beta.scalar_type());
-  Tensor dstate =
-      empty(op, q, state ? shape_of(*state) : std::vector<std::int64_t>{0}, ScalarType::Float);
+  std::vector<std::int64_t> state_shape = {0, v.size(1), q.size(2), v.size(2)};
+  if (state) state_shape = shape_of(*state);
+  Tensor dstate = empty(op, q, state_shape, ScalarType::Float);
   job.problem = a.problem;
   job.q = a.q.view;
   job.k = a.k.view;

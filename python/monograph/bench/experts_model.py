@@ -15,6 +15,7 @@ import argparse
 import json
 import pathlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -81,7 +82,7 @@ def write_model(folder: pathlib.Path, layers: int) -> None:
     (folder / "model.safetensors.index.json").write_text(text)
 
 
-def _mapped(folder: pathlib.Path, tensors: list[torch.Tensor]) -> float:
+def _mapped(folder: pathlib.Path, tensors: Sequence[torch.Tensor]) -> float:
     """The share of the bytes of `tensors` that lie in mappings of the folder's files."""
     spans = []
     for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
