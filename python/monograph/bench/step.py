@@ -2,7 +2,8 @@
 
 Same packed bytes, documents, rank and AdamW for all. (a) 4 layers of Llama-3.1-8B width, 2048 tokens of
 documents around 350, checkpointing; (b) 8 layers of Qwen3-0.6B width, 4 documents of 512; (lora) the same in
-bf16, LoRA without quantisation. Peers are
+bf16, LoRA without quantisation; (recurrent) one GatedDeltaNet layer of Qwen3.5-4B width, one document of 2048
+tokens, against the packed eager peers. Peers are
 {packed, padded} x {eager, compiled} with TRL's chunked loss, and `*_logits` with the whole logits, which on a
 CPU may be faster. Every contender is a process of its own; ours and one peer at a time are alive and step in
 turn. `peak_MiB` is the largest sum of resident sets over its process tree from start to end, compilers
@@ -48,6 +49,22 @@ QWEN = {
     "vocab_size": 151936,
     "tie_word_embeddings": True,
 }
+# As wide as Qwen3.5-4B; the vocabulary is small, so that the layer is what is measured.
+QWEN_RECURRENT = {
+    "model_type": "qwen3_5_text",
+    "hidden_size": 2560,
+    "intermediate_size": 9216,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "layer_types": ["linear_attention"],
+    "vocab_size": 4096,
+    "tie_word_embeddings": True,
+}
 
 MODULE = "monograph.bench.step_contender"
 QUICK_PEERS = ["packed_eager", "packed_eager_logits"]
@@ -70,6 +87,12 @@ def cases(quick: bool) -> dict[str, dict[str, Any]]:
             "lengths": [512] * 4,
             "checkpointing": False,
             "dense": True,
+        },
+        "recurrent": {
+            "config": QWEN_RECURRENT | {"num_hidden_layers": 1},
+            "lengths": [2048],
+            "checkpointing": False,
+            "peers": QUICK_PEERS,
         },
     }
 
@@ -129,7 +152,7 @@ def make_dense_folder(config: dict[str, Any], folder: pathlib.Path) -> str:
 def measure(job: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Measured]:
     ours = Contender(job | {"contender": "ours", "mode": "graph"}, MODULE)
     found = {"ours": Measured(ours.start)}
-    wanted = arguments.peers or (QUICK_PEERS if arguments.quick else list(peers()))
+    wanted = arguments.peers or (QUICK_PEERS if arguments.quick else job.get("peers") or list(peers()))
     for peer, options in peers().items():
         if peer in wanted:
             other = Contender(job | options | {"contender": peer}, MODULE)
@@ -183,6 +206,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
             folder = make(case["config"], root / name)
             for threads in arguments.threads[:1] if arguments.quick else arguments.threads:
                 job = {"folder": folder, "threads": threads, "lengths": case["lengths"]}
+                job["peers"] = case.get("peers")
                 found = measure(job | {"checkpointing": case["checkpointing"], "case": name}, arguments)
                 best = {contender: min(measured.ms) for contender, measured in found.items()}
                 ratio = {n: statistics.median(m.ratio) for n, m in found.items() if n != "ours"}
