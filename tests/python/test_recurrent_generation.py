@@ -64,5 +64,5 @@ def test_a_cache_continues_a_row(family):
 def test_padding_on_the_right_with_a_cache_is_refused():
     _, ours = pair("qwen3_5")
     batch = {name: value.flip(1) for name, value in prompts(9, 4).items()}
-    with pytest.raises(ValueError, match="padding on the right with a cache, wanted padding on the left"):
+    with pytest.raises(ValueError, match="newest token is masked, with a cache: wanted padding on the left"):
         ours(**batch, use_cache=True)

@@ -19,6 +19,7 @@ from transformers import (
 from monograph.integrations.transformers import attention, recurrent_layers
 from monograph.integrations.transformers.config import loading_dict
 from monograph.integrations.transformers.quantizer import MonographConfig
+from monograph.packing.layers_with_state import guard_packed
 
 MODELOPT_FILE = "hf_quant_config.json"
 
@@ -126,4 +127,5 @@ def from_pretrained(
         **options,
     )
     recurrent_layers.take_over(model)
+    guard_packed(model)
     return model

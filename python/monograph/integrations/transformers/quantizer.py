@@ -48,6 +48,7 @@ from monograph.nn.dense_source import remember_dense
 from monograph.nn.packed_experts import PackedExperts
 from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.packed_weight import PackedWeight, quantize
+from monograph.packing.layers_with_state import guard_packed
 
 __all__ = ["MonographConfig", "MonographQuantizer"]
 
@@ -283,6 +284,7 @@ class MonographQuantizer(HfQuantizer):
         ]
         set_weight_conversions(model, others)
         take_over_recurrent(model)
+        guard_packed(model)
         return model
 
     def get_quantize_ops(self) -> ConversionOps:

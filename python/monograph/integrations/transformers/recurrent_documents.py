@@ -12,9 +12,15 @@ import torch
 from torch import nn
 
 from monograph.integrations.transformers.attention import check_contiguous, packed_documents
+from monograph.integrations.transformers.private_names import attn_implementation
+from monograph.packing.attention_without_borders import OURS
 from monograph.packing.packed_rows_hook import falls, require
 
 _GIVEN = ("cu_seqlens", "cu_seq_lens_q")  # ours first: there padding is in no document
+_NO_LAST = (
+    "a row whose newest token is masked, with a cache: wanted padding on the left and, where a prompt comes "
+    "in pieces (prefill_chunk_size), a token of each row in each piece"
+)
 _ONE_ROW = "batch size is expected to be 1 with packed rows"
 
 
@@ -54,7 +60,7 @@ def documents_of(
     padded = mask.bool()
     check_contiguous(padded)
     if cached:
-        require(padded[:, -1].all(), "padding on the right with a cache, wanted padding on the left")
+        require(padded[:, -1].all(), _NO_LAST)
     begin = padded.int().argmax(1)
     ends = torch.stack((begin, begin + padded.sum(1)), 1) + rows[:-1, None]
     return Documents(ends.flatten().to(torch.int32), 2)
@@ -67,15 +73,51 @@ def _rows(args: tuple[Any, ...], kwargs: dict[str, Any], positions: torch.Tensor
     return positions.shape[-2]
 
 
+def _check_attention_sees(module: nn.Module, name: str, kwargs: dict[str, Any]) -> None:
+    """Refuses offsets that the model's attention would not follow.
+
+    Ours and flash attention read them. The masks of sdpa and eager come from position_ids, if there is no
+    mask and no cache: a document begins where a position is not the last one plus 1.
+    """
+    attention = attn_implementation(module)
+    if attention == OURS or str(attention).startswith("flash"):
+        return
+    wanted = (
+        f"packed rows ({name}) with attention {attention!r}, which sees documents by position_ids alone: "
+        f"wanted position_ids that restart with each document and no attention_mask, or attention {OURS!r}"
+    )
+    positions = kwargs.get("position_ids")
+    if positions is None or kwargs.get("attention_mask") is not None:
+        raise ValueError(wanted)
+    if positions.dim() == 3:
+        if positions.shape[0] != 4:
+            raise ValueError(wanted)
+        positions = positions[0]
+    tokens, cu = positions.shape[-1], kwargs[name].flatten().long()
+    if tokens < 2:
+        return
+    row = positions.reshape(-1, tokens)[0]
+    first = cu.clamp(1, tokens - 1)
+    inside = (cu > 0) & (cu < tokens)
+    require((~inside | (row[first] != row[first - 1] + 1)).all(), wanted)
+
+
 class DocumentsHook:
     """A forward pre-hook of a model: position_ids that restart become `cu_seqlens`, or are refused.
 
-    With a cache or a padding mask transformers takes a row for one document, so it has to be one.
+    With a cache or a padding mask transformers takes a row for one document, so it has to be one. Offsets
+    that only the layers with state would follow are refused, too.
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         positions = kwargs.get("position_ids")
         packed = [name for name in _GIVEN if kwargs.get(name) is not None]
+        mask = kwargs.get("attention_mask")
+        if kwargs.get("past_key_values") is not None and isinstance(mask, torch.Tensor) and mask.dim() == 2:
+            # transformers gives layers with state no mask behind the first piece.
+            require((mask[:, -1] != 0).all(), _NO_LAST)
+        if packed:
+            _check_attention_sees(module, packed[0], kwargs)
         if packed or positions is None or positions.shape[-1] < 2:
             return None
         what = "packed rows (restarting position_ids)"

@@ -46,7 +46,8 @@ def _convolved(
     """x [batch, tokens, channels] behind the convolution, as [batch * tokens, channels]."""
     if not isinstance(conv, nn.Conv1d):
         raise ValueError(
-            f"the convolution is a {type(conv).__name__}, wanted nn.Conv1d: adapters on it have no effect"
+            f"the convolution is a {type(conv).__name__}, wanted nn.Conv1d: leave it out of "
+            "target_modules and modules_to_save"
         )
     taps, state = conv.kernel_size[0], None
     if cache is not None:
@@ -214,6 +215,14 @@ _LAYERS: dict[str, type[KeepsDocumentsApart]] = {
 }
 
 
+# What the operators compute; layers beyond it stay transformers' own, and then refuse packed rows.
+MOST_HEAD, MOST_TAPS = 256, 8
+
+
+def _taps(module: Any) -> int:
+    return max((m.kernel_size[0] for m in module.modules() if isinstance(m, nn.Conv1d)), default=1)
+
+
 def _take(module: Any) -> bool:
     ours = _LAYERS.get(type(module).__name__)
     known = (
@@ -221,6 +230,8 @@ def _take(module: Any) -> bool:
         and type(module).__module__.startswith("transformers.models.")
         and "forward" not in module.__dict__
         and getattr(module, "activation", "silu") == "silu"
+        and all(1 <= getattr(module, name, 1) <= MOST_HEAD for name in ("head_k_dim", "head_v_dim"))
+        and _taps(module) <= MOST_TAPS
     )
     if known and ours is not None:
         put_before(ours, module)
