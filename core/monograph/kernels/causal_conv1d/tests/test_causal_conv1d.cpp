@@ -6,30 +6,16 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "monograph/base/error.h"
 #include "monograph/base/float_types.h"
+#include "monograph/base/tests/random_elements.h"
 #include "monograph/kernels/causal_conv1d/causal_conv1d.h"
 
 namespace monograph {
 namespace {
-
-template <class T>
-std::vector<T> random_elements(std::size_t count, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0.1f, 1.f);
-  std::vector<T> values;
-  for (std::size_t i = 0; i < count; ++i) values.push_back(from_float<T>(normal(random)));
-  return values;
-}
-
-template <class T>
-constexpr double kUnit = sizeof(T) == 4                    ? 0x1p-24
-                         : dtype_of<T> == DType::kBFloat16 ? 0x1p-8
-                                                           : 0x1p-11;
 
 // Gaps at both ends; documents that are empty, of one token, shorter than the taps, of a tile and
 // more.

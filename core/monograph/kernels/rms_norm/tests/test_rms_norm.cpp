@@ -4,28 +4,14 @@
 
 #include <cmath>
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include "monograph/base/float_types.h"
+#include "monograph/base/tests/random_elements.h"
 #include "monograph/kernels/rms_norm/rms_norm.h"
 
 namespace monograph {
 namespace {
-
-template <class T>
-std::vector<T> random_elements(std::size_t count, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0.2f, 1.5f);
-  std::vector<T> values;
-  for (std::size_t i = 0; i < count; ++i) values.push_back(from_float<T>(normal(random)));
-  return values;
-}
-
-template <class T>
-constexpr double kUnit = sizeof(T) == 4                    ? 0x1p-24
-                         : dtype_of<T> == DType::kBFloat16 ? 0x1p-8
-                                                           : 0x1p-11;
 
 template <class T, class Y>
 struct Case {

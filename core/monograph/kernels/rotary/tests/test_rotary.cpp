@@ -4,25 +4,16 @@
 
 #include <cmath>
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include "monograph/base/float_types.h"
+#include "monograph/base/tests/random_elements.h"
 #include "monograph/kernels/rotary/rotary.h"
 
 namespace monograph {
 namespace {
 
 constexpr std::size_t kTokens = 6, kHeads = 3, kAngles = 3;
-
-template <class T>
-std::vector<T> random_elements(std::size_t count, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0.1f, 1.f);
-  std::vector<T> values;
-  for (std::size_t i = 0; i < count; ++i) values.push_back(from_float<T>(normal(random)));
-  return values;
-}
 
 template <class T>
 struct Case {
