@@ -193,8 +193,10 @@ def has_router_loss(config: Any) -> bool:
 
 def add_router_loss(model: nn.Module) -> RouterLogits | None:
     """Prepares a model whose config says `output_router_logits` for `forward_loss`, in place; None if not."""
-    causal: Any = _parts(model)[0]
-    return tap_routers(causal) if has_router_loss(causal.config) else None
+    config = getattr(model, "config", None)  # PEFT's wrapper gives the model's
+    if not hasattr(config, "get_text_config") or not has_router_loss(config):
+        return None
+    return tap_routers(_parts(model)[0])
 
 
 @torch.no_grad()
