@@ -242,3 +242,11 @@ def test_misuse_is_named():
         RuntimeError, match="rms_norm_backward is a gradient and cannot be differentiated again"
     ):
         dx.sum().backward()
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_weight_of_another_shape_is_refused_on_every_device(device):
+    """A trace took it, and autograd met a gradient of another shape than its weight's."""
+    x = torch.ones(3, 33, device=device)
+    with pytest.raises((ValueError, RuntimeError), match=r"rms_norm: weight has .*wanted"):
+        rms_norm(x, torch.ones(3, 33, device=device))

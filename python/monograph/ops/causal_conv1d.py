@@ -265,6 +265,10 @@ def _(x, weight, bias, cu, state, silu, keep_state):  # type: ignore[no-untyped-
     check_tensors(op, x=x, weight=weight, cu=cu)
     check_optional_tensors(op, x, bias=bias, state=state)
     _check_kinds(op, x, weight, cu)
+    if bias is not None:
+        check_shape(op, "bias", bias, [x.shape[1]])
+    if state is not None:
+        check_shape(op, "state", state, [cu.shape[0] - 1, x.shape[1], weight.shape[1] - 1])
     documents = cu.shape[0] - 1 if keep_state else 0
     return x.new_empty(list(x.shape)), x.new_empty([documents, x.shape[1], weight.shape[1] - 1])
 

@@ -301,6 +301,9 @@ def _(q, k, v, g, beta, cu, state, scale, l2norm, keep_state):  # type: ignore[n
     check_optional_tensors(op, q, state=state)
     for what, t in (("q", q), ("k", k), ("v", v)):
         require(t.dim() == 3, op, f"{what} has {t.dim()} dimensions, wanted [tokens, heads, size]")
+    require(cu.dim() == 1, op, f"cu has {cu.dim()} dimensions, wanted one")
+    if state is not None:
+        check_shape(op, "state", state, [cu.shape[0] - 1, v.shape[1], q.shape[2], v.shape[2]])
     documents = cu.shape[0] - 1 if keep_state else 0
     final = q.new_empty([documents, v.shape[1], q.shape[2], v.shape[2]], dtype=_wide(q))
     return v.new_empty(list(v.shape)), final

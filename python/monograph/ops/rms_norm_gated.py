@@ -130,6 +130,9 @@ def _(x, z, weight, eps, gate, round_before_weight):  # type: ignore[no-untyped-
     check_tensors("rms_norm_gated", x=x, z=z)
     check_optional_tensors("rms_norm_gated", x, weight=weight)
     require(x.dim() >= 1, "rms_norm_gated", "x has no dimensions, wanted [..., cols]")
+    check_shape("rms_norm_gated", "z", z, x.shape)
+    if weight is not None:
+        check_shape("rms_norm_gated", "weight", weight, [x.shape[-1]])
     return x.new_empty(list(x.shape))
 
 

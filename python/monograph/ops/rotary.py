@@ -164,6 +164,9 @@ def portable_rotary_backward(
 def _(q, k, cos, sin, q_weight, k_weight, *rest):  # type: ignore[no-untyped-def]
     check_tensors("rotary", q=q, k=k, cos=cos, sin=sin)
     check_optional_tensors("rotary", q, q_weight=q_weight, k_weight=k_weight)
+    for what, t, weight in (("q_weight", q, q_weight), ("k_weight", k, k_weight)):
+        if weight is not None and t.dim() > 0:
+            check_shape("rotary", what, weight, [t.shape[-1]])
     return q.new_empty(list(q.shape)), k.new_empty(list(k.shape))
 
 
