@@ -49,18 +49,29 @@ def _type_of_y(x: torch.Tensor, weight: torch.Tensor | None, round_before_weight
     return torch.promote_types(x.dtype, weight.dtype)
 
 
+def check_norm_shapes(
+    op: str, x: torch.Tensor, weight: torch.Tensor | None, **like_x: torch.Tensor | None
+) -> None:
+    """What a trace has to know: a gradient has the shape of its input."""
+    require(x.dim() >= 1, op, "x has no dimensions, wanted [..., cols]")
+    if weight is not None:
+        check_shape(op, "weight", weight, [x.shape[-1]])
+    for what, t in like_x.items():
+        if t is not None:
+            check_shape(op, what, t, x.shape)
+
+
 def _check(
     op: str, x: torch.Tensor, weight: torch.Tensor | None, eps: float, **like_x: torch.Tensor | None
 ) -> None:
     check_rows(op, "x", x)
     if weight is not None:
         check_float(op, "weight", weight)
-        check_shape(op, "weight", weight, [x.shape[-1]])
     check_number(op, "eps", eps)
     for what, t in like_x.items():
         if t is not None:
             check_float(op, what, t, x.dtype)
-            check_shape(op, what, t, x.shape)
+    check_norm_shapes(op, x, weight, **like_x)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -145,22 +156,10 @@ def portable_rms_norm_backward(
     return dx.contiguous(), dweight
 
 
-def _check_shapes(
-    op: str, x: torch.Tensor, weight: torch.Tensor | None, **like_x: torch.Tensor | None
-) -> None:
-    """What a trace has to know: a gradient has the shape of its input."""
-    require(x.dim() >= 1, op, "x has no dimensions, wanted [..., cols]")
-    if weight is not None:
-        check_shape(op, "weight", weight, [x.shape[-1]])
-    for what, t in like_x.items():
-        if t is not None:
-            check_shape(op, what, t, x.shape)
-
-
 @torch.library.register_fake("monograph::rms_norm")
 def _(x, weight, residual, eps, one_plus_weight, round_before_weight):  # type: ignore[no-untyped-def]
     check_optional_tensors("rms_norm", x, weight=weight, residual=residual)
-    _check_shapes("rms_norm", x, weight, residual=residual)
+    check_norm_shapes("rms_norm", x, weight, residual=residual)
     y = x.new_empty(list(x.shape), dtype=_type_of_y(x, weight, round_before_weight))
     return y, x.new_empty([0] if residual is None else list(x.shape))
 
@@ -170,7 +169,7 @@ def _(dy, dsum, x, weight, eps, one_plus, round_before, need_dweight):  # type: 
     op = "rms_norm_backward"
     check_tensors(op, x=x, dy=dy)
     check_optional_tensors(op, x, dsum=dsum, weight=weight)
-    _check_shapes(op, x, weight, dy=dy, dsum=dsum)
+    check_norm_shapes(op, x, weight, dy=dy, dsum=dsum)
     size = x.shape[-1] if need_dweight else 0
     return x.new_empty(list(x.shape)), x.new_empty([size], dtype=_wide(x.dtype))
 

@@ -27,6 +27,7 @@ from monograph.ops.argument_checks import (
 )
 from monograph.ops.autocast import widest
 from monograph.ops.autograd import register_autograd, register_not_differentiable
+from monograph.ops.rms_norm import check_norm_shapes
 
 GATES = {"silu": 0, "sigmoid": 1}
 
@@ -53,10 +54,9 @@ def _check(
     check_optional_tensors(op, x, weight=weight)
     check_rows(op, "x", x)
     check_float(op, "z", z, x.dtype)
-    check_shape(op, "z", z, x.shape)
     if weight is not None:
         check_float(op, "weight", weight)
-        check_shape(op, "weight", weight, [x.shape[-1]])
+    check_norm_shapes(op, x, weight, z=z)
     check_number(op, "eps", eps)
     require(gate in GATES.values(), op, f"gate is {gate}, wanted 0 (silu) or 1 (sigmoid)")
 
@@ -129,10 +129,7 @@ def portable_rms_norm_gated_backward(
 def _(x, z, weight, eps, gate, round_before_weight):  # type: ignore[no-untyped-def]
     check_tensors("rms_norm_gated", x=x, z=z)
     check_optional_tensors("rms_norm_gated", x, weight=weight)
-    require(x.dim() >= 1, "rms_norm_gated", "x has no dimensions, wanted [..., cols]")
-    check_shape("rms_norm_gated", "z", z, x.shape)
-    if weight is not None:
-        check_shape("rms_norm_gated", "weight", weight, [x.shape[-1]])
+    check_norm_shapes("rms_norm_gated", x, weight, z=z)
     return x.new_empty(list(x.shape))
 
 
@@ -141,7 +138,7 @@ def _(dy, x, z, weight, eps, gate, round_before_weight):  # type: ignore[no-unty
     op = "rms_norm_gated_backward"
     check_tensors(op, x=x, dy=dy, z=z)
     check_optional_tensors(op, x, weight=weight)
-    require(x.dim() >= 1, op, "x has no dimensions, wanted [..., cols]")
+    check_norm_shapes(op, x, weight, dy=dy, z=z)
     dweight = x.new_empty([0 if weight is None else x.shape[-1]], dtype=_wide(x.dtype))
     return x.new_empty(list(x.shape)), x.new_empty(list(x.shape)), dweight
 
