@@ -1,0 +1,93 @@
+"""World: the processes that train together, and this one's place among them.
+
+    world = join(timeout=600)      # under torchrun or accelerate launch; alone() without them
+    world.rank, world.size
+
+Everything that works over several processes takes a World, so that one process is no special case of the
+environment, and a test may hold several groups.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+_WANTED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class World:
+    """rank of `size` processes; local_rank: on this host. group: torch's, None for one process."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    group: Any = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes what is written once."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier(self.group)
+
+    def gathered(self, value: Any) -> list[Any]:
+        """`value` of every rank, in their order. For small things outside of graphs."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.group)
+        return found
+
+    def of_first(self, value: Any) -> Any:
+        """`value` of rank 0, on every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, group_src=0, group=self.group)
+        return box[0]
+
+
+def alone() -> World:
+    return World()
+
+
+def asked_size() -> int:
+    """How many processes the launcher has started, by the environment."""
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"WORLD_SIZE is {text!r}, wanted a number of processes, 1 or more")
+    return int(text)
+
+
+def join(timeout: float = 1800.0, backend: str = "gloo") -> World:
+    """The processes that torchrun or `accelerate launch` started; alone() if it is one.
+
+    timeout: seconds that a collective waits for the others.
+    """
+    size = asked_size()
+    if size == 1:
+        return alone()
+    missing = [name for name in _WANTED if name not in os.environ]
+    if missing:
+        raise ValueError(
+            f"WORLD_SIZE is {size}, but {', '.join(missing)} is not set; wanted a start by torchrun"
+        )
+    if not dist.is_initialized():
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    if dist.get_world_size() != size:
+        raise ValueError(f"WORLD_SIZE is {size}, but the process group has {dist.get_world_size()} ranks")
+    rank = dist.get_rank()
+    return World(rank, size, int(os.environ.get("LOCAL_RANK", rank)), dist.group.WORLD)
+
+
+def leave(world: World) -> None:
+    """Ends the group at the end of a run; a process that goes without it leaves warnings."""
+    if world.size > 1 and dist.is_initialized():
+        dist.destroy_process_group()
