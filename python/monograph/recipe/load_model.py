@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from monograph.distributed.world import World
 from monograph.recipe.adapter_start import start_of
 from monograph.recipe.keys import Recipe
 from monograph.recipe.model_folder import naming
@@ -92,8 +93,8 @@ def _set_router_loss(recipe: Recipe, base: Any) -> None:
         config.router_aux_loss_coef = base.router_aux_loss_coef = recipe.router_aux_loss_coef
 
 
-def load_model(recipe: Recipe, folder: str) -> Any:
-    """The base with a new adapter, or with that of lora_model_dir, ready to train."""
+def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
+    """The base with a new adapter, or with that of lora_model_dir, ready to train on these ranks."""
     from peft import PeftModel, get_peft_model
 
     from monograph.integrations.peft.lora_experts import all_linear_without_router

@@ -7,6 +7,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from monograph.distributed.world import World, alone
 from monograph.recipe.base_record import packing_of, write_base_record
 from monograph.recipe.batches import Batches, token_counts
 from monograph.recipe.checkpoint import (
@@ -80,8 +81,11 @@ def train(recipe: Recipe) -> Outcome:
 class Run:
     """One run: model, step, data and position."""
 
-    def __init__(self, recipe: Recipe, tokenizer: Any, prepared: Any, folder: str) -> None:
+    def __init__(
+        self, recipe: Recipe, tokenizer: Any, prepared: Any, folder: str, world: World | None = None
+    ) -> None:
         self.recipe, self.tokenizer, self.prepared = recipe, tokenizer, prepared
+        self.world = world or alone()
         self.batches = Batches(recipe, prepared.train, tokenizer.pad_token_id, training=True)
         self.held = (
             Batches(recipe, prepared.eval, tokenizer.pad_token_id, training=False) if prepared.eval else None
@@ -94,7 +98,7 @@ class Run:
         )
         if self.resumed:
             self.told = compare(load_state(self.resumed).get("identity", {}), identity, self.resumed)
-        self.model = load_model(recipe, folder)
+        self.model = load_model(recipe, folder, self.world)
         verify_head(self.model)
         if self.batches.packing or (self.held is not None and self.held.packing):
             verify_packing(self.model)
