@@ -1,18 +1,102 @@
-"""The bytes that one rank holds of a unit, out of its whole tensors."""
+"""One rank's bytes of a unit, read from the files its tensors are mapped from.
+
+A tensor that safetensors has mapped is read by `pread` straight into the shard: none of its pages is touched,
+and nothing but the share is read. What is not mapped, or may differ from its file, is copied from memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ctypes
+import os
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from monograph.distributed.layer_bytes import Layout
+from monograph.distributed.mapped_memory import Extent, MappedMemory
+
+_MOST = 1 << 30  # bytes of one call; Linux reads at most 2 GiB
 
 
-def read_range(tensors: Mapping[str, torch.Tensor], layout: Layout, rank: int) -> torch.Tensor:
-    """The shard of `rank`: uint8 [layout.bytes_per_rank], a new tensor."""
-    shard = torch.zeros(layout.bytes_per_rank, dtype=torch.uint8)
-    for piece, begin, end, place in layout.parts(rank):
-        own = tensors[piece.name].detach().contiguous().reshape(-1).view(torch.uint8)
-        shard[place : place + end - begin] = own[begin:end]
-    return shard
+def read_range(
+    tensors: Mapping[str, torch.Tensor], layout: Layout, rank: int, reader: RangeReader | None = None
+) -> torch.Tensor:
+    """The shard of `rank`: uint8 [layout.bytes_per_rank], a new tensor on the device of the tensors.
+
+    reader: one for all units of a model opens each file once.
+    """
+    if reader is not None:
+        return reader.read(tensors, layout, rank)
+    with RangeReader() as own:
+        return own.read(tensors, layout, rank)
+
+
+class RangeReader:
+    """Reads shards of units and counts where their bytes came from.
+
+    with RangeReader() as reader:
+        shard = reader.read(tensors, layout, rank)
+    reader.from_files, reader.from_memory
+    """
+
+    def __init__(self) -> None:
+        self.from_files = 0
+        self.from_memory = 0
+        self._memory = MappedMemory()
+
+    def __enter__(self) -> RangeReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._memory.close()
+
+    def read(self, tensors: Mapping[str, torch.Tensor], layout: Layout, rank: int) -> torch.Tensor:
+        """The shard of `rank`; zeros where no tensor lies."""
+        device = next((tensors[piece.name].device for piece in layout.pieces), torch.device("cpu"))
+        shard = torch.zeros(layout.bytes_per_rank, dtype=torch.uint8, device=device)
+        if device.type == "meta":
+            return shard
+        self._memory.look()
+        for piece, begin, end, place in layout.parts(rank):
+            into = shard[place : place + end - begin]
+            self._read_bytes(piece.name, tensors[piece.name].detach(), begin, end, into)
+        return shard
+
+    def _read_bytes(self, name: str, tensor: torch.Tensor, first: int, last: int, into: torch.Tensor) -> None:
+        extents = None
+        if tensor.device.type == "cpu" and tensor.is_contiguous():
+            extents = self._memory.extents(tensor.data_ptr() + first, last - first)
+        if extents is None:
+            into.copy_(bytes_of(tensor, first, last))
+            self.from_memory += last - first
+            return
+        _read_extents(name, extents, into)
+        self.from_files += last - first
+
+
+def bytes_of(tensor: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    """Bytes [first, last) of the tensor's elements in order: a view, or a copy of the rows around them."""
+    size = tensor.element_size()
+    if not tensor.is_contiguous():
+        row = tensor[0].numel() * size
+        top = first // row
+        tensor = tensor[top : -(-last // row)].contiguous()
+        first, last = first - top * row, last - top * row
+    return tensor.reshape(-1).view(torch.uint8)[first:last]
+
+
+def _read_extents(name: str, extents: Sequence[Extent], into: torch.Tensor) -> None:
+    window = memoryview((ctypes.c_char * into.numel()).from_address(into.data_ptr())).cast("B")
+    at = 0
+    for extent in extents:
+        done = 0
+        while done < extent.nbytes:
+            part = window[at : at + min(extent.nbytes - done, _MOST)]
+            count = os.preadv(extent.file, [part], extent.offset + done)
+            if count == 0:
+                raise ValueError(
+                    f"{name}: its file has {os.fstat(extent.file).st_size} bytes, wanted "
+                    f"{extent.offset + extent.nbytes}: it was cut while it was mapped"
+                )
+            done += count
+            at += count
