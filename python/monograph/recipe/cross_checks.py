@@ -8,6 +8,7 @@ import os
 from monograph.recipe.adapter_start import check_start_keys
 from monograph.recipe.keys import DatasetKeys, Recipe
 from monograph.recipe.remembered import NAME as REMEMBERED
+from monograph.recipe.sharding_keys import check_sharding
 
 # Every AdamW is the same AdamW here: moments of an adapter are small, so they are kept in 32 bits.
 ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "paged_adamw_32bit")
@@ -54,7 +55,8 @@ def check_together(recipe: Recipe) -> tuple[list[str], list[str]]:
     _check_training(recipe, errors, notices)
     _check_step_mode(recipe, errors)
     _check_serving(recipe, notices)
-    return errors, notices
+    wrong, told = check_sharding(recipe)
+    return errors + wrong, notices + told
 
 
 def _check_model(recipe: Recipe, errors: list[str], notices: list[str]) -> None:

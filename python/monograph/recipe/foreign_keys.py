@@ -102,7 +102,7 @@ IGNORED: dict[str, str] = {
     "world_size": _ONE_PROCESS,
     "ddp": _ONE_PROCESS,
     "accelerator_config": _ONE_PROCESS,
-    "qlora_sharded_model_loading": _ONE_PROCESS,
+    "qlora_sharded_model_loading": "with shard_size each rank reads its own bytes alone",
     "experimental_skip_move_to_device": "there is one device",
     "device": "there is one device",
     "device_map": "there is one device",
@@ -224,4 +224,6 @@ SYNONYMS: dict[str, str] = {
     "bfloat16": "bf16",
     "adam_eps": "adam_epsilon",
     "jinja": "chat_template_jinja",
+    "dp_shard_size": "shard_size",
+    "dp_replicate_size": "replicate_size",
 }

@@ -153,6 +153,18 @@ class Recipe:
         Literal["graph", "whole_step", "inductor", "inductor_whole_step", "per_layer", "eager", "regions"]
         | None
     ) = key(None, "what is compiled, see training.md; `graph`, or `inductor` with torch_compile: true; ours")
+    # Several processes
+    shard_size: int | None = key(
+        None, "ranks that share one copy of the base, cut among them; 1: each maps the whole; see below; ours"
+    )
+    replicate_size: int | None = key(
+        None, "copies of it: shard_size * replicate_size processes; what they leave by default; ours"
+    )
+    fsdp_version: int | None = key(None, "1 or 2: the base is sharded alike")
+    fsdp_config: dict[str, Any] = key(
+        {}, "shards the base over all ranks, as shard_size does; what it cannot mean here is refused"
+    )
+    fsdp: bool | str | list[str] | None = key(None, "full_shard, auto_wrap: the same under its older name")
     # Output
     logging_steps: int = key(1, "every so many steps a line in metrics.jsonl")
     evals_per_epoch: int | None = key(None, "evaluations")

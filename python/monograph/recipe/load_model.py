@@ -11,6 +11,7 @@ from monograph.distributed.world import World
 from monograph.recipe.adapter_start import start_of
 from monograph.recipe.keys import Recipe
 from monograph.recipe.model_folder import naming
+from monograph.recipe.sharding_keys import sharding_of
 
 
 def load_base(recipe: Recipe, folder: str) -> Any:
@@ -102,6 +103,9 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
     from monograph.packing.attention_without_borders import refuse_attention_without_borders
     from monograph.packing.layers_with_state import refuse_packed
 
+    held = sharding_of(recipe, 1 if world is None else world.size)
+    if held.shard > 1:
+        raise ValueError(f"shard_size is {held.shard}, wanted 1: cutting the base is not built yet")
     base = load_base(recipe, folder)
     _set_router_loss(recipe, base)
     if recipe.sample_packing or recipe.packs_evaluation:

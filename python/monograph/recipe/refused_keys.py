@@ -14,7 +14,8 @@ def _through_trl(instead: str, setting: str) -> str:
     return f"{lead}use TRL: {setting}, with mg.optimize(trainer.model) as in the README"
 
 
-_MANY = "one process trains for now; leave it out"
+_PARALLEL = "ranks share the data, and with shard_size the base; leave it out"
+_LAUNCH = "start the processes with torchrun; leave it out"
 _DPO = f"only supervised tuning is a recipe; {_through_trl('', 'DPOTrainer, GRPOTrainer and kin')}"
 _MOE = "experts run in Monograph's own operator; leave it out"
 _IMAGES = "only text is trained on; use the text model"
@@ -35,7 +36,7 @@ REFUSED: dict[str, str] = {
     "torch_dtype": "write bf16: true, fp16: true, or bf16: false for float32",
     "fp8": "write bf16: true",
     "fp8_config": "write bf16: true",
-    "fp8_enable_fsdp_float8_all_gather": _MANY,
+    "fp8_enable_fsdp_float8_all_gather": _PARALLEL,
     "qat": _QAT,
     "quantization": "`monograph quantize` writes a quantised folder",
     "nvfp4_merge_aware": "merge with `monograph merge`; its report says how much is kept",
@@ -44,9 +45,9 @@ REFUSED: dict[str, str] = {
     "use_glm_dsa_kernels": _MOE,
     "use_onebitllms": "use a base in 16 bits or in bitsandbytes' 4 bits",
     "llama4_linearized_experts": "Llama 4's experts are of a kind that is not known; use another model",
-    "expert_parallel_size": _MANY,
-    "expert_parallel_num_nvl_bytes": _MANY,
-    "expert_parallel_token_capacity": _MANY,
+    "expert_parallel_size": _PARALLEL,
+    "expert_parallel_num_nvl_bytes": _PARALLEL,
+    "expert_parallel_token_capacity": _PARALLEL,
     "lora_fan_in_fan_out": "it is for GPT-2's Conv1D layers, which are not quantised",
     "loraplus_lr_ratio": _RATES,
     "loraplus_lr_embedding": _RATES,
@@ -107,18 +108,13 @@ REFUSED: dict[str, str] = {
     "process_reward_model": "only causal language models are trained; use TRL's PRMTrainer without Monograph",
     "num_labels": "only causal language models are trained; leave it out",
     "center_rewards_coefficient": "only causal language models are trained; leave it out",
-    "deepspeed": _MANY,
-    "fsdp": _MANY,
-    "fsdp_config": _MANY,
-    "fsdp_version": _MANY,
-    "context_parallel_size": _MANY,
-    "context_parapllel_size": _MANY,
-    "sequence_parallel_degree": _MANY,
-    "tensor_parallel_size": _MANY,
-    "dp_shard_size": _MANY,
-    "dp_replicate_size": _MANY,
-    "use_ray": _MANY,
-    "ray_num_workers": _MANY,
+    "deepspeed": "write shard_size to cut the base among ranks",
+    "context_parallel_size": _PARALLEL,
+    "context_parapllel_size": _PARALLEL,
+    "sequence_parallel_degree": _PARALLEL,
+    "tensor_parallel_size": _PARALLEL,
+    "use_ray": _LAUNCH,
+    "ray_num_workers": _LAUNCH,
     "pretraining_dataset": "write datasets with type: completion",
     "streaming": "write datasets; prepared data is memory-mapped, so size does not matter",
     "skip_prepare_dataset": "data is always tokenised first; leave it out",
