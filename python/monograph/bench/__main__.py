@@ -68,6 +68,11 @@ def main() -> None:
         "--case", type=names, help="only these cases, e.g. a,b,own (step, trl, load, delta_rule)"
     )
     parser.add_argument("--peers", type=names, help="only these peers, e.g. packed_eager (step, trl)")
+    parser.add_argument(
+        "--tokens",
+        type=lambda text: [int(part) for part in text.split(",")],
+        help="only these lengths, e.g. 1,2048 (experts)",
+    )
     parser.add_argument("--profile", action="store_true", help="where our step spends its time (step)")
     parser.add_argument("--steps", type=int, default=300, help="of each variant of `step --case own`")
     arguments = parser.parse_args()

@@ -110,12 +110,13 @@ def _linears(width: Width, weights: tuple[PackedWeight, PackedWeight], tokens: i
 
 def _cases(arguments: argparse.Namespace) -> Iterator[tuple[str, str, int, str, int]]:
     formats = ("mxfp4", "nf4")
+    lengths = arguments.tokens or ([512] if arguments.quick else [1, 16, 128, 512, 2048, 4096])
     for threads in arguments.threads:
         for width in WIDTHS:
             for format in formats:
-                for tokens in (512,) if arguments.quick else (1, 16, 128, 512, 2048, 4096):
+                for tokens in lengths:
                     yield width, format, tokens, "step", threads
-                if not arguments.quick:
+                if 1 in lengths:
                     yield width, format, 1, "forward", threads
 
 
