@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from test_gated_delta_rule import KINDS, NAMES, drawn, far, offsets, portable
 from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
 from monograph.ops.gated_delta_rule import gated_delta_rule
+from test_gated_delta_rule import KINDS, NAMES, drawn, far, offsets, portable
 
 TOKENS, HEADS, SIZES = 8192, (1, 1), (128, 128)
 
