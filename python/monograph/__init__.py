@@ -21,6 +21,7 @@ from monograph.spellings.bitsandbytes import dequantize_4bit, from_bitsandbytes,
 
 if TYPE_CHECKING:
     from monograph.diagnosis import doctor
+    from monograph.distributed.shard import shard
     from monograph.integrations.peft.optimize import adapter_start, add_lora, optimize
     from monograph.integrations.transformers.loading import from_pretrained
     from monograph.integrations.transformers.quantizer import MonographConfig
@@ -40,6 +41,7 @@ __all__ = [
     "optimize",
     "packing",
     "quantize",
+    "shard",
     "show_config",
     "to_bitsandbytes",
 ]
@@ -52,6 +54,7 @@ _ON_FIRST_USE = {
     "doctor": "monograph.diagnosis",
     "from_pretrained": "monograph.integrations.transformers.loading",
     "optimize": "monograph.integrations.peft.optimize",
+    "shard": "monograph.distributed.shard",
 }
 
 

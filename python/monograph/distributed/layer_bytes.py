@@ -12,7 +12,7 @@ of bytes, a multiple of 16; what is behind the last tensor is zero. Nobody else 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -53,14 +53,6 @@ class Layout:
 
     pieces: tuple[Piece, ...]
     ranks: int
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        # Traces are found by layouts at each call of a layer.
-        object.__setattr__(self, "_hash", hash((self.pieces, self.ranks)))
-
-    def __hash__(self) -> int:
-        return self._hash
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor], ranks: int) -> Layout:

@@ -96,11 +96,17 @@ class TurnedStack:
         return self.stack.dequantize(dtype).transpose(1, 2)
 
 
+def _stored(layer: nn.Module, name: str) -> torch.Tensor | None:
+    """A parameter, or what stands before it while a sharded layer is gathered."""
+    found = layer.__dict__.get(name)
+    return parameters_of(layer).get(name) if found is None else found
+
+
 def _shown(name: str) -> Any:
     """A dense parameter if there is one, else the packed weight as one."""
 
     def get(layer: PackedExperts) -> torch.Tensor:
-        dense = parameters_of(layer).get(name)
+        dense = _stored(layer, name)
         if dense is not None:
             return dense
         if name not in layer.stacks:
@@ -160,7 +166,7 @@ class PackedExperts(nn.Module):
 
     def packed(self, name: str) -> PackedWeight:
         kept = self.stacks[name]
-        values, *scales = (parameters_of(self)[part] for part in self._parts(name, kept))
+        values, *scales = (_stored(self, part) for part in self._parts(name, kept))
         assert values is not None
         tensors = tuple(s.detach() for s in scales if s is not None)
         return replace(kept, values=values.detach(), scales=tensors, dtype=self.weight_dtype)
@@ -197,11 +203,11 @@ class PackedExperts(nn.Module):
 
     def _weight(self, name: str, turn: bool) -> Weight:
         if name not in self.stacks:
-            dense: Any = parameters_of(self)[name]
+            dense: Any = _stored(self, name)
             dense = dense.transpose(1, 2).contiguous() if turn else dense
             return dense, [], plain_layout(dense.shape)
         kept = self.stacks[name]
-        values, *scales = (parameters_of(self)[part] for part in self._parts(name, kept))
+        values, *scales = (_stored(self, part) for part in self._parts(name, kept))
         layout = make_layout(kept.format.number, kept.block_size, kept.shape, 0, kept.grid_rows)
         return values, scales, layout  # type: ignore[return-value]
 

@@ -15,6 +15,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from monograph.integrations.torch.private_names import schema_of
 
+_GATHER = "_c10d_functional::all_gather_into_tensor"
+
 # Shares memory with its input although its schema does not say so.
 _SHARES_MEMORY = ("aten::_unsafe_view", "aten::lift_fresh")
 
@@ -42,17 +44,31 @@ def owner(node: Node) -> Node:
     return node
 
 
-def worth_keeping(nodes: Iterable[Node], outputs: Iterable[Node]) -> list[Node]:
+def gathered(graph: GraphModule) -> list[Node]:
+    """What is computed from the shards of other ranks and from nothing else that changes: views of gathered
+    bytes, a frozen weight in another dtype. Backward gathers again."""
+    found: dict[Node, None] = {}
+    for node in graph.graph.nodes:
+        inputs = node.all_input_nodes
+        collective = getattr(schema_of(node.target), "name", "") == _GATHER
+        if collective or (inputs and node.op == "call_function" and all(n in found for n in inputs)):
+            found[node] = None
+    return list(found)
+
+
+def worth_keeping(nodes: Iterable[Node], outputs: Iterable[Node], never: Iterable[Node] = ()) -> list[Node]:
     """What a partitioner wants to keep, as tensors with memory of their own.
 
     Never an input, a view of one or an output: an operator's results may share no memory with its arguments
-    or with each other. Whoever wants a view gets what it shows.
+    or with each other. Whoever wants a view gets what it shows. never: what backward computes again.
     """
     kept: dict[Node, None] = {}
     for node in nodes:
         found = owner(node)
         if found.op != "placeholder" and isinstance(found.meta.get("val"), torch.Tensor):
             kept[found] = None
+    for node in (n for n in never if n in kept):
+        del kept[node]
     for output in outputs:
         kept.pop(owner(output), None)
     return list(kept)

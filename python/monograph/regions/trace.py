@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from monograph.integrations.torch.private_names import (
     ConstantSource,
@@ -27,6 +28,7 @@ from monograph.regions.layer_function import Request, beside, run
 from monograph.regions.lengths import KeptShape, fixed_sizes, guard, kept_shape
 from monograph.regions.partition import (
     extracted,
+    gathered,
     refuse_what_cannot_be_repeated,
     without_writes,
     worth_keeping,
@@ -147,9 +149,11 @@ def _split(request: Request, graph: GraphModule, primals: Any, env: Any, number:
     if request.mode == KEEP:
         copied = extracted(graph, nodes, [*outputs, *gradients])  # the partitioner changes its graph
         given = [*primals, wanted, *(n.meta["val"] for n in outputs[1:])]
+        for node in gathered(copied):
+            node.meta["recompute"], node.meta["ac_graph_id"] = CheckpointPolicy.MUST_RECOMPUTE, 0
         chosen = min_cut_rematerialization_partition(copied, given, num_fwd_outputs=first)[0]
         names = {n.name for n in next(n for n in chosen.graph.nodes if n.op == "output").args[0][first:]}
-        kept = worth_keeping([n for n in graph.graph.nodes if n.name in names], outputs)
+        kept = worth_keeping([n for n in graph.graph.nodes if n.name in names], outputs, gathered(graph))
     kept = [*outputs[1:], *kept]
     streams = _streams_as_inputs(graph, request.layer)
     inputs = [*inputs, *streams]

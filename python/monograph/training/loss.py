@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from monograph.distributed.sharded_layer import whole_if_sharded
+from monograph.integrations.torch.instance_class import own_class
 from monograph.integrations.torch.private_names import children, hooks
 from monograph.integrations.transformers.router_logits import RouterLogits, router_loss, tap_routers
 from monograph.nn import QuantLinear
@@ -68,9 +70,8 @@ def readable_head(head: nn.Module) -> nn.Linear | None:
     None for any other module, and for one with hooks: such a head must be called.
     """
     head = _active(head)
-    if isinstance(head, QuantLinear) or type(head) is nn.Linear:
-        return None if _changed_from_outside(head) else head
-    return None
+    known = isinstance(head, QuantLinear) or own_class(head) is nn.Linear
+    return head if isinstance(head, nn.Linear) and known and not _changed_from_outside(head) else None
 
 
 def head_weight(head: nn.Linear) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
@@ -89,11 +90,13 @@ def token_losses(
     """
     linear = readable_head(head)
     if linear is not None:
-        bias = None if linear.bias is None else linear.bias.to(hidden.dtype)
-        values, scales, layout = head_weight(linear)
-        return linear_cross_entropy(
-            hidden, values, scales, layout, labels, bias, softcap=softcap, scale=scale
-        )
+        # The operator keeps dx and nothing of a frozen weight: a sharded head is gathered once.
+        with whole_if_sharded(linear):
+            bias = None if linear.bias is None else linear.bias.to(hidden.dtype)
+            values, scales, layout = head_weight(linear)
+            return linear_cross_entropy(
+                hidden, values, scales, layout, labels, bias, softcap=softcap, scale=scale
+            )
     logits = _active(head)(hidden).float() * scale
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)

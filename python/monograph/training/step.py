@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from monograph.distributed.shard import sharded_units
 from monograph.integrations.torch.private_names import dynamo_config, mark_dynamic
 from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.ops.seeded_dropout import seed_dropouts
@@ -108,6 +109,7 @@ class TrainStep:
         self.model, self.mode, self.dynamic, self.seed = model, mode, dynamic, seed
         guard_packed(model)
         self._routers = add_router_loss(model)
+        self._sharded = bool(sharded_units(model))
         self._module = _Loss(model)
         self.state = FlatParameters(model)
         if mode in WITH_REGIONS:
@@ -282,8 +284,9 @@ class TrainStep:
         return tensors
 
     def _tracing(self) -> Any:
-        """A tapped layer forgets, still within its checkpoint, what its router has put aside there."""
-        if self._routers is None:
+        """A tapped layer forgets, still within its checkpoint, what its router has put aside there; a sharded
+        one puts its gathered tensors away."""
+        if self._routers is None and not self._sharded:
             return nullcontext()
         return dynamo_config.patch(skip_fwd_side_effects_in_bwd_under_checkpoint=True)
 

@@ -30,6 +30,14 @@ def put_before(ours: type, instance: Any) -> None:
     instance.__class__ = subclass(ours, type(instance))
 
 
+def own_class(instance: Any) -> type:
+    """The class that an instance had before any subclass."""
+    found = type(instance)
+    while isinstance(found, InstanceClass):
+        found = found.__bases__[1]
+    return found
+
+
 def _metaclass(of_own: type) -> Any:
     if issubclass(InstanceClass, of_own):
         return InstanceClass

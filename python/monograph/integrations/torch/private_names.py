@@ -44,6 +44,22 @@ NAMES = {
     "transforms_active": PrivateName(
         "torch._C:_are_functorch_transforms_active", _READ, "formulas: whether torch.func differentiates"
     ),
+    "make_subclass": PrivateName(
+        "torch:Tensor._make_subclass", _READ, "sharding: what stands for a parameter that is elsewhere"
+    ),
+    "top_saved_tensors_hooks": PrivateName(
+        "torch._C._autograd:_top_saved_tensors_default_hooks", _READ, "sharding: whether a checkpoint is on"
+    ),
+    "process_group_named": PrivateName(
+        "torch.distributed.distributed_c10d:_resolve_process_group", _READ, "sharding: the group of a model"
+    ),
+    "all_gather_into_tensor": PrivateName(
+        "torch.ops:_c10d_functional.all_gather_into_tensor", _READ, "sharding: the gather is in the graph"
+    ),
+    "wait_tensor": PrivateName(
+        "torch.ops:_c10d_functional.wait_tensor", _READ, "sharding: the gather is in the graph"
+    ),
+    "tree_leaves": PrivateName("torch.utils._pytree:tree_leaves", _READ, "sharding: arguments of a call"),
     # modules
     "apply_to_module": PrivateName("torch.nn:Module._apply", _READ, "QuantLinear: casts change no byte"),
     "children": PrivateName("torch.nn:Module()._modules", _READ, "the head inside PEFT's modules_to_save"),
@@ -134,6 +150,12 @@ def schema_of(operator: Any) -> Any:
 def in_forward_mode() -> bool:
     """Inside torch.func.jvp or forward_ad.dual_level()."""
     return forward_ad._current_level >= 0
+
+
+def all_gathered(shard: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+    """The shards of all ranks of a group behind each other: a collective that graphs hold."""
+    row = torch.ops._c10d_functional.all_gather_into_tensor(shard, ranks, group)
+    return torch.ops._c10d_functional.wait_tensor(row)
 
 
 def children(module: nn.Module) -> dict[str, nn.Module | None]:

@@ -1,0 +1,219 @@
+"""shard: the frozen tensors of a model, cut among ranks: one row of bytes for each decoder layer.
+
+Units are the decoder layers, the embedding, the head (one unit with the embedding if they are tied) and every
+other module that holds more than 1 MiB of frozen parameters itself. What is trained, adapters that are not
+active, buffers and what is left stay whole on each rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from monograph.distributed.file_ranges import RangeReader
+from monograph.distributed.layer_bytes import Layout
+from monograph.distributed.sharded_away import ShardedAway
+from monograph.distributed.sharded_layer import Cut, ShardedLayer, ShardGroup
+from monograph.distributed.world import World
+from monograph.integrations.torch.instance_class import put_before
+from monograph.integrations.torch.private_names import children, parameters_of, process_group_named
+
+SMALLEST_REST = 1 << 20  # bytes that a module beside layers, embedding and head must hold to be cut
+
+
+def shard(model: nn.Module, mesh: Any) -> nn.Module:
+    """Cuts the frozen tensors of a model among ranks, in place, and returns it; each rank keeps its part.
+
+    mesh: a World, a DeviceMesh of one dimension, or one of two named ("replicate", "shard"): tensors are cut
+    within the second and copied across the first. Every rank has the whole model before (a mapped folder
+    costs nothing), with its adapters, after `monograph.optimize` and before TrainStep.
+
+        world = monograph.distributed.join()
+        model = mg.add_lora(mg.from_pretrained(folder), LoraConfig(r=16, target_modules="all-linear"))
+        mg.shard(model, world)
+        step = TrainStep(model, world=world)
+
+    A forward gathers one unit at a time, and so does backward; nothing gathered is kept between. All ranks
+    must run the same forwards. What is computed has the bits of the whole model. Outside of a forward a
+    frozen tensor raises; `monograph.unsharded(model)` brings whole ones.
+    """
+    world = shard_world(mesh)
+    if world.size == 1:
+        return model
+    _check(model)
+    group = ShardGroup(world.group.group_name, world.rank, world.size)
+    units = _units(model)
+    _check_alike(world, units)
+    with RangeReader() as reader:
+        for unit in units:
+            _cut(unit, group, reader)
+    return model
+
+
+def shard_world(mesh: Any) -> World:
+    """The ranks that hold one replica together."""
+    if isinstance(mesh, World):
+        return mesh
+    names = mesh.mesh_dim_names
+    if mesh.ndim == 2 and names == ("replicate", "shard"):
+        mesh = mesh["shard"]
+    elif mesh.ndim != 1:
+        raise ValueError(
+            f"mesh has {mesh.ndim} dimensions named {names}, wanted one, or two named ('replicate', 'shard')"
+        )
+    rank = mesh.get_local_rank()
+    return World(rank, mesh.size(), rank, mesh.get_group() if mesh.size() > 1 else None)
+
+
+def shard_group_of(model: nn.Module) -> World | None:
+    """The ranks that a model is cut among: they must run the same forwards. None for a whole model."""
+    for unit in sharded_units(model).values():
+        own = unit.shard_cut.group
+        return World(own.rank, own.size, own.rank, process_group_named(own.name))
+    return None
+
+
+def sharded_units(model: nn.Module) -> dict[str, ShardedLayer]:
+    """The modules that gather in their forward, by path; a head tied to the embedding is one too."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, ShardedLayer)}
+
+
+class _Unit:
+    """users: the modules that gather it, by path, the one that holds it first. tensors: by the name of the
+    piece. places: of each user."""
+
+    def __init__(
+        self, users: dict[str, nn.Module], adapters: set[nn.Module], *, whole_modules: bool = True
+    ) -> None:
+        self.users = users
+        self.tensors: dict[str, nn.Parameter] = {}
+        self.places: dict[str, list[tuple[str, str, str]]] = {path: [] for path in users}
+        names: dict[nn.Parameter, str] = {}
+        for user, root in users.items():
+            for path, module in root.named_modules() if whole_modules else [("", root)]:
+                for name, parameter in _frozen(module, adapters):
+                    full = f"{path}.{name}" if path else name
+                    full = f"{user}.{full}" if full in self.tensors else full
+                    piece = names.setdefault(parameter, full)
+                    self.tensors[piece] = parameter
+                    self.places[user].append((path, name, piece))
+
+    @property
+    def path(self) -> str:
+        return next(iter(self.users))
+
+
+def _adapters(model: nn.Module) -> set[nn.Module]:
+    """The modules of PEFT's adapters: one that is frozen now may be trained next."""
+    found: set[nn.Module] = set()
+    for module in model.modules():
+        for name in (*getattr(module, "adapter_layer_names", ()), "modules_to_save"):
+            container = children(module).get(name)
+            found.update(container.modules() if container is not None else ())
+    return found
+
+
+def _frozen(module: nn.Module, adapters: set[nn.Module]) -> list[tuple[str, nn.Parameter]]:
+    """The frozen parameters that a module holds itself."""
+    if module in adapters:
+        return []
+    return [(name, p) for name, p in parameters_of(module).items() if p is not None and not p.requires_grad]
+
+
+def _units(model: nn.Module) -> list[_Unit]:
+    from monograph.regions.find import repeated_layers  # regions know what is sharded
+
+    adapters = _adapters(model)
+    paths = {module: path for path, module in model.named_modules()}
+    causal: Any = model
+    causal = causal.get_base_model() if hasattr(model, "get_base_model") else model
+    groups: list[dict[str, nn.Module]] = [{path: layer} for path, layer in repeated_layers(model).items()]
+    found = [_holder(end) for end in (causal.get_input_embeddings(), causal.get_output_embeddings())]
+    # A trained bias would make the loss keep the weight beside it.
+    ends = [end for end in found if end in paths and not any(p.requires_grad for p in end.parameters(False))]
+    tensors = [{id(p) for p in end.parameters() if not p.requires_grad} for end in ends]
+    tied = len(ends) == 2 and bool(tensors[0] & tensors[1])
+    groups += [{paths[end]: end for end in ends}] if tied else [{paths[end]: end} for end in ends]
+    units = [unit for unit in (_Unit(group, adapters) for group in groups) if unit.tensors]
+    known = {id(p) for unit in units for p in unit.tensors.values()}
+    for path, module in model.named_modules():
+        own = [p for _, p in _frozen(module, adapters) if id(p) not in known]
+        if sum(p.nbytes for p in own) > SMALLEST_REST:
+            units.append(_Unit({path: module}, adapters, whole_modules=False))
+            known.update(id(p) for p in own)
+    _check_owners(units)
+    return units
+
+
+def _holder(end: Any) -> Any:
+    """The module that reads the frozen weight: inside PEFT's `modules_to_save` the original one."""
+    if end is None or not {"original_module", "modules_to_save"} <= children(end).keys():
+        return end
+    return children(end)["original_module"]
+
+
+def _check(model: nn.Module) -> None:
+    from monograph.regions.find import region_layers
+
+    if sharded_units(model):
+        raise ValueError("shard: the model is sharded already, wanted a whole one")
+    if region_layers(model):
+        raise ValueError(
+            "shard: the model has regions, wanted monograph.shard before TrainStep and make_regions, or "
+            "monograph.regions.undo_regions(model) before"
+        )
+
+
+def _check_owners(units: list[_Unit]) -> None:
+    owners: dict[int, str] = {}
+    for unit in units:
+        for piece, parameter in unit.tensors.items():
+            before = owners.setdefault(id(parameter), unit.path)
+            if before != unit.path:
+                raise ValueError(
+                    f"shard: {unit.path}.{piece} is a parameter of {before} too, wanted frozen parameters "
+                    "that only one layer holds"
+                )
+        for path, root in unit.users.items():
+            if "forward" in vars(root):
+                raise ValueError(f"shard: {path} has a forward of somebody else, wanted its own")
+
+
+def _check_alike(world: World, units: list[_Unit]) -> None:
+    """Ranks with other models would gather rubbish."""
+    described = [(unit.path, Layout.of(unit.tensors, world.size).pieces) for unit in units]
+    digest = hashlib.sha256(repr(described).encode()).digest()
+    number = int.from_bytes(digest[:8], "little", signed=True)
+    ends = []
+    for operation in (dist.ReduceOp.MIN, dist.ReduceOp.MAX):
+        ends.append(torch.tensor(number))
+        dist.all_reduce(ends[-1], operation, group=world.group)
+    if ends[0] != ends[1]:
+        found = world.gathered(number)
+        others = [rank for rank, one in enumerate(found) if one != found[0]]
+        raise ValueError(
+            f"shard: the frozen tensors of ranks {others} have other names, shapes or dtypes than those of "
+            "rank 0, wanted the same model on all ranks"
+        )
+
+
+@torch.no_grad()
+def _cut(unit: _Unit, group: ShardGroup, reader: RangeReader) -> None:
+    layout = Layout.of(unit.tensors, group.size)
+    mine = reader.read(unit.tensors, layout, group.rank)
+    holder = unit.users[unit.path]
+    for path, root in unit.users.items():
+        for inner, name, _ in unit.places[path]:
+            own = parameters_of(root.get_submodule(inner))
+            if not isinstance(own[name], ShardedAway):
+                full = ".".join(part for part in (path, inner, name) if part)
+                own[name] = ShardedAway(own[name], full, group.size)  # type: ignore[arg-type]
+        put_before(ShardedLayer, root)
+        user: Any = root
+        user.shard_cut = Cut(layout, group, tuple(unit.places[path]), not isinstance(root, nn.Embedding))
+        vars(user)["shard_holder"] = () if root is holder else (holder,)
+    holder.register_parameter("shard", nn.Parameter(mine, requires_grad=False))

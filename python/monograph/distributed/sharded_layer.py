@@ -1,0 +1,122 @@
+"""ShardedLayer: a module whose frozen tensors are one row of bytes, cut among ranks and gathered in forward.
+
+Each rank holds the parameter `shard`, uint8. A forward gathers the row, puts views of it where its modules
+read their parameters, computes as ever and takes them away. Backward gathers again: in a graph because the
+gather is a node that is repeated there, in eager mode by notes (gather_again.py) or because a checkpoint
+repeats the forward. Gathered bytes are never kept from forward to backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from monograph.distributed.gather_again import kept_as_notes
+from monograph.distributed.layer_bytes import ALIGNMENT, Layout
+from monograph.distributed.sharded_away import ShardedAway
+from monograph.integrations.torch.private_names import all_gathered, parameters_of
+
+
+@dataclass(frozen=True)
+class ShardGroup:
+    """The ranks that hold one replica together. name: of torch's group."""
+
+    name: str
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a unit is cut: all that a trace of it depends on.
+
+    places: (path of a module, name of a parameter there, name of a piece), for all that is gathered.
+    saved: whether backward reads what was gathered. It does not for an embedding.
+    """
+
+    layout: Layout
+    group: ShardGroup
+    places: tuple[tuple[str, str, str], ...]
+    saved: bool
+    hashed: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hashed", hash((self.layout, self.group, self.places, self.saved)))
+
+    def __hash__(self) -> int:
+        return self.hashed  # traces are found by it at each call of a layer
+
+
+class ShardedLayer(nn.Module):
+    """shard_holder: () if the module holds the parameter `shard` itself, else (module that does,): a head
+    tied to the embedding."""
+
+    shard: nn.Parameter
+    shard_cut: Cut
+    shard_holder: tuple[nn.Module, ...]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() and torch.is_grad_enabled() and self._must_be_repeated():
+            # A compiler would keep what was gathered: it must not repeat collectives unless told to.
+            return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
+        return self._forward(*args, **kwargs)
+
+    def _must_be_repeated(self) -> bool:
+        """Whether backward reads what is gathered, and nobody else repeats this forward there."""
+        return self.shard_cut.saved and not (self.training and getattr(self, "gradient_checkpointing", False))
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        row = gathered_row(self)
+        with whole(self, row):
+            if torch.compiler.is_compiling() or type(row) is not torch.Tensor:  # a graph is traced
+                return super().forward(*args, **kwargs)
+            with kept_as_notes(row, lambda: gathered_row(self)):
+                return super().forward(*args, **kwargs)
+
+
+def gathered_row(unit: ShardedLayer) -> torch.Tensor:
+    """The whole row of a unit, uint8 [layout.nbytes]: one collective among the ranks of its group."""
+    group = unit.shard_cut.group
+    # Of another shape than the holder's own gather: a compiler would take two equal ones for one, and keep
+    # the embedding's bytes until the head.
+    holder: Any = unit.shard_holder[0] if unit.shard_holder else unit
+    shard = holder.shard.view(-1, ALIGNMENT) if unit.shard_holder else holder.shard
+    return all_gathered(shard, group.size, group.name).view(-1)
+
+
+@contextmanager
+def whole(unit: ShardedLayer, row: torch.Tensor) -> Iterator[None]:
+    """Inside, the modules of a unit have views of a row of bytes where they read their parameters.
+
+    The views are attributes of the instances, which Python finds before the parameters of a module: nothing
+    is written that a graph would have to write back.
+    """
+    views = unit.shard_cut.layout.views(row)
+    taken: list[tuple[dict[str, Any], str]] = []
+    try:
+        for path, name, piece in unit.shard_cut.places:
+            module = unit.get_submodule(path)
+            if is_away(module, name):  # not where somebody has put a whole one since
+                module.__dict__[name] = views[piece]
+                taken.append((module.__dict__, name))
+        yield
+    finally:
+        for attributes, name in taken:
+            del attributes[name]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def is_away(module: nn.Module, name: str) -> bool:
+    return type(parameters_of(module).get(name)) is ShardedAway
+
+
+def whole_if_sharded(module: nn.Module) -> AbstractContextManager[None]:
+    """`whole`, for code that reads the tensors of a unit without its forward; nothing for any other module.
+    Whatever autograd saves inside is kept."""
+    return whole(module, gathered_row(module)) if isinstance(module, ShardedLayer) else nullcontext()
