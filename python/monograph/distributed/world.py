@@ -15,18 +15,31 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from monograph.distributed.fresh_names import fresh_name
 
 _WANTED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+# Processes need seconds to minutes to start and to import; a timeout of collectives may be shorter.
+START_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class World:
-    """rank of `size` processes; local_rank: on this host. group: torch's, None for one process."""
+    """rank of `size` processes; local_rank: on this host. group: torch's, None for one process.
+
+    timeout: seconds that a collective waits. name: before all keys of this start in the store; empty if the
+    group was made elsewhere. marks: where each rank is (marks.py), None if nobody watches.
+    """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     group: Any = None
+    timeout: float = 1800.0
+    name: str = ""
+    marks: Any = None
 
     @property
     def first(self) -> bool:
@@ -53,6 +66,15 @@ class World:
         dist.broadcast_object_list(box, group_src=0, group=self.group)
         return box[0]
 
+    def keys(self, timeout: float) -> Any:
+        """The store of this start, by a connection of its own; timeout: seconds of one question."""
+        return PrefixStore(self.name, connect(timeout))
+
+    def doing(self, phase: str, detail: str = "") -> None:
+        """Says to the others what this rank does next: a key of marks.PHASES."""
+        if self.marks is not None:
+            self.marks.at(phase, detail)
+
 
 def alone() -> World:
     return World()
@@ -60,10 +82,27 @@ def alone() -> World:
 
 def asked_size() -> int:
     """How many processes the launcher has started, by the environment."""
-    text = os.environ.get("WORLD_SIZE", "1")
+    text = os.environ.get("WORLD_SIZE") or "1"
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"WORLD_SIZE is {text!r}, wanted a number of processes, 1 or more")
     return int(text)
+
+
+def store_address() -> tuple[str, int]:
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+
+def connect(timeout: float, *, host_it: bool = False) -> Any:
+    """A new connection to the store of the launcher; host_it: this process is the store too."""
+    host, port = store_address()
+    return TCPStore(
+        host,
+        port,
+        is_master=host_it,
+        timeout=timedelta(seconds=timeout),
+        wait_for_workers=False,
+        multi_tenant=host_it,
+    )
 
 
 def join(timeout: float = 1800.0, backend: str = "gloo") -> World:
@@ -79,12 +118,22 @@ def join(timeout: float = 1800.0, backend: str = "gloo") -> World:
         raise ValueError(
             f"WORLD_SIZE is {size}, but {', '.join(missing)} is not set; wanted a start by torchrun"
         )
+    name = ""
     if not dist.is_initialized():
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        rank = int(os.environ["RANK"])
+        # torchrun's own process has the store, and keeps it, with all that is in it, when it starts anew.
+        of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        store = connect(max(timeout, START_SECONDS), host_it=rank == 0 and not of_launcher)
+        name = fresh_name(store, rank, size, max(timeout, START_SECONDS))
+        keys = PrefixStore(f"{name}/group", store)
+        dist.init_process_group(
+            backend, store=keys, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
+        )
     if dist.get_world_size() != size:
         raise ValueError(f"WORLD_SIZE is {size}, but the process group has {dist.get_world_size()} ranks")
     rank = dist.get_rank()
-    return World(rank, size, int(os.environ.get("LOCAL_RANK", rank)), dist.group.WORLD)
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    return World(rank, size, local_rank, dist.group.WORLD, timeout, name)
 
 
 def leave(world: World) -> None:
