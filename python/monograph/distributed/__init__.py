@@ -1,6 +1,21 @@
 """Several processes: a World of ranks, sums over them in a fixed order, and a base that is cut among them."""
 
+from monograph.distributed.same_values import check_same_values
 from monograph.distributed.shard import shard, shard_group_of
+from monograph.distributed.tree import Order, Tree, TreeSum, padded, sum_over_ranks
 from monograph.distributed.world import World, alone, join, leave
 
-__all__ = ["World", "alone", "join", "leave", "shard", "shard_group_of"]
+__all__ = [
+    "Order",
+    "Tree",
+    "TreeSum",
+    "World",
+    "alone",
+    "check_same_values",
+    "join",
+    "leave",
+    "padded",
+    "shard",
+    "shard_group_of",
+    "sum_over_ranks",
+]

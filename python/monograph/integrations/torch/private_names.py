@@ -60,6 +60,11 @@ NAMES = {
         "torch.ops:_c10d_functional.wait_tensor", _READ, "sharding: the gather is in the graph"
     ),
     "tree_leaves": PrivateName("torch.utils._pytree:tree_leaves", _READ, "sharding: arguments of a call"),
+    "functional_operators": PrivateName(
+        "torch.distributed._functional_collectives:torch.ops._c10d_functional",
+        _READ,
+        "tree: collectives that a graph holds; the module registers what tracing them needs",
+    ),
     # modules
     "apply_to_module": PrivateName("torch.nn:Module._apply", _READ, "QuantLinear: casts change no byte"),
     "children": PrivateName("torch.nn:Module()._modules", _READ, "the head inside PEFT's modules_to_save"),
