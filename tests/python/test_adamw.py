@@ -54,6 +54,23 @@ def test_a_norm_that_is_not_finite_changes_nothing(bad):
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
 
+def test_threads_do_not_change_a_bit():
+    """Ranks make the same update of the same gradient: norm and parameters depend on its values alone."""
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 3, 5):
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        sizes = [1_000_003, 77, 40_000]  # torch shares out sums of more than 32768 numbers
+        gradients = [torch.randn(n) * torch.logspace(-3, 3, n) for n in sizes]
+        tensors = [[torch.zeros(n) for n in sizes] for _ in range(3)]
+        tail = (torch.zeros(()), torch.tensor(1e-2), 0.9, 0.999, 1e-8, [0.1, 0.0, 0.0], 1.0)
+        norm = adamw(tensors[0], gradients, *tensors[1:], *tail)
+        found.append([norm, *tensors[0], *tensors[1], *tensors[2]])
+    torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
 def test_opcheck_and_one_graph_for_every_learning_rate():
     parameters, exp_avg, exp_avg_sq, steps = state()
     gradients = [torch.randn_like(p).bfloat16() for p in parameters]
