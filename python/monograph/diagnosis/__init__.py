@@ -25,7 +25,7 @@ from monograph.diagnosis.report import Cause, Report
 from monograph.diagnosis.tracing import breaks, counting, forget, packed_shapes, recompiles
 from monograph.integrations.torch.private_names import counters, maybe_mark_dynamic
 from monograph.training.loss import forward_loss
-from monograph.training.step import mark_lengths
+from monograph.training.micro_batches import mark_lengths
 
 if TYPE_CHECKING:
     from transformers import Trainer

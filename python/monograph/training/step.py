@@ -13,9 +13,17 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from monograph.distributed import (
+    Order,
+    TreeSum,
+    World,
+    alone,
+    check_same_values,
+    padded,
+    sum_over_ranks,
+)
 from monograph.distributed.shard import sharded_units
 from monograph.integrations.torch.private_names import dynamo_config, mark_dynamic
-from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.ops.seeded_dropout import seed_dropouts
 from monograph.packing.layers_with_state import guard_packed
 from monograph.regions import make_regions, outer_graph, refusals, region_layers
@@ -24,6 +32,7 @@ from monograph.regions.layer import give_back
 from monograph.training.flat_parameters import FlatParameters
 from monograph.training.loss import add_router_loss, count_targets, forward_loss
 from monograph.training.loss_scale import LossScale, needs_scaling
+from monograph.training.micro_batches import Tensors, mark_lengths, model_tensors, take, with_second_row
 from monograph.training.own_code import with_own_code
 from monograph.training.region_slices import RegionSlices
 
@@ -41,16 +50,13 @@ MODES = {
 WITH_REGIONS = ("graph", "whole_step")
 _WHOLE = ("whole_step", "inductor_whole_step")
 
-# What the models read. The collators' other entries repeat it for flash attention, as numbers that change.
-_TENSORS = ("input_ids", "labels", "position_ids", "attention_mask", "cu_seqlens")
-
 
 @dataclass(frozen=True)
 class StepResult:
     """loss: mean over the targets of all micro-batches; grad_norm: before clipping; both float32 [].
 
     loss_scale: that of the next step, float32 []; None without loss scaling. A step whose norm is not finite
-    has changed nothing else.
+    has changed nothing else. All ranks have the same bits.
     """
 
     loss: torch.Tensor
@@ -66,7 +72,7 @@ class _Loss(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: Tensors, targets: torch.Tensor) -> torch.Tensor:
         return forward_loss(self.model, batch, targets)
 
 
@@ -80,6 +86,8 @@ class TrainStep:
     The loss is the sum over all targets of the step divided by their number, whatever the micro-batches are.
     A loss or gradient that is not finite changes nothing. The masks of dropout layers follow from `seed`,
     the number of the step and that of the micro-batch alone, so that a resumed run draws what the first drew.
+    Gradients and losses of micro-batches are summed in a tree (monograph.distributed.tree) whose shape does
+    not depend on the number of ranks: parameters and results have the same bits on any number of them.
 
     mode: a key of MODES.
     dynamic: whether lengths change from batch to batch. If all batches have one shape, False is faster.
@@ -87,6 +95,11 @@ class TrainStep:
         it is. Those two make regions of the model's layers (monograph.regions), and say which cannot be one.
     loss_scaling: whether the loss is scaled as torch.amp.GradScaler does; None: if the model has parameters
         in float16.
+    world: the processes that make the step together, each with a model of the same values; None: this one.
+        A step, its evaluation and its making are collectives. Every rank is given the same sequence of all
+        micro-batches, and reads its own alone.
+    virtual_shards: leaves of the tree; None: as many as the step has micro-batches. Another number is another
+        order of summing, and so other bits.
     """
 
     def __init__(
@@ -102,9 +115,13 @@ class TrainStep:
         seed: int = 0,
         backend: str | Callable[..., Any] | None = None,
         loss_scaling: bool | None = None,
+        world: World | None = None,
+        virtual_shards: int | None = None,
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode is {mode!r}, wanted one of {', '.join(MODES)}")
+        if virtual_shards is not None and virtual_shards < 1:
+            raise ValueError(f"virtual_shards is {virtual_shards}, wanted 1 or more")
         mode = "graph" if mode == "regions" else mode
         self.model, self.mode, self.dynamic, self.seed = model, mode, dynamic, seed
         guard_packed(model)
@@ -112,6 +129,11 @@ class TrainStep:
         self._sharded = bool(sharded_units(model))
         self._module = _Loss(model)
         self.state = FlatParameters(model)
+        self.world, self.virtual_shards = world or alone(), virtual_shards
+        wanted = "the same values on every rank: one seed before the adapter is made"
+        check_same_values("the trained parameters", self.state.flat, wanted, self.world)
+        self._length = padded(self.state.flat.numel() + 1, self.world.size)  # gradient, loss, zeros
+        self._order = self._order_of(1)
         if mode in WITH_REGIONS:
             make_regions(model, where_possible=True)
             self._tell_plain(refusals(model).values())
@@ -128,6 +150,10 @@ class TrainStep:
         backend = backend or (outer_graph if mode in WITH_REGIONS else "inductor")
         self._compile: dict[str, Any] = {"backend": backend, "fullgraph": True}
         self._prepare()
+
+    def _order_of(self, micro_batches: int) -> Order:
+        leaves = self.virtual_shards or micro_batches
+        return Order.of(micro_batches, leaves, self.world.rank, self.world.size)
 
     def _prepare(self) -> None:
         """Slices and graphs for the model as it is now."""
@@ -180,17 +206,17 @@ class TrainStep:
                 self._plain_layers(paths, str(refused[0].region_refused))
                 self._prepare()
 
-    def _loss(self, batch: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    def _loss(self, batch: Tensors, targets: torch.Tensor) -> torch.Tensor:
         return self._module(batch, targets)
 
     # A function of its own: the tracer keeps graphs by code, and evaluation must not recompile training.
-    def _eval_loss(self, batch: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    def _eval_loss(self, batch: Tensors, targets: torch.Tensor) -> torch.Tensor:
         return self._module(batch, targets)
 
     def _whole_step(
         self,
         flat: torch.Tensor,
-        batch: dict[str, torch.Tensor],
+        batch: Tensors,
         targets: torch.Tensor,
         learning_rate: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -202,8 +228,21 @@ class TrainStep:
         self._slices.give(None)
         scaled = loss if self.loss_scale is None else loss * self.loss_scale.scale
         (gradient,) = torch.autograd.grad(scaled, [flat])
+        loss = loss.detach()
+        if self.world.size > 1:
+            loss, gradient = self._summed([torch.cat([gradient, self._behind(loss)])])
         gradient = torch.where(loss.isfinite(), gradient, torch.nan)
-        return loss.detach(), self._update(gradient, learning_rate)
+        return loss, self._update(gradient, learning_rate)
+
+    def _behind(self, loss: torch.Tensor) -> torch.Tensor:
+        """What follows the gradient in the tensors that are summed."""
+        return nn.functional.pad(loss.float().reshape(1), (0, self._length - self.state.flat.numel() - 1))
+
+    def _summed(self, roots: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss and gradient of the step from this rank's subtrees."""
+        total = sum_over_ranks(roots, self._length, self._order, self.world)
+        size = self.state.flat.numel()
+        return total[size].clone(), total[:size]
 
     def _update(self, gradient: torch.Tensor, learning_rate: torch.Tensor) -> torch.Tensor:
         """Clipping, AdamW and the next loss scale; gives the norm of the gradient before clipping."""
@@ -217,51 +256,96 @@ class TrainStep:
     def __call__(self, micro_batches: Sequence[Mapping[str, Any]], learning_rate: float) -> StepResult:
         if not micro_batches:
             raise ValueError("no micro-batches: a step wants 1 or more")
-        batches = [self._tensors(batch) for batch in micro_batches]
-        counts = [count_targets(batch) for batch in batches]
+        self._order = order = self._order_of(len(micro_batches))
+        taken = take(micro_batches, order.own, self.world, first_too=self._sharded)
+        self._rows = self._rows or taken.first_rows
+        batches = {index: self._tensors(batch) for index, batch in taken.batches.items()}
         # float32, so that a count of 1 is no special case for a graph.
-        targets = torch.tensor(float(max(sum(counts), 1)))
+        targets = torch.tensor(float(max(taken.targets, 1)))
         rate = torch.tensor(learning_rate, dtype=torch.float32)
-        self._share_router_loss(1 / len(batches))
+        self._share_router_loss(1 / len(micro_batches))
         self.model.train()
-        if self.mode in _WHOLE and len(batches) == 1:
-            self._seed(0)
-            loss, norm = self._run(partial(self._one_whole, batches[0], targets, rate))
+        if self.mode in _WHOLE and order.one_each:
+            (index,) = order.own
+            self._seed(index)
+            loss, norm = self._run(partial(self._one_whole, batches[index], targets, rate))
         else:
-            loss, gradient = torch.zeros(()), torch.zeros(0)
-            scale = None if self.loss_scale is None else [self.loss_scale.scale]
-            for index, batch in enumerate(batches):
-                self._seed(index)
-                part = self._run(partial(self._one_forward, batch, targets))
-                own = torch.autograd.grad(part, self._slices.leaves, scale, materialize_grads=True)
-                gathered = self.state.gathered(own)
-                gradient = gathered if index == 0 else gradient.add_(gathered)
-                loss = loss + part.detach()
+            loss, gradient = self._accumulated(batches, targets)
             # A loss that is no number may have a gradient that is one; such a step is skipped too.
             gradient[:1].masked_fill_(~loss.isfinite(), torch.nan)
             norm = self._update(gradient, rate)
         self.state.copy_to_16_bit()
         loss_scale = None if self.loss_scale is None else self.loss_scale.scale.clone()
-        return StepResult(loss, norm, sum(counts), loss_scale)
+        return StepResult(loss, norm, taken.targets, loss_scale)
+
+    def _accumulated(
+        self, batches: Mapping[int, Tensors], targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss and gradient of the step, micro-batch by micro-batch."""
+        total = TreeSum(self._order.sums)
+        for index in self._order.own:
+            total.add(self._gradient(index, batches[index], targets))
+        for _ in range(self._forwards_missing(self._order)):
+            self._gradient(0, batches[0], targets)
+        return self._summed(total.parts)
+
+    def _forwards_missing(self, order: Order) -> int:
+        """How often a rank with fewer batches than others computes one for nothing: forward and backward of a
+        sharded model are collectives."""
+        return order.most - len(order.own) if self._sharded else 0
+
+    def _gradient(self, index: int, batch: Tensors, targets: torch.Tensor) -> torch.Tensor:
+        """Gradient, loss and zeros, as they are summed."""
+        self._seed(index)
+        loss = self._run(partial(self._one_forward, batch, targets))
+        scale = None if self.loss_scale is None else [self.loss_scale.scale]
+        own = torch.autograd.grad(loss, self._slices.leaves, scale, materialize_grads=True)
+        return self.state.gathered([*own, self._behind(loss.detach())])
 
     def evaluate(self, batch: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
         """The summed loss over the targets of a batch, and their number."""
-        tensors = self._tensors(batch)
+        tensors = model_tensors(batch)
         count = count_targets(tensors)
+        self._rows = self._rows or tensors["input_ids"].shape[0]
+        tensors = self._tensors(tensors)
         self.model.eval()
         self._share_router_loss(0.0)
         return self._run(partial(self._one_evaluation, tensors)), count
 
-    def _one_evaluation(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def evaluate_all(self, batches: Sequence[Mapping[str, Any]]) -> tuple[float, int]:
+        """`evaluate` of all batches, over all ranks: the losses are summed in the order of the batches.
+
+        Every rank is given the same sequence, and reads its own part of it.
+        """
+        if not batches:
+            return 0.0, 0
+        order = Order.of(len(batches), len(batches), self.world.rank, self.world.size)
+        if self.world.size > 1:
+            self._rows = self._rows or model_tensors(batches[0])["input_ids"].shape[0]
+        own = [(float(loss), count) for loss, count in (self.evaluate(batches[i]) for i in order.own)]
+        for _ in range(self._forwards_missing(order)):
+            self.evaluate(batches[0])
+        found = [pair for part in self.world.gathered(own) for pair in part]
+        if len(found) != len(batches):
+            raise ValueError(
+                f"rank {self.world.rank} has {len(batches)} batches to evaluate, but all ranks together "
+                f"evaluated {len(found)}; wanted the same sequence on every rank"
+            )
+        total = 0.0
+        for loss, _ in found:  # sum() would round in another way
+            total += loss
+        return total, sum(count for _, count in found)
+
+    def _one_evaluation(self, batch: Tensors) -> torch.Tensor:
         with torch.no_grad(), self._slices.in_use():
             return self._evaluate(batch, torch.ones(()))
 
-    def _one_forward(self, batch: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    def _one_forward(self, batch: Tensors, targets: torch.Tensor) -> torch.Tensor:
         with self._slices.in_use(), self._tracing():
             return self._forward(batch, targets)
 
     def _one_whole(
-        self, batch: dict[str, torch.Tensor], targets: torch.Tensor, learning_rate: torch.Tensor
+        self, batch: Tensors, targets: torch.Tensor, learning_rate: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         flat = self.state.flat.requires_grad_(True)
         try:
@@ -270,14 +354,8 @@ class TrainStep:
         finally:
             flat.requires_grad_(False)
 
-    def _tensors(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        tensors = {name: batch[name] for name in _TENSORS if batch.get(name) is not None}
-        rows = tensors["input_ids"].shape[0]
-        self._rows = self._rows or rows
-        if rows == 1 < self._rows and "cu_seqlens" not in tensors:  # packed batches always have one
-            # One row is a constant to the tracer: an epoch's last batch gets a second, without targets.
-            tensors = {name: tensor.repeat(2, 1) for name, tensor in tensors.items()}
-            tensors["labels"][1] = IGNORED
+    def _tensors(self, tensors: Tensors) -> Tensors:
+        tensors = with_second_row(tensors, self._rows)
         if self.dynamic and self.mode != "eager":
             for tensor in tensors.values():
                 mark_lengths(tensor, mark_dynamic)
@@ -310,16 +388,6 @@ class TrainStep:
         self.state.load_state_dict({name: value for name, value in state.items() if name not in own})
         if self.loss_scale is not None:
             self.loss_scale.load_state_dict(state)
-
-
-def mark_lengths(tensor: torch.Tensor, mark: Callable[[torch.Tensor, int], None]) -> None:
-    """Tells the tracer, with `mark`, which sizes change from batch to batch: all that are no constants to it.
-
-    Sizes 0 and 1 are constants: a packed batch has one row, always.
-    """
-    for dim, size in enumerate(tensor.shape):
-        if size > 1:
-            mark(tensor, dim)
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
