@@ -33,6 +33,7 @@ BENCHES = (
     "large_model",
     "experts_model",
     "format_memory",
+    "tree",
 )
 
 # Caps the peer to the same instruction set; read by oneDNN at its first call.
