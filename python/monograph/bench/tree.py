@@ -116,8 +116,9 @@ def small_step(kind: type[TrainStep], micro_batches: int) -> Any:
     from monograph.packing import PackedCollator
 
     torch.manual_seed(0)
-    sizes = {name: value for name, value in CONFIG.items() if name != "model_type"}
-    model = LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.bfloat16)
+    sizes: dict[str, Any] = {name: value for name, value in CONFIG.items() if name != "model_type"}
+    model: Any = LlamaForCausalLM(LlamaConfig(**sizes))
+    model.to(torch.bfloat16)
     replace_linears(model, "nf4", double_quant=True)
     step = kind(mg.add_lora(model, LoraConfig(r=16, target_modules="all-linear")), dynamic=False)
     collate = PackedCollator(max_documents=4)
