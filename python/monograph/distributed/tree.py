@@ -29,6 +29,7 @@ from monograph.integrations.torch import collectives
 # Numbers of a gradient that are exchanged at once outside of graphs: 4 MiB are still in a cache when they are
 # summed, and what collectives allocate is memory that was used before.
 CHUNK = 2**20
+LEAST_SHARE = 2**16  # of one rank: with thousands of them a chunk's messages would be tiny
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,11 @@ def padded(length: int, ranks: int) -> int:
     return -(-length // ranks) * ranks
 
 
+def chunk_length(ranks: int) -> int:
+    """How many numbers are summed over ranks at a time, outside of a graph."""
+    return padded(max(CHUNK, LEAST_SHARE * ranks), ranks)
+
+
 def sum_over_ranks(parts: Sequence[torch.Tensor], length: int, order: Order, world: World) -> torch.Tensor:
     """The sum of all roots, [length], the same bits on every rank.
 
@@ -175,7 +181,7 @@ def sum_over_ranks(parts: Sequence[torch.Tensor], length: int, order: Order, wor
             _own_slice(parts, length, order, world), world.size, world.group
         )
     total = parts[0] if parts else torch.empty(length)
-    step = padded(CHUNK, world.size)
+    step = chunk_length(world.size)
     for begin in range(0, length, step):
         size = min(step, length - begin)
         own = _own_slice([part.narrow(0, begin, size) for part in parts], size, order, world)
