@@ -73,7 +73,7 @@ def _one_dtype(dtype: Any, torch_dtype: Any) -> Any:
 _WITH_VISION = ("qwen3_5", "qwen3_5_moe")
 
 
-def _auto_class(config: Any) -> Any:
+def auto_class(config: Any) -> Any:
     whole = any(name.endswith("ForConditionalGeneration") for name in config.architectures or ())
     return (
         AutoModelForImageTextToText if whole and config.model_type in _WITH_VISION else AutoModelForCausalLM
@@ -118,7 +118,7 @@ def from_pretrained(
             config.quantization_config = loading_dict(stored)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
-    model = _auto_class(config).from_pretrained(
+    model = auto_class(config).from_pretrained(
         folder,
         config=config,
         quantization_config=quantization,

@@ -228,6 +228,10 @@ class MonographQuantizer(HfQuantizer):
         return (linear or stack) and should_convert_module(path, self.modules_to_not_convert)
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
+        self.choose_modules(model)
+
+    def choose_modules(self, model: Any) -> None:
+        """Which layers will be packed; experts of an unknown kind are refused."""
         self.modules_to_not_convert = self.get_modules_to_not_convert(
             model, self.quantization_config.skip_modules, keep_in_fp32_modules(model)
         )
