@@ -46,7 +46,7 @@ def shard(model: nn.Module, mesh: Any) -> nn.Module:
         return model
     _check(model)
     group = ShardGroup(world.group.group_name, world.rank, world.size)
-    units = _units(model)
+    units = units_of(model)
     _check_alike(world, units)
     with RangeReader() as reader:
         for unit in units:
@@ -124,7 +124,7 @@ def _frozen(module: nn.Module, adapters: set[nn.Module]) -> list[tuple[str, nn.P
     return [(name, p) for name, p in parameters_of(module).items() if p is not None and not p.requires_grad]
 
 
-def _units(model: nn.Module) -> list[_Unit]:
+def units_of(model: nn.Module) -> list[_Unit]:
     from monograph.regions.find import repeated_layers  # regions know what is sharded
 
     adapters = _adapters(model)
