@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from monograph.distributed import mapped_memory
-from monograph.distributed.file_ranges import RangeReader, read_range
+from monograph.distributed.file_ranges import RangeReader, read_range, read_small_tensors
 from monograph.distributed.layer_bytes import Layout
 from monograph.distributed.mapped_memory import MappedMemory
 
@@ -200,5 +200,23 @@ def test_files_are_closed(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > before
     with MappedMemory() as memory:
-        memory.look()
         assert memory.extents(0, 16) is None
+
+
+@linux
+def test_small_tensors_are_read_and_nothing_around_them(tmp_path):
+    """Headers and small tensors by calls; of a file that is broken its loader speaks."""
+    big = torch.zeros(16 << 20, dtype=torch.uint8)
+    save_file({"big": big, "norm": torch.ones(100), "zone": torch.ones(9)}, tmp_path / "a.safetensors")
+    with open(tmp_path / "a.safetensors", "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    (tmp_path / "b.safetensors").write_bytes((1 << 40).to_bytes(8, "little") + b"{}")  # left to the loader
+
+    def read_bytes():
+        with open("/proc/self/io") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("rchar"))
+
+    before = read_bytes()
+    read_small_tensors(tmp_path)
+    assert 436 < read_bytes() - before < 100_000

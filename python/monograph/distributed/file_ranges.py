@@ -7,13 +7,15 @@ and nothing but the share is read. What is not mapped, or may differ from its fi
 from __future__ import annotations
 
 import ctypes
+import glob
+import json
 import os
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from monograph.distributed.layer_bytes import Layout
-from monograph.distributed.mapped_memory import Extent, MappedMemory
+from monograph.distributed.mapped_memory import Extent, MappedMemory, without_reading_ahead
 
 _MOST = 1 << 30  # bytes of one call; Linux reads at most 2 GiB
 
@@ -23,7 +25,7 @@ def read_range(
 ) -> torch.Tensor:
     """The shard of `rank`: uint8 [layout.bytes_per_rank], a new tensor on the device of the tensors.
 
-    reader: one for all units of a model opens each file once.
+    reader: one for all units of a model looks at memory once and opens each file once.
     """
     if reader is not None:
         return reader.read(tensors, layout, rank)
@@ -32,7 +34,8 @@ def read_range(
 
 
 class RangeReader:
-    """Reads shards of units and counts where their bytes came from.
+    """Reads shards of units and counts where their bytes came from. For tensors that are there when it is
+    made, until they are let go.
 
     with RangeReader() as reader:
         shard = reader.read(tensors, layout, rank)
@@ -56,7 +59,6 @@ class RangeReader:
         shard = torch.zeros(layout.bytes_per_rank, dtype=torch.uint8, device=device)
         if device.type == "meta":
             return shard
-        self._memory.look()
         for piece, begin, end, place in layout.parts(rank):
             into = shard[place : place + end - begin]
             self._read_bytes(piece.name, tensors[piece.name].detach(), begin, end, into)
@@ -100,3 +102,29 @@ def _read_extents(name: str, extents: Sequence[Extent], into: torch.Tensor) -> N
                 )
             done += count
             at += count
+
+
+_SMALL = 1 << 13  # bytes: descriptions and tables of 4-bit weights, which are looked at while loading
+
+
+def read_small_tensors(folder: str | os.PathLike[str]) -> None:
+    """Reads headers, small tensors and the first byte of every tensor of a folder's safetensors, and nothing
+    around them, into the page cache.
+
+    These are what loading a folder touches (seen with safetensors 0.8), and the first touch of a page that
+    is mapped reads megabytes around it (`read_ahead_kb`): most of a base, for a rank that wants its part.
+    """
+    for path in sorted(glob.glob(os.path.join(glob.escape(os.fspath(folder)), "*.safetensors"))):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            without_reading_ahead(file)
+            length = int.from_bytes(os.pread(file, 8, 0), "little")
+            header = os.pread(file, min(length, _MOST), 8)
+            if len(header) < length:
+                continue  # whoever loads it says what is wrong
+            for name, entry in json.loads(header).items():
+                begin, end = (0, 0) if name == "__metadata__" else entry["data_offsets"]
+                if begin < end:
+                    os.pread(file, end - begin if end - begin <= _SMALL else 1, 8 + length + begin)
+        finally:
+            os.close(file)

@@ -58,8 +58,17 @@ def mapped_areas() -> list[Area]:
     return areas
 
 
-def _identity_of(file: int) -> tuple[str, str] | None:
-    """Device and inode of an open file as maps shows them; stat gives other ones on stacked file systems."""
+def _is_of(file: int, area: Area) -> bool:
+    """Whether an open file is the one behind an area, by device and inode as the kernel shows them."""
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode):
+        return False
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    return area.identity == (device, str(found.st_ino)) or area.identity == _mapped_identity(file)
+
+
+def _mapped_identity(file: int) -> tuple[str, str] | None:
+    """Stacked file systems show another device, or inode, for what is mapped."""
     with mmap.mmap(file, 1, access=mmap.ACCESS_COPY) as probe:
         window = torch.frombuffer(probe, dtype=torch.uint8, count=1)
         address = window.data_ptr()
@@ -69,17 +78,13 @@ def _identity_of(file: int) -> tuple[str, str] | None:
 
 
 class MappedMemory:
-    """The files behind this process's memory, opened when first needed. `look()` before tensors are asked
-    for: addresses change their meaning when something is mapped or let go."""
+    """The files behind this process's memory as it is now, opened when first needed. True for tensors that
+    are there now and as long as they are: later ones may have addresses of what was let go."""
 
     def __init__(self) -> None:
-        self._areas: list[Area] = []
-        self._begins: list[int] = []
-        self._files: dict[tuple[str, tuple[str, str]], int | None] = {}
-
-    def look(self) -> None:
         self._areas = mapped_areas()
         self._begins = [area.begin for area in self._areas]
+        self._files: dict[tuple[str, tuple[str, str]], int | None] = {}
 
     def close(self) -> None:
         for file in self._files.values():
@@ -127,15 +132,20 @@ def _open_the_same(area: Area) -> int | None:
     except OSError:
         return None
     try:
-        same = stat.S_ISREG(os.fstat(file).st_mode) and _identity_of(file) == area.identity
+        same = _is_of(file, area)
     except (OSError, ValueError):  # an empty file cannot be mapped
         same = False
     if not same:
         os.close(file)
         return None
-    # What is read is known to the byte; reading ahead would read the neighbours' shares.
-    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+    without_reading_ahead(file)
     return file
+
+
+def without_reading_ahead(file: int) -> None:
+    """What is read is known to the byte; reading ahead would read the shares of other ranks."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
 
 
 def _unchanged(address: int, nbytes: int) -> bool:
