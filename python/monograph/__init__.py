@@ -22,6 +22,7 @@ from monograph.spellings.bitsandbytes import dequantize_4bit, from_bitsandbytes,
 if TYPE_CHECKING:
     from monograph.diagnosis import doctor
     from monograph.distributed.shard import shard
+    from monograph.distributed.unshard import unshard, unsharded
     from monograph.integrations.peft.optimize import adapter_start, add_lora, optimize
     from monograph.integrations.transformers.loading import from_pretrained
     from monograph.integrations.transformers.quantizer import MonographConfig
@@ -44,6 +45,8 @@ __all__ = [
     "shard",
     "show_config",
     "to_bitsandbytes",
+    "unshard",
+    "unsharded",
 ]
 
 # What needs transformers or PEFT is imported when first used: the operators alone need torch only.
@@ -55,6 +58,8 @@ _ON_FIRST_USE = {
     "from_pretrained": "monograph.integrations.transformers.loading",
     "optimize": "monograph.integrations.peft.optimize",
     "shard": "monograph.distributed.shard",
+    "unshard": "monograph.distributed.unshard",
+    "unsharded": "monograph.distributed.unshard",
 }
 
 

@@ -13,11 +13,12 @@ from torch import nn
 
 from monograph.integrations.torch.private_names import disable_torch_function, make_subclass, tree_leaves
 
-# Whoever lists, counts or guards parameters calls these; none of them reads an element.
+# Whoever lists, counts or guards parameters calls these; none of them reads an element. Not `data_ptr`:
+# safetensors would write a tensor without elements.
 _LOOKS = {
     *("size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset"),
     *("is_floating_point", "is_complex", "is_contiguous", "is_inference", "is_shared", "is_pinned"),
-    *("untyped_storage", "data_ptr", "get_device", "share_memory_", "is_same_size", "__len__", "__format__"),
+    *("untyped_storage", "get_device", "share_memory_", "is_same_size", "__len__", "__format__"),
     *("_has_compatible_shallow_copy_type", "_is_view"),
 }
 _VALUES = {"data", "T", "mT", "H", "mH", "real", "imag"}  # attributes that are tensors to compute with
@@ -60,6 +61,8 @@ class ShardedAway(nn.Parameter):
                 return ShardedAway(own, own.place, own.ranks)
             if name == "requires_grad_" and False in (*args[1:], *kwargs.values()):
                 return own
+            if name == "__set__" and attribute == "requires_grad" and args[1] is False:
+                return None
             if name == "__set__" and attribute == "grad" and args[1] is None:
                 return None
             if name == "__set__" and attribute == "data" and args[1] is own:

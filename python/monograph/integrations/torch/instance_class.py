@@ -38,6 +38,20 @@ def own_class(instance: Any) -> type:
     return found
 
 
+def take_off(ours: type, instance: Any) -> None:
+    """Takes `ours` out of the class of `instance`, wherever it stands among what was put before."""
+    found, outer = type(instance), []
+    while isinstance(found, InstanceClass) and found.__bases__[0] is not ours:
+        outer.append(found.__bases__[0])
+        found = found.__bases__[1]
+    if not isinstance(found, InstanceClass):
+        raise ValueError(f"{type(instance).__name__} has no {ours.__name__} before it")
+    found = found.__bases__[1]
+    for cls in reversed(outer):
+        found = subclass(cls, found)
+    instance.__class__ = found
+
+
 def _metaclass(of_own: type) -> Any:
     if issubclass(InstanceClass, of_own):
         return InstanceClass
