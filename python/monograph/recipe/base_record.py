@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 NAME = "monograph.json"
@@ -43,15 +44,18 @@ def checkpoint_sha256(folder: str) -> str:
     return hashlib.sha256("".join(text for _, text in ordered).encode()).hexdigest()
 
 
-def _values_sha256(weights: dict[str, Any]) -> str:
-    """Of packed weights, or layers, by name."""
+def _sha256(weight: Any) -> str:
+    """Of the values of a packed weight, or layer."""
     import torch
 
-    lines = []
-    for name, weight in sorted(weights.items(), key=lambda item: item[0].encode()):
-        values = weight.values.detach().contiguous().view(torch.uint8).flatten().numpy().data
-        quoted = json.dumps(name, ensure_ascii=False)
-        lines.append(f"{quoted} {hashlib.sha256(values).hexdigest()}\n")
+    values = weight.values.detach().contiguous().view(torch.uint8).flatten().numpy().data
+    return hashlib.sha256(values).hexdigest()
+
+
+def _of_all(digests: dict[str, str]) -> str:
+    """Of the digests of weights by name."""
+    ordered = sorted(digests.items(), key=lambda item: item[0].encode())
+    lines = [f"{json.dumps(name, ensure_ascii=False)} {digest}\n" for name, digest in ordered]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -61,37 +65,44 @@ def _layer_of(path: str) -> str:
     return found[1] if found else ""
 
 
+def _parts(model: Any) -> Iterator[tuple[str, Any]]:
+    """The modules of a model by path; of one that is sharded each unit while it is whole."""
+    from monograph.distributed.unshard import stored_units, whole_units
+
+    units = tuple(f"{path}." for path in stored_units(model))
+    yield from (part for part in model.named_modules() if not f"{part[0]}.".startswith(units))
+    for path, unit in whole_units(model):
+        yield from ((f"{path}.{name}" if name else path, module) for name, module in unit.named_modules())
+
+
 def packing_of(model: Any) -> dict[str, Any] | None:
-    """How the base is packed, for core/monograph/adapter/adapter.h; None if layers differ or none is."""
+    """How the base is packed, for core/monograph/adapter/adapter.h; None if layers differ or none is. All
+    ranks that share a sharded base call it."""
     from monograph.nn import PackedExperts, QuantLinear
 
-    layers = {
-        name.removeprefix("base_model.model.").removesuffix(".base_layer"): layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, QuantLinear)
-    }
-    kinds = {
-        (layer.format.name, layer.block_size, layer.double_quant, layer.rule) for layer in layers.values()
-    }
+    packed = [layer for layer in model.modules() if isinstance(layer, QuantLinear)]
+    kinds = {(layer.format.name, layer.block_size, layer.double_quant, layer.rule) for layer in packed}
     if len(kinds) != 1:
         return None
+    layers: dict[str, str] = {}
+    stacks: dict[str, str] = {}
+    for path, layer in _parts(model):
+        if isinstance(layer, QuantLinear):
+            name = path.removeprefix("base_model.model.").removesuffix(".base_layer")
+            layers[f"{name}.weight"] = _sha256(layer)
+        elif isinstance(layer, PackedExperts):
+            stacks |= {f"{_layer_of(path)}.{name}": _sha256(layer.packed(name)) for name in layer.stacks}
     name, block, double_quant, rule = kinds.pop()
     record = {
         "format": "nvfp4" if name == "nvfp4-divide" else name,
         "block": block,
         "double_quant": double_quant,
         "rule": rule,
-        "values_sha256": _values_sha256({f"{name}.weight": layer for name, layer in layers.items()}),
-    }
-    stacks = {
-        f"{_layer_of(path)}.{name}": layer.packed(name)
-        for path, layer in model.named_modules()
-        if isinstance(layer, PackedExperts)
-        for name in layer.stacks
+        "values_sha256": _of_all(layers),
     }
     if not stacks:
         return record
-    return record | {"experts": True, "experts_sha256": _values_sha256(stacks)}
+    return record | {"experts": True, "experts_sha256": _of_all(stacks)}
 
 
 def write_base_record(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -11,7 +12,9 @@ from monograph.distributed.world import World
 from monograph.recipe.adapter_start import start_of
 from monograph.recipe.keys import Recipe
 from monograph.recipe.model_folder import naming
-from monograph.recipe.sharding_keys import sharding_of
+from monograph.recipe.sharding_keys import Sharding, sharding_of
+
+_log = logging.getLogger("monograph")
 
 
 def load_base(recipe: Recipe, folder: str) -> Any:
@@ -98,6 +101,7 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
     """The base with a new adapter, or with that of lora_model_dir, ready to train on these ranks."""
     from peft import PeftModel, get_peft_model
 
+    from monograph.distributed.file_ranges import read_small_tensors
     from monograph.integrations.peft.lora_experts import all_linear_without_router
     from monograph.integrations.peft.optimize import optimize
     from monograph.packing.attention_without_borders import refuse_attention_without_borders
@@ -105,7 +109,7 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
 
     held = sharding_of(recipe, 1 if world is None else world.size)
     if held.shard > 1:
-        raise ValueError(f"shard_size is {held.shard}, wanted 1: cutting the base is not built yet")
+        read_small_tensors(folder)
     base = load_base(recipe, folder)
     _set_router_loss(recipe, base)
     if recipe.sample_packing or recipe.packs_evaluation:
@@ -120,4 +124,23 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
     optimize(model, attention=recipe.attention == "monograph")
     if recipe.sample_packing or recipe.packs_evaluation:
         refuse_attention_without_borders(base, "sample_packing: true")
+    if held.shard > 1:
+        assert world is not None
+        _shard(model, world, held)
     return model
+
+
+def _shard(model: Any, world: World, held: Sharding) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from monograph.distributed.shard import shard
+
+    if any(getattr(layer, "dense_source", None) is not None for layer in model.modules()):
+        _log.warning(
+            "monograph: shard_size: the base was quantised while it loaded, so that each rank held all of it "
+            "until it was cut; of a folder by `monograph quantize` each rank reads its part alone"
+        )
+    mesh: Any = world
+    if held.replicate > 1:
+        mesh = init_device_mesh("cpu", (held.replicate, held.shard), mesh_dim_names=("replicate", "shard"))
+    shard(model, mesh)
