@@ -21,7 +21,7 @@ Monograph fine-tunes quantised language models as one graph.
 
     python -m monograph example FOLDER
     python -m monograph preprocess CONFIG.yml [--debug] [--key value ...]
-    python -m monograph train CONFIG.yml [--key value ...]
+    python -m monograph train CONFIG.yml [--nproc-per-node N] [--key value ...]
     python -m monograph generate OUT_DIR [--prompt TEXT] [--key value ...]
     python -m monograph doctor CONFIG.yml [--json] [--key value ...]
     python -m monograph merge CONFIG.yml [--to TYPE] [--out DIR]

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from monograph.__main__ import main
-from monograph.recipe import example
+from monograph.distributed import World
+from monograph.recipe import example, read_config
+from monograph.recipe.ranks import check_ranks
 from monograph.training import TrainStep
 from recipe_files import make_model, make_tokenizer, write_jsonl
 
@@ -211,3 +213,45 @@ def test_a_wrong_recipe_is_2_and_wrong_data_3(recipe, capsys):
     assert "lora_rank: unknown key; here it is called lora_r" in capsys.readouterr().err
     assert main(["preprocess", recipe, "--datasets.0.type", "completion"]) == 3
     assert "row 0: column 'text' is missing" in capsys.readouterr().err
+
+
+def test_commands_of_one_process_say_so_under_a_launcher(recipe, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, told in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        assert main(["doctor", recipe]) == 2
+        said = (
+            "python -m monograph doctor runs in one process, and WORLD_SIZE is 2; start it without torchrun"
+        )
+        assert capsys.readouterr().err.count(said) == told
+    assert main(["preprocess", recipe]) == 0  # rank 0 does it, this is rank 1
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-restarts", "2"], "--max-restarts is torchrun's and wants --nproc-per-node N"),
+        (["--nproc-per-node", "0"], "--nproc-per-node is 0, wanted a number of processes"),
+        (["--nproc_per_node", "2", "--max-restarts=-1"], "--max-restarts is -1, wanted 0 or more"),
+    ],
+)
+def test_what_is_wrong_with_the_launch_is_said(recipe, options, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", recipe, *options])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_wrong_recipe_starts_no_process(recipe, capsys):
+    assert main(["train", recipe, "--nproc-per-node", "2", "--lora-r", "0"]) == 2
+    assert "lora_r is 0, wanted 1 or more" in capsys.readouterr().err
+
+
+def test_a_whole_step_has_one_forward_pass_of_each_rank(recipe):
+    keys = ["--step-mode", "whole_step", "--gradient-accumulation-steps", "3"]
+    read = read_config(recipe, keys).recipe
+    check_ranks(read, World(0, 3))
+    wanted = "step_mode is whole_step, which holds one forward pass of each rank, and .* is 3, on 2 ranks"
+    with pytest.raises(ValueError, match=wanted):
+        check_ranks(read, World(0, 2))

@@ -281,10 +281,12 @@ def test_rules_about_keys_together(change, part, good):
     assert part in message
 
 
-def test_a_launcher_of_several_processes_is_refused(good, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    (message,) = errors_of(good)
-    assert message.startswith("WORLD_SIZE is 2: one process trains for now")
+def test_keys_of_several_processes(good):
+    assert check_keys(good | {"gradient_accumulation_steps": 6}).recipe.leaves == 6
+    assert check_keys(good | {"gradient_accumulation_steps": 6, "virtual_shards": 8}).recipe.leaves == 8
+    for name in ("virtual_shards", "ddp_timeout"):
+        (message,) = errors_of(good | {name: 0})
+        assert message == f"{name} is 0, wanted 1 or more"
 
 
 def test_servers_are_warned_about(good):

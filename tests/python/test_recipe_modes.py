@@ -96,10 +96,6 @@ def test_without_a_compiler_only_generated_code_is_refused(root, monkeypatch):
             {"step_mode": "per_layer", "torch_compile": False},
             "step_mode is per_layer and torch_compile false",
         ),
-        (
-            {"step_mode": "whole_step", "gradient_accumulation_steps": 4},
-            "step_mode is whole_step, which holds one forward pass, and gradient_accumulation_steps is 4",
-        ),
     ],
 )
 def test_a_mode_that_would_not_be_taken_is_refused(change, message, root):

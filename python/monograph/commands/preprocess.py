@@ -12,7 +12,7 @@ def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m monograph preprocess", description=__doc__)
     parser.add_argument("--debug", action="store_true", help="print documents, targets coloured")
     parser.add_argument("--debug-num-examples", type=int, default=5, metavar="N", help="so many; 5")
-    return run_recipe(parser, arguments, _preprocess)
+    return run_recipe(parser, arguments, _preprocess, ranks="first")
 
 
 def _preprocess(recipe: Recipe, options: argparse.Namespace) -> int:

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
+from typing import Literal
 
 from monograph.recipe import ConfigError, Recipe, read_config
 
 
 def run_recipe(
-    parser: argparse.ArgumentParser, arguments: list[str], work: Callable[[Recipe, argparse.Namespace], int]
+    parser: argparse.ArgumentParser,
+    arguments: list[str],
+    work: Callable[[Recipe, argparse.Namespace], int],
+    ranks: Literal["one", "first", "all"] = "one",
 ) -> int:
-    """Reads the recipe and does the work; mistakes in recipe or data become messages and exit codes."""
+    """Reads the recipe and does the work; mistakes in recipe or data become messages and exit codes.
+
+    ranks: who works under a launcher of several processes; "one": nobody, it is refused.
+    """
+    count, rank = os.environ.get("WORLD_SIZE") or "1", os.environ.get("RANK") or "0"
+    if count != "1" and ranks == "one":
+        told = f"{parser.prog} runs in one process, and WORLD_SIZE is {count}; start it without torchrun"
+        _say(told, rank)
+        return 2
+    if rank != "0" and ranks == "first":
+        return 0
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "config",
@@ -26,12 +41,20 @@ def run_recipe(
     try:
         read = read_config(options.config, overrides)
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        _say(str(error), rank)
         return 2
-    for notice in read.notices:
+    for notice in read.notices if rank == "0" else ():
         print(f"note: {notice}", file=sys.stderr)
     try:
         return work(read.recipe, options)
     except (ValueError, OSError) as error:  # OSError: also what transformers and the Hub say of a model
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 3
+
+
+def _say(text: str, rank: str) -> None:
+    """An error that the ranks of a host have in common: one of them prints it."""
+    if rank == "0":
+        print(text, file=sys.stderr)
+    elif os.environ.get("LOCAL_RANK", rank) == "0":
+        print(f"rank {rank}: {text}", file=sys.stderr)

@@ -1,24 +1,91 @@
-"""`python -m monograph train CONFIG.yml`: an adapter from a model and a file of documents."""
+"""`python -m monograph train CONFIG.yml`: an adapter from a model and a file of documents.
+
+python -m monograph train recipe.yml
+python -m monograph train recipe.yml --nproc-per-node 2 --max-restarts 3    # torchrun, on this host
+torchrun --nproc-per-node 2 -m monograph train recipe.yml                   # the same, and several hosts
+accelerate launch --num_processes 2 -m monograph train recipe.yml
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 
 from monograph.commands.recipe_arguments import run_recipe
-from monograph.recipe import Recipe
+from monograph.recipe import ConfigError, Recipe, read_config
 
 
 def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m monograph train", description=__doc__)
-    return run_recipe(parser, arguments, _train)
+    processes = parser.add_argument_group("several processes, by torchrun's launcher (docs/distributed.md)")
+    processes.add_argument(
+        "--nproc-per-node", "--nproc_per_node", type=int, metavar="N", help="so many ranks on this host"
+    )
+    processes.add_argument(
+        "--max-restarts",
+        "--max_restarts",
+        type=int,
+        metavar="N",
+        help="so often all ranks start again when one fails, each time from the newest checkpoint; 0",
+    )
+    launcher = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    launcher.add_argument("--nproc-per-node", "--nproc_per_node")
+    launcher.add_argument("--max-restarts", "--max_restarts")
+    asked, rest = launcher.parse_known_args(arguments)
+    if {"-h", "--help"} & set(arguments) or (asked.nproc_per_node is None and asked.max_restarts is None):
+        return run_recipe(parser, arguments, _train, ranks="all")
+    return _launch(parser, asked.nproc_per_node, asked.max_restarts or "0", rest)
+
+
+def _launch(parser: argparse.ArgumentParser, ranks: str | None, restarts: str, arguments: list[str]) -> int:
+    """The same command once a rank, by the launcher behind torchrun; gives the exit code of the ranks."""
+    if ranks is None:
+        parser.error("--max-restarts is torchrun's and wants --nproc-per-node N beside it")
+    if not ranks.isdecimal() or int(ranks) < 1:
+        parser.error(f"--nproc-per-node is {ranks}, wanted a number of processes, 1 or more")
+    if not restarts.isdecimal():
+        parser.error(f"--max-restarts is {restarts}, wanted 0 or more")
+    if os.environ.get("WORLD_SIZE"):
+        parser.error("--nproc-per-node starts processes, and WORLD_SIZE says that a launcher has done so")
+    try:
+        if arguments and not arguments[0].startswith("-"):
+            read_config(arguments[0], arguments[1:])  # what is wrong is said once, before anything starts
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return _torchrun(int(ranks), int(restarts), arguments)
+
+
+def _torchrun(ranks: int, restarts: int, arguments: list[str]) -> int:
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
+    command = ["--standalone", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
+    try:
+        run.main([*command, "-m", "monograph", "train", *arguments])
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+        return code if code > 0 else 128 - code  # as a shell says it
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
 
 
 def _train(recipe: Recipe, options: argparse.Namespace) -> int:
+    from monograph.distributed.faults import RankFailure
     from monograph.recipe.train import train
 
-    stopped_by = train(recipe).signal
-    if stopped_by is None and recipe.merge_lora:
+    try:
+        outcome = train(recipe)
+    except RankFailure as failure:
+        sys.stderr.write(f"{failure}\n" if str(failure) else "")
+        sys.stderr.flush()
+        os._exit(failure.code)  # the group waits for ranks that are gone
+    if outcome.signal is None and recipe.merge_lora and outcome.writes:
         from monograph.commands import merge, native
 
         return native.hand_over(merge.native_arguments(recipe))
-    return 0 if stopped_by is None else 128 + stopped_by  # as a shell says it: 130 Ctrl-C, 143 SIGTERM
+    return 0 if outcome.signal is None else 128 + outcome.signal  # as a shell: 130 Ctrl-C, 143 SIGTERM

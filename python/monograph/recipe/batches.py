@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, overload
 
 from monograph.packing import PackedCollator, PackedDataset, PackedSampler, PaddedCollator
 from monograph.packing.collator import IGNORED
@@ -67,14 +67,14 @@ class Batches:
             features += [{"input_ids": [self._pad], "labels": [IGNORED]}] * (self.rows - len(features))
         return self._collate(features)
 
-    def step(self, epoch: int, step: int) -> list[dict[str, Any]]:
-        """The micro-batches of a step; at the end of an epoch there may be fewer."""
-        return [self._batch(pieces) for pieces in self.sampler.batches(epoch, step) if pieces]
+    def step(self, epoch: int, step: int) -> LazyBatches:
+        """The micro-batches of a step over all ranks; at the end of an epoch there may be fewer."""
+        return LazyBatches(self._batch, [pieces for pieces in self.sampler.batches(epoch, step) if pieces])
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def all(self) -> LazyBatches:
         """All batches once, for evaluation."""
-        for step in range(self.sampler.steps(0)):
-            yield from self.step(0, step)
+        steps = (self.sampler.batches(0, step) for step in range(self.sampler.steps(0)))
+        return LazyBatches(self._batch, [pieces for batches in steps for pieces in batches if pieces])
 
     def epochs(self, recipe: Recipe) -> Epochs:
         """The steps of the run: num_epochs, cut by max_steps."""
@@ -91,7 +91,30 @@ class Batches:
         return Epochs(lengths)
 
 
-def token_counts(batches: list[dict[str, Any]]) -> tuple[int, int]:
+class LazyBatches(Sequence[dict[str, Any]]):
+    """Batches that are collated when they are read: a rank reads its own. Those are kept."""
+
+    def __init__(self, collate: Callable[[list[Piece]], dict[str, Any]], pieces: list[list[Piece]]) -> None:
+        self._collate, self._pieces = collate, pieces
+        self._made: dict[int, dict[str, Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> LazyBatches: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return LazyBatches(self._collate, self._pieces[index])
+        place = range(len(self))[index]  # IndexError behind the last: iteration ends there
+        if place not in self._made:
+            self._made[place] = self._collate(self._pieces[place])
+        return self._made[place]
+
+
+def token_counts(batches: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
     """Tokens of documents in these batches, and tokens computed."""
     documents = computed = 0
     for batch in batches:

@@ -191,6 +191,7 @@ def _check_training(recipe: Recipe, errors: list[str], notices: list[str]) -> No
     for name in (
         "micro_batch_size",
         "gradient_accumulation_steps",
+        "ddp_timeout",
         "sequence_len",
         "lora_r",
         "logging_steps",
@@ -198,6 +199,8 @@ def _check_training(recipe: Recipe, errors: list[str], notices: list[str]) -> No
     ):
         if getattr(recipe, name) < 1:
             errors.append(f"{name} is {getattr(recipe, name)}, wanted 1 or more")
+    if recipe.virtual_shards is not None and recipe.virtual_shards < 1:
+        errors.append(f"virtual_shards is {recipe.virtual_shards}, wanted 1 or more")
     for name in ("learning_rate", "num_epochs", "lora_alpha"):
         if getattr(recipe, name) <= 0:
             errors.append(f"{name} is {getattr(recipe, name)}, wanted more than 0")
@@ -238,11 +241,6 @@ def _check_step_mode(recipe: Recipe, errors: list[str]) -> None:
         errors.append(
             f"step_mode is {recipe.step_mode}, which generates no code, and {recipe.wants_inductor} asks for "
             "Inductor's; leave one out, or write step_mode: inductor"
-        )
-    if recipe.mode in ("whole_step", "inductor_whole_step") and recipe.gradient_accumulation_steps > 1:
-        errors.append(
-            f"step_mode is {recipe.step_mode}, which holds one forward pass, and gradient_accumulation_steps "
-            f"is {recipe.gradient_accumulation_steps}; leave step_mode out"
         )
 
 

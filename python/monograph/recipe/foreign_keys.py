@@ -8,7 +8,8 @@ from __future__ import annotations
 _ONE_OPERATOR = "the LoRA part is always computed inside the operator of its linear layer"
 _OWN_LOSS = "the loss never makes whole logits"
 _OWN_KERNELS = "Monograph brings its own kernels"
-_ONE_PROCESS = "training runs in one process"
+_ONE_TENSOR = "the gradient is one tensor, summed over ranks at once"
+_LAUNCHER = "torchrun says it"
 _CLASS = "the class follows from config.json"
 _EVAL_TEXTS = "evaluation gives eval_loss; ask the model with `generate`"
 _OTHER_TRACKER = "write report_to with the tracker's name; its project is wandb_project"
@@ -83,10 +84,9 @@ IGNORED: dict[str, str] = {
     "gptq_model_v1": "the base is bitsandbytes' format",
     "strict": "every key is always checked",
     "torch_compile_backend": "the backend is Inductor with `torch_compile: true`, else none is needed",
-    "ddp_find_unused_parameters": _ONE_PROCESS,
-    "ddp_timeout": _ONE_PROCESS,
-    "ddp_bucket_cap_mb": _ONE_PROCESS,
-    "ddp_broadcast_buffers": _ONE_PROCESS,
+    "ddp_find_unused_parameters": _ONE_TENSOR,
+    "ddp_bucket_cap_mb": _ONE_TENSOR,
+    "ddp_broadcast_buffers": "the base is frozen: nothing of it is sent",
     "optim_args": "moments are kept in 32 bits, so nothing is rounded stochastically",
     "model_config": "write output_router_logits and router_aux_loss_coef",
     "use_otel_metrics": "write report_to, or read metrics.jsonl",
@@ -98,10 +98,10 @@ IGNORED: dict[str, str] = {
     "torch_empty_cache_steps": "it is a cache of GPUs",
     "save_only_model": "moments are small and needed to resume",
     "debug": "use preprocess --debug",
-    "local_rank": _ONE_PROCESS,
-    "world_size": _ONE_PROCESS,
-    "ddp": _ONE_PROCESS,
-    "accelerator_config": _ONE_PROCESS,
+    "local_rank": _LAUNCHER,
+    "world_size": _LAUNCHER,
+    "ddp": _LAUNCHER,
+    "accelerator_config": "of accelerate only its launcher and its trackers are used",
     "qlora_sharded_model_loading": "with shard_size each rank reads its own bytes alone",
     "experimental_skip_move_to_device": "there is one device",
     "device": "there is one device",

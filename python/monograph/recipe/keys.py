@@ -122,7 +122,11 @@ class Recipe:
     output_dir: str = key("outputs/out", "adapter, checkpoints, metrics and plot")
     seed: int = key(42, "order of the data, dropout, start of the adapter")
     micro_batch_size: int = key(1, "rows of a forward pass")
-    gradient_accumulation_steps: int = key(1, "forward passes of a step")
+    gradient_accumulation_steps: int = key(1, "forward passes of a step, over all ranks together")
+    virtual_shards: int | None = key(
+        None, "leaves of the tree that gradients are summed in; gradient_accumulation_steps; ours"
+    )
+    ddp_timeout: int = key(1800, "seconds after which a rank that is waited for is named and the run ends")
     eval_batch_size: int | None = key(None, "rows of a forward pass in evaluation; micro_batch_size")
     num_epochs: int | float = key(1, "times through the data; 0.5 is half")
     max_steps: int | None = key(None, "ends earlier")
@@ -216,6 +220,11 @@ class Recipe:
         written = "graph" if self.step_mode in (None, "regions") else str(self.step_mode)
         generated = {"graph": "inductor", "whole_step": "inductor_whole_step"}
         return generated.get(written, written) if self.wants_inductor else written
+
+    @property
+    def leaves(self) -> int:
+        """Virtual shards of a step."""
+        return self.virtual_shards or self.gradient_accumulation_steps
 
     @property
     def attention(self) -> str:

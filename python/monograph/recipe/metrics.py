@@ -8,6 +8,9 @@ from typing import Any
 
 from monograph.recipe.keys import Recipe
 
+# By which accelerate sees that it is one of several.
+_RANK_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 
 class Metrics:
     """One JSON object a line: `{"step", "loss", "learning_rate", ...}` or `{"step", "eval_loss"}`."""
@@ -39,6 +42,22 @@ class Metrics:
             self._trackers.end_training()
 
 
+class NoMetrics(Metrics):
+    """Of a rank that writes nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def add(self, line: dict[str, Any]) -> None:
+        pass
+
+    def plot(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        pass
+
+
 def read_metrics(path: str) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl; a last line that a killed run left half written is no line."""
     lines: list[dict[str, Any]] = []
@@ -56,8 +75,13 @@ def _trackers(recipe: Recipe) -> Any:
         return None
     from accelerate import Accelerator
 
-    # The trackers are accelerate's; of the rest of it nothing is used.
-    accelerator = Accelerator(cpu=True, log_with=names, project_dir=recipe.output_dir)
+    # The trackers are accelerate's; of the rest of it nothing is used. Rank 0 is alone with them: told of the
+    # others, accelerate would wait for them.
+    hidden = {name: os.environ.pop(name) for name in _RANK_NAMES if name in os.environ}
+    try:
+        accelerator = Accelerator(cpu=True, log_with=names, project_dir=recipe.output_dir)
+    finally:
+        os.environ.update(hidden)
     missing = [name for name in names if name not in [str(known) for known in accelerator.log_with]]
     if missing:
         raise ValueError(

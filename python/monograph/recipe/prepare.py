@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ from monograph.recipe.encode import Encoded, encode, fit
 from monograph.recipe.keys import DatasetKeys, Recipe
 from monograph.recipe.wrong_files import naming_files
 
+_COUNTS = "counts.json"  # written last
 _VERSION = 3  # of the prepared files; a change of their meaning raises it
 
 # The keys that change what tokens are prepared; others leave prepared data as it is.
@@ -227,15 +229,25 @@ def _split(recipe: Recipe, documents: Any) -> tuple[Any, Any]:
 
 def prepare(recipe: Recipe, tokenizer: Any) -> Prepared:
     """The prepared data of a recipe, from disk if they are there."""
-    from datasets import load_from_disk
-
     root = os.path.expanduser(recipe.dataset_prepared_path or "last_run_prepared")
     if os.path.exists(root) and not os.path.isdir(root):
         raise ValueError(f"dataset_prepared_path: {root} is a file, wanted a folder")
     folder = os.path.join(root, data_hash(recipe, tokenizer))
-    counts_file = os.path.join(folder, "counts.json")
-    if not os.path.isfile(counts_file):
+    if not os.path.isfile(os.path.join(folder, _COUNTS)):
         _write(recipe, tokenizer, folder)
+    return read_prepared(folder)
+
+
+def read_prepared(folder: str) -> Prepared:
+    """What is in a folder of prepared data, which another process may have made."""
+    from datasets import load_from_disk
+
+    counts_file = os.path.join(folder, _COUNTS)
+    if not os.path.isfile(counts_file):
+        raise ValueError(
+            f"dataset_prepared_path: {folder} was prepared by rank 0 and is not seen here; wanted a folder "
+            "that all ranks see"
+        )
     with open(counts_file, encoding="utf-8") as file:
         counts = json.load(file)
     held = os.path.join(folder, "eval")
@@ -248,7 +260,7 @@ def prepare(recipe: Recipe, tokenizer: Any) -> Prepared:
 
 
 def _write(recipe: Recipe, tokenizer: Any, folder: str) -> None:
-    unfinished = f"{folder}.{os.getpid()}"
+    unfinished = f"{folder}.{uuid.uuid4().hex[:8]}"  # the same process number may run on another host
     scratch = os.path.join(unfinished, "scratch")
     os.makedirs(scratch)
     try:
@@ -268,9 +280,19 @@ def _write(recipe: Recipe, tokenizer: Any, folder: str) -> None:
                         label != IGNORED for labels in batch["labels"] for label in labels[1:]
                     )
         shutil.rmtree(scratch)
-        with open(os.path.join(unfinished, "counts.json"), "w", encoding="utf-8") as file:
+        with open(os.path.join(unfinished, _COUNTS), "w", encoding="utf-8") as file:
             json.dump(counts, file, indent=1)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(unfinished, folder)  # whoever looks sees all of it or nothing
+        _rename_unless_there(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _rename_unless_there(unfinished: str, folder: str) -> None:
+    """Whoever looks sees all of it or nothing. Of two runs that prepare the same, the first one's stays: the
+    second has the same tokens, and the first may be reading."""
+    try:
+        os.rename(unfinished, folder)
+    except OSError:
+        if not os.path.isfile(os.path.join(folder, _COUNTS)):  # of no run: nothing is renamed without it
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(unfinished, folder)

@@ -13,9 +13,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 _EVERY = 10.0  # seconds between lines where there is no terminal
 
 
-def peak_memory_gib() -> float:
+def peak_memory_kib() -> int:
     """The most memory this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def peak_memory_gib() -> float:
+    return peak_memory_kib() / 2**20
 
 
 def _clock(seconds: float) -> str:
@@ -60,8 +64,8 @@ class Reporter:
         self._done += 1
         self._bar.update(self._task, completed=self._done)
 
-    def step(self, loss: float, tokens: int, efficiency: float) -> float:
-        """After a step; gives tokens per second over the last steps."""
+    def step(self, loss: float, tokens: int, efficiency: float, memory_gib: float | None = None) -> float:
+        """After a step; gives tokens per second over the last steps. memory_gib: over ranks, if not here."""
         self._done += 1
         self._tokens += tokens
         now = time.perf_counter()
@@ -70,7 +74,7 @@ class Reporter:
         speed = (self._tokens - before) / max(now - then, 1e-9)
         left = (self._total - self._done) * (now - then) / max(steps, 1)
         figures = (
-            f"loss {loss:.4f} · {speed:,.0f} tokens/s · {peak_memory_gib():.1f} GiB · "
+            f"loss {loss:.4f} · {speed:,.0f} tokens/s · {memory_gib or peak_memory_gib():.1f} GiB · "
             f"{efficiency:.0%} filled · {_clock(left)} left"
         )
         self._bar.update(self._task, completed=self._done, figures=figures)

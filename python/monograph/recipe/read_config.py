@@ -176,12 +176,6 @@ def _other_plugins(value: Any) -> list[str]:
 def _surroundings(recipe: Recipe) -> list[str]:
     """What is wrong with the environment the recipe is to run in."""
     errors = []
-    world = os.environ.get("WORLD_SIZE", "1")
-    if world not in ("", "1"):
-        errors.append(
-            f"WORLD_SIZE is {world}: one process trains for now; start `python -m monograph train` without "
-            "torchrun or accelerate launch"
-        )
     if recipe.mode in GENERATED and not has_compiler():
         asks = recipe.wants_inductor or f"step_mode: {recipe.step_mode}"
         errors.append(

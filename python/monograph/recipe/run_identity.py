@@ -48,6 +48,7 @@ def run_identity(recipe: Recipe) -> dict[str, Any]:
     names = f"{_ADAPTER_KEYS} {_ROW_KEYS} {_UPDATE_KEYS} {_TOLD_KEYS}".split()
     identity = {name: keys[name] for name in names} | data_keys(recipe)
     identity["step_mode"] = recipe.mode
+    identity["virtual_shards"] = recipe.leaves  # of the number of ranks nothing depends
     identity["fp16"] = recipe.fp16
     identity["bf16"] = bool(recipe.bf16) and not recipe.fp16  # auto, full and true are one thing
     options = recipe.bnb_config_kwargs

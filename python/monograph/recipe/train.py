@@ -7,7 +7,11 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from monograph.distributed.faults import by_first, meet, together
+from monograph.distributed.shard import shard_group_of
+from monograph.distributed.tree import Tree
 from monograph.distributed.world import World, alone
+from monograph.recipe.agreement import Own, agree
 from monograph.recipe.base_record import packing_of, write_base_record
 from monograph.recipe.batches import Batches, token_counts
 from monograph.recipe.checkpoint import (
@@ -24,11 +28,13 @@ from monograph.recipe.encode import load_tokenizer
 from monograph.recipe.interrupt import Interrupt
 from monograph.recipe.keys import Recipe
 from monograph.recipe.load_model import check_start, is_packed, load_model
-from monograph.recipe.metrics import Metrics
+from monograph.recipe.metrics import Metrics, NoMetrics
 from monograph.recipe.model_folder import model_folder
-from monograph.recipe.prepare import prepare
-from monograph.recipe.progress import Reporter, peak_memory_gib
+from monograph.recipe.prepare import prepare, read_prepared
+from monograph.recipe.progress import Reporter, peak_memory_kib
+from monograph.recipe.ranks import check_ranks, check_same_start, idle_ranks, quiet_unless_first
 from monograph.recipe.remembered import write_recipe
+from monograph.recipe.restarts import launch_name, own_checkpoint, restarted
 from monograph.recipe.run_identity import compare, run_identity
 from monograph.recipe.schedule import event_steps, learning_rate
 from monograph.training import TrainStep, verify_head, verify_packing
@@ -48,6 +54,7 @@ class Progress:
     order: dict[str, Any] = field(default_factory=dict)
     base_sha256: str = ""
     identity: dict[str, Any] = field(default_factory=dict)
+    launch: str = ""  # of torchrun: after a restart the run goes on where this launch left it
 
 
 @dataclass
@@ -59,22 +66,36 @@ class Outcome:
     signal: int | None
     best_step: int | None
     output_dir: str
+    writes: bool = True  # false on ranks that leave it to rank 0
 
     @property
     def interrupted(self) -> bool:
         return self.signal is not None
 
 
-def train(recipe: Recipe) -> Outcome:
-    """Runs a recipe to its end, or to the next Ctrl-C or SIGTERM."""
-    if os.path.exists(recipe.output_dir) and not os.path.isdir(recipe.output_dir):
-        raise ValueError(f"output_dir: {recipe.output_dir} is a file, wanted a folder")
-    os.makedirs(recipe.output_dir, exist_ok=True)
+def train(recipe: Recipe, world: World | None = None) -> Outcome:
+    """Runs a recipe to its end, or to the next Ctrl-C or SIGTERM, on the ranks that a launcher started.
+
+    world: ranks that have joined already; nobody watches them.
+    """
+    if world is not None:
+        return _train(recipe, world)
+    with together(recipe.ddp_timeout) as world, quiet_unless_first(world):
+        return _train(recipe, world)
+
+
+def _train(recipe: Recipe, world: World) -> Outcome:
+    check_ranks(recipe, world)
+    if world.first:
+        if os.path.exists(recipe.output_dir) and not os.path.isdir(recipe.output_dir):
+            raise ValueError(f"output_dir: {recipe.output_dir} is a file, wanted a folder")
+        os.makedirs(recipe.output_dir, exist_ok=True)
+    by_first(world, "prepare", lambda: model_folder(recipe))
     folder = model_folder(recipe)
     tokenizer = load_tokenizer(recipe, folder)
-    prepared = prepare(recipe, tokenizer)
+    prepared = read_prepared(by_first(world, "prepare", lambda: prepare(recipe, tokenizer).folder))
     with compile_options(recipe.torch_compile_options, recipe.torch_compile_mode):
-        run = Run(recipe, tokenizer, prepared, folder)
+        run = Run(recipe, tokenizer, prepared, folder, world)
         return run.train()
 
 
@@ -91,17 +112,18 @@ class Run:
             Batches(recipe, prepared.eval, tokenizer.pad_token_id, training=False) if prepared.eval else None
         )
         self.epochs = self.batches.epochs(recipe)
+        self.signal = 0  # one that any rank was sent
         self.told: list[str] = []  # what a resumed run does in another way
         identity = run_identity(recipe)
-        self.resumed = checkpoint_to_resume(
-            recipe.output_dir, recipe.resume_from_checkpoint, recipe.auto_resume_from_checkpoints
-        )
+        self.resumed = by_first(self.world, "load", self._checkpoint)
         if self.resumed:
             self.told = compare(load_state(self.resumed).get("identity", {}), identity, self.resumed)
+        self.world.doing("load")
         self.model = load_model(recipe, folder, self.world)
         verify_head(self.model)
         if self.batches.packing or (self.held is not None and self.held.packing):
             verify_packing(self.model)
+        meet(self.world, "load")  # one may load for longer than a collective waits
         self.step = TrainStep(
             self.model,
             mode=recipe.mode,
@@ -111,19 +133,33 @@ class Run:
             weight_decay=recipe.weight_decay,
             max_grad_norm=recipe.max_grad_norm,
             seed=recipe.seed,
+            world=self.world,
+            virtual_shards=recipe.leaves,
         )
+        # The packed bytes of a sharded base are read by all ranks together.
+        reads = self.world.first or shard_group_of(self.model) is not None
+        packed = packing_of(self.model) if reads else None
         self.progress = Progress(
             order=self.batches.sampler.state_dict(0, 0),
-            base_sha256=write_base_record(
-                folder,
-                recipe.output_dir,
-                quantised=is_packed(self.model),
-                packed=packing_of(self.model),
-            ),
+            base_sha256=by_first(self.world, "load", lambda: self._write_base_record(folder, packed)),
             identity=identity,
         )
         if self.resumed:
             self._resume(self.resumed)
+        self.progress.launch = launch_name()
+        check_same_start(self.world, self.progress.step, self.step.state_dict())
+
+    def _checkpoint(self) -> str | None:
+        """Where the run goes on: where torchrun has ended it, or what the keys ask for."""
+        recipe = self.recipe
+        found = own_checkpoint(recipe.output_dir, launch_name()) if restarted() else None
+        return found or checkpoint_to_resume(
+            recipe.output_dir, recipe.resume_from_checkpoint, recipe.auto_resume_from_checkpoints
+        )
+
+    def _write_base_record(self, folder: str, packed: dict[str, Any] | None) -> str:
+        quantised = is_packed(self.model)
+        return write_base_record(folder, self.recipe.output_dir, quantised=quantised, packed=packed)
 
     def _resume(self, folder: str) -> None:
         optimizer, state = load_checkpoint(folder)
@@ -148,15 +184,17 @@ class Run:
         save_at = event_steps(self.epochs, per_epoch, recipe.save_steps) | (
             {1} if recipe.save_first_step else set()
         )
-        first = progress.step
-        metrics = Metrics(recipe, first)
-        with Reporter(total, first) as reporter, Interrupt() as interrupt:
+        first, several = progress.step, self.world.size > 1
+        metrics = Metrics(recipe, first) if self.world.first else NoMetrics()
+        with Reporter(total, first) as reporter, Interrupt(among_ranks=several) as interrupt:
+            if self.world.marks is not None:
+                self.world.marks.told_to_end = lambda: interrupt.asked
             reporter.say(self._introduction())
-            for line in (self.prepared.what_is_missing(), *self.told):
+            for line in (self.prepared.what_is_missing(), idle_ranks(recipe, self.world), *self.told):
                 if line:
                     reporter.say(line)
-            while progress.step < total and not interrupt.asked:
-                self._one_step(metrics, reporter)
+            while progress.step < total and not (self.signal if several else interrupt.signal):
+                self._one_step(metrics, reporter, interrupt)
                 best = self._evaluate(metrics, reporter) if progress.step in evaluate_at else False
                 if best or progress.step in save_at:
                     self._save()
@@ -164,31 +202,43 @@ class Run:
                     raise ValueError(self._bad_steps(self._save()))
                 if self._stopped(reporter):
                     break
-            if interrupt.asked:
+            interrupt.deaf = several
+            if not several:
+                self.signal = interrupt.signal or 0
+            if self.signal:
                 reporter.say(
                     f"stopped after step {progress.step}; saved {self._save()}; go on with "
                     "--resume-from-checkpoint auto"
                 )
             else:
-                self._finish(reporter, metrics.plot())
+                by_first(self.world, "save", lambda: self._finish(reporter, metrics.plot()))
         metrics.close()
-        return Outcome(progress.step, total, interrupt.signal, progress.best_step, recipe.output_dir)
+        return Outcome(
+            progress.step, total, self.signal or None, progress.best_step, recipe.output_dir, self.world.first
+        )
 
     def _introduction(self) -> str:
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         where = f", resumed from {self.resumed}" if self.resumed else ""
+        where += f"; {self.world.size} ranks" if self.world.size > 1 else ""
         rows = f"{self.batches.sampler.batches_per_step} x {self.batches.rows} rows"
         return (
             f"{trained:,} parameters trained; {self.epochs.total} steps of {rows}; "
             f"the step is {self.step.mode}{where}"
         )
 
-    def _one_step(self, metrics: Metrics, reporter: Reporter) -> None:
+    def _one_step(self, metrics: Metrics, reporter: Reporter, interrupt: Interrupt) -> None:
         recipe, progress = self.recipe, self.progress
+        self._mark(progress.step + 1)
         batches = self.batches.step(*self.epochs.place(progress.step))
         rate = learning_rate(recipe, progress.step, self.epochs.total)
         result = self.step(batches, rate)
         loss, norm = float(result.loss), float(result.grad_norm)
+        own = Tree(len(batches), recipe.leaves).own(self.world.rank, self.world.size)
+        counts = token_counts(batches[index] for index in own)
+        signal, memory = interrupt.signal or 0, peak_memory_kib()
+        agreed = agree(self.world, Own(progress.step + 1, loss, norm, signal, *counts, memory))
+        self.signal = agreed.signal
         scale = {} if result.loss_scale is None else {"loss_scale": float(result.loss_scale)}
         if not (math.isfinite(loss) and math.isfinite(norm)):
             # A scaled loss overflows until its scale is found; that is no bad step while the scale is large.
@@ -201,11 +251,12 @@ class Run:
             )
         progress.step += 1
         progress.skipped_in_a_row = 0
-        tokens, computed = token_counts(batches)
-        speed = reporter.step(loss, tokens, tokens / computed)
+        tokens, computed, memory_gib = agreed.tokens, agreed.computed, agreed.memory / 2**20
+        speed = reporter.step(loss, tokens, tokens / computed, memory_gib)
         threshold = recipe.loss_watchdog_threshold
         high = threshold is not None and loss > threshold
         progress.losses_too_high = progress.losses_too_high + 1 if high else 0
+        of_all = {"memory_gib_of_all": round(agreed.memory_of_all / 2**20, 3)} if self.world.size > 1 else {}
         if progress.step % recipe.logging_steps == 0 or progress.step == self.epochs.total:
             metrics.add(
                 {
@@ -218,8 +269,9 @@ class Run:
                     "targets": result.targets,
                     "packing_efficiency": round(tokens / computed, 4),
                     "tokens_per_second": round(speed, 1),
-                    "memory_gib": round(peak_memory_gib(), 3),
+                    "memory_gib": round(memory_gib, 3),
                 }
+                | of_all
                 | scale
             )
 
@@ -257,10 +309,8 @@ class Run:
         if self.held is None:
             return False
         progress = self.progress
-        total, targets = 0.0, 0
-        for batch in self.held:
-            loss, count = self.step.evaluate(batch)
-            total, targets = total + float(loss), targets + count
+        self.world.doing("evaluation")
+        total, targets = self.step.evaluate_all(self.held.all())
         mean = total / max(targets, 1)
         metrics.add({"step": progress.step, "eval_loss": mean})
         best = math.isfinite(mean) and (progress.best_loss is None or mean < progress.best_loss)
@@ -271,10 +321,18 @@ class Run:
         return best
 
     def _save(self) -> str:
+        """A checkpoint, by rank 0; the others wait until it has its name."""
+        return by_first(self.world, "save", self._write_checkpoint)
+
+    def _write_checkpoint(self) -> str:
         recipe, progress = self.recipe, self.progress
         path = save_checkpoint(recipe, progress.step, self.model, self.step.state_dict(), asdict(progress))
         keep_last(recipe.output_dir, recipe.save_total_limit, progress.best_step)
         return path
+
+    def _mark(self, step: int) -> None:
+        if self.world.marks is not None:
+            self.world.marks.step = step
 
     def _stopped(self, reporter: Reporter) -> bool:
         recipe, progress = self.recipe, self.progress

@@ -55,11 +55,13 @@ class Taken:
 
 def take(batches: Sequence[Mapping[str, Any]], own: range, world: World, *, first_too: bool = False) -> Taken:
     """Reads those of `own` alone, and the first one if `first_too`. A collective: a sum of three numbers."""
+    world.doing("collate")
     found = {index: model_tensors(batches[index]) for index in own}
     targets = sum(count_targets(batch) for batch in found.values())
     rows = found[0]["input_ids"].shape[0] if 0 in found else 0
     if world.size > 1:
         numbers = torch.tensor([targets, rows, len(batches)])
+        world.doing("count")
         dist.all_reduce(numbers, group=world.group)
         targets, rows, number = numbers.tolist()
         if number != len(batches) * world.size:

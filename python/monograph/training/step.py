@@ -268,6 +268,7 @@ class TrainStep:
         if self.mode in _WHOLE and order.one_each:
             (index,) = order.own
             self._seed(index)
+            self.world.doing("micro-batch", str(index))
             loss, norm = self._run(partial(self._one_whole, batches[index], targets, rate))
         else:
             loss, gradient = self._accumulated(batches, targets)
@@ -284,9 +285,11 @@ class TrainStep:
         """Loss and gradient of the step, micro-batch by micro-batch."""
         total = TreeSum(self._order.sums)
         for index in self._order.own:
+            self.world.doing("micro-batch", str(index))
             total.add(self._gradient(index, batches[index], targets))
         for _ in range(self._forwards_missing(self._order)):
             self._gradient(0, batches[0], targets)
+        self.world.doing("sum")
         return self._summed(total.parts)
 
     def _forwards_missing(self, order: Order) -> int:
@@ -325,6 +328,7 @@ class TrainStep:
         own = [(float(loss), count) for loss, count in (self.evaluate(batches[i]) for i in order.own)]
         for _ in range(self._forwards_missing(order)):
             self.evaluate(batches[0])
+        self.world.doing("evaluated")
         found = [pair for part in self.world.gathered(own) for pair in part]
         if len(found) != len(batches):
             raise ValueError(
