@@ -13,6 +13,7 @@ from monograph.ops.layout import make_layout, read_layout
 from monograph.ops.linear import linear as linear_op
 from monograph.ops.quantize import quantize as quantize_op
 from monograph.ops.slice_rows import slice_rows
+from monograph.ops.whole_tensors import require_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +61,7 @@ class PackedWeight:
             if out is not None:
                 raise ValueError("dequantize: out= is not supported for a transposed weight")
             return replace(self, transposed=False).dequantize(dtype).t()
+        require_whole("dequantize", self.values)
         return dequantize_op(self.values, list(self.scales), self.layout, dtype or self.dtype, out)
 
     def t(self) -> PackedWeight:

@@ -23,6 +23,7 @@ from monograph.diagnosis import regions
 from monograph.diagnosis.progress import Progress
 from monograph.diagnosis.report import Cause, Report
 from monograph.diagnosis.tracing import breaks, counting, forget, packed_shapes, recompiles
+from monograph.distributed.fully_sharded import refuse_fully_sharded
 from monograph.integrations.torch.private_names import counters, maybe_mark_dynamic
 from monograph.training.loss import forward_loss
 from monograph.training.micro_batches import mark_lengths
@@ -63,6 +64,7 @@ def doctor(
         return doctor_trainer(model, steps, inductor, progress)
     if batches is None:
         raise ValueError("doctor: batches is None, wanted one batch or several for a model")
+    refuse_fully_sharded(model, "doctor")
     rows = [batches] if isinstance(batches, Mapping) else list(batches)
     if len(rows) == 1:
         rows = rows * 2

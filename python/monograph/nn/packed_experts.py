@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from monograph.integrations.calling_module import calling_module
 from monograph.integrations.torch.private_names import parameters_of
 from monograph.nn.lazy_weight import LazyWeight
 from monograph.ops.experts import Activation, experts
@@ -194,9 +195,10 @@ class PackedExperts(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Asked for its own alone, as PEFT's `target_parameters` asks, it shows its packed weights too."""
+        """Asked for its own alone, as PEFT's `target_parameters` asks, it shows its packed weights too. Not
+        to torch.distributed: `fully_shard` would cut dense copies of them."""
         yield from super().named_parameters(prefix, recurse, remove_duplicate)
-        if not recurse:
+        if not recurse and not calling_module(2).startswith("torch.distributed."):
             for name in self.experts_kind.names:
                 if name in self.stacks:
                     yield f"{prefix}.{name}" if prefix else name, self.show(name)  # type: ignore[misc]

@@ -54,7 +54,8 @@ class RegionLayer(nn.Module):
     region_refused: str | None  # why it cannot be traced
 
     def __init_subclass__(cls) -> None:
-        cls.region_original = cls.__bases__[1]
+        if cls.__bases__[0] is RegionLayer:
+            cls.region_original = cls.__bases__[1]
 
     @staticmethod
     def region_forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -155,6 +156,11 @@ def take_over(layer: Any, name: str) -> None:
 
 
 def give_back(layer: Any) -> None:
+    if type(layer).__bases__[0] is not RegionLayer:
+        raise ValueError(
+            f"regions: {layer.region_name} is a {type(layer).__name__} by now, wanted the region itself: undo "
+            "regions before fully_shard"
+        )
     layer.__class__ = layer.region_original
     for name in [name for name in vars(layer) if name.startswith("region_")]:
         del vars(layer)[name]

@@ -22,6 +22,7 @@ from monograph.distributed import (
     padded,
     sum_over_ranks,
 )
+from monograph.distributed.fully_sharded import refuse_fully_sharded
 from monograph.distributed.shard import sharded_units
 from monograph.integrations.torch.private_names import dynamo_config, mark_dynamic
 from monograph.ops.seeded_dropout import seed_dropouts
@@ -123,6 +124,7 @@ class TrainStep:
         if virtual_shards is not None and virtual_shards < 1:
             raise ValueError(f"virtual_shards is {virtual_shards}, wanted 1 or more")
         mode = "graph" if mode == "regions" else mode
+        refuse_fully_sharded(model, "TrainStep")
         self.model, self.mode, self.dynamic, self.seed = model, mode, dynamic, seed
         guard_packed(model)
         self._routers = add_router_loss(model)

@@ -18,7 +18,8 @@ _CLASSES: dict[tuple[type, type], Any] = {}
 
 
 def subclass(ours: type, own: type) -> Any:
-    """`ours` before `own`. What depends on `own` is set by `ours.__init_subclass__`, from `__bases__[1]`."""
+    """`ours` before `own`. What depends on `own` is set by `ours.__init_subclass__`, from `__bases__[1]`, for
+    classes whose first base is `ours`: others, as fully_shard, make subclasses of these."""
     if (ours, own) not in _CLASSES:
         names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
         _CLASSES[ours, own] = _metaclass(type(own))(own.__name__, (ours, own), names)

@@ -53,6 +53,8 @@ class FusedAttention(nn.Module):
     monograph_rotary: Any
 
     def __init_subclass__(cls) -> None:
+        if cls.__bases__[0] is not FusedAttention:
+            return
         own: Any = cls.__bases__[1]
         names = own.forward.__globals__
         functions, eager, turn = (names[name] for name in ATTENTION_GLOBALS)
