@@ -14,7 +14,10 @@ def found_on(ranks, tmp_path):
     for rank in results:
         for name, case in rank["cases"].items():
             assert case["differs"] == [], name
-            assert abs(case["share"] - 1 / ranks) < 0.01, name  # each rank holds its part of the packed bytes
+    for name in results[0]["cases"]:  # the ranks' parts of the packed bytes are all of them, and alike
+        shares = [rank["cases"][name]["share"] for rank in results]
+        assert sum(shares) == pytest.approx(1), name
+        assert max(shares) < 1 / ranks + 0.05, name
     return results
 
 

@@ -125,6 +125,8 @@ def test_merged_it_is_saved_as_a_dense_model(source, tmp_path):
 def test_misuse_is_named(source, bitsandbytes_folder):
     with pytest.raises(ValueError, match="already quantised by 'bitsandbytes'"):
         mg.from_pretrained(bitsandbytes_folder, mg.MonographConfig("nf4"))
+    with pytest.raises(ValueError, match="distributed_config cuts weights while they load"):
+        mg.from_pretrained(bitsandbytes_folder, distributed_config={"fsdp_size": 2})
     with pytest.raises(ValueError, match="unknown arguments"):
         mg.MonographConfig("nf4", blocksize=64)
     config = LlamaConfig.from_pretrained(source)

@@ -19,7 +19,7 @@ class Cause:
 @dataclass
 class Report:
     """What `doctor` found. bytes are for one micro-batch. Regions are layers that are operators; they have
-    inner graphs, one or two per kind of layer."""
+    inner graphs, one or two per kind of layer. notes: what was asked for and is not so."""
 
     graphs: int = 0
     regions: int = 0
@@ -32,6 +32,7 @@ class Report:
     step_seconds: list[float] = field(default_factory=list)
     cache_hits: int = 0
     cache_misses: int = 0
+    notes: list[str] = field(default_factory=list)
 
     @property
     def holds(self) -> bool:
@@ -53,6 +54,7 @@ class Report:
             f"copies of a weight  {len(self.weight_copies)}  (wanted 0)",
             *(f"  {name}" for name in self.weight_copies),
             *self._times(),
+            *(f"note            {note}" for note in self.notes),
             "The step is one graph." if self.holds else "The promise does not hold; see above.",
         ]
         return "\n".join(lines)

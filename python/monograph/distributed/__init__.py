@@ -2,6 +2,7 @@
 
 from monograph.distributed.same_values import check_same_values
 from monograph.distributed.shard import shard, shard_group_of
+from monograph.distributed.shared_base import share_base
 from monograph.distributed.tree import Order, Tree, TreeSum, padded, sum_over_ranks
 from monograph.distributed.world import World, alone, join, leave
 
@@ -17,5 +18,6 @@ __all__ = [
     "padded",
     "shard",
     "shard_group_of",
+    "share_base",
     "sum_over_ranks",
 ]

@@ -158,8 +158,8 @@ def take_over(layer: Any, name: str) -> None:
 def give_back(layer: Any) -> None:
     if type(layer).__bases__[0] is not RegionLayer:
         raise ValueError(
-            f"regions: {layer.region_name} is a {type(layer).__name__} by now, wanted the region itself: undo "
-            "regions before fully_shard"
+            f"regions: {layer.region_name} is a {type(layer).__name__} by now, wanted the region itself: "
+            "undo regions before fully_shard"
         )
     layer.__class__ = layer.region_original
     for name in [name for name in vars(layer) if name.startswith("region_")]:

@@ -10,6 +10,9 @@ NAMES = {
     "dynamo_plugin": PrivateName(
         "accelerate:Accelerator().state.dynamo_plugin", _READ, "doctor: compiles in place of accelerate"
     ),
+    "is_initialized": PrivateName(
+        "accelerate.state:is_initialized", _READ, "optimize, doctor: whether FSDP was asked for and runs"
+    ),
     "prepared": PrivateName(
         "accelerate:Accelerator.prepare_model", _READ, "doctor: undoes what it hangs on a model"
     ),

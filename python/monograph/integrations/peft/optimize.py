@@ -17,6 +17,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 
+from monograph.integrations.accelerate.sharding import unheeded_sharding
 from monograph.integrations.peft.lora_experts import (
     all_linear_without_router,
     expert_parameters,
@@ -70,6 +71,8 @@ def optimize(
         model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))
         mg.optimize(model)
 
+    Where accelerate was asked for FSDP and runs DDP (on a CPU), it warns.
+
     A later `load_adapter` or `add_adapter` needs no second call: new adapters enter the same layers.
     """
     stacks = take_over_experts(model)
@@ -79,6 +82,8 @@ def optimize(
     for layer in taken:
         LoraLinear.take_over(layer)
     _tell(layers, len(stacks) + sum(not layer.has_modules_to_call(_active(layer)) for layer in taken))
+    if (unheeded := unheeded_sharding()) is not None:
+        _log.warning("monograph: %s", unheeded)
     if (start := adapter_start(model)) is not None:
         _log.info("monograph: %s", start)
     base = model.get_base_model() if isinstance(model, PeftModel) else model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -80,6 +80,11 @@ NAMES = {
     ),
     "original_module": PrivateName(
         "torch._dynamo:OptimizedModule()._orig_mod", _READ, "doctor: the module behind a compiled one"
+    ),
+    "ignored_by_ddp": PrivateName(
+        "torch.nn.parallel:DistributedDataParallel._set_params_and_buffers_to_ignore_for_model",
+        _READ,
+        "share_base: frozen parameters are not broadcast",
     ),
     # the tracer
     "aot_autograd": PrivateName("torch._dynamo.backends.common:aot_autograd", _READ, "doctor: its backend"),
@@ -192,6 +197,11 @@ def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
 
 def buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
     return module._buffers
+
+
+def leave_out_of_ddp(module: nn.Module, names: Sequence[str]) -> None:
+    """DistributedDataParallel over this module neither broadcasts nor reduces these parameters."""
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
 
 
 @contextmanager

@@ -118,6 +118,11 @@ def from_pretrained(
             config.quantization_config = loading_dict(stored)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
+    if options.get("distributed_config") is not None and (stored or quantization) is not None:
+        raise ValueError(
+            f"{folder}: distributed_config cuts weights while they load, packed ones do not fit its parts; "
+            "wanted None, and fully_shard or monograph.shard on the model"
+        )
     model = auto_class(config).from_pretrained(
         folder,
         config=config,

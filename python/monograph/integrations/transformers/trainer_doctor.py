@@ -17,6 +17,7 @@ from monograph.diagnosis.progress import Progress
 from monograph.diagnosis.report import Report
 from monograph.diagnosis.tracing import breaks, counting, forget, packed_shapes, recompiles
 from monograph.integrations.accelerate.private_names import HUNG_ON_MODELS
+from monograph.integrations.accelerate.sharding import unheeded_sharding
 from monograph.integrations.torch.private_names import COMPILED_CALL, counters, original_module
 from monograph.integrations.trl.private_names import WRITTEN_INTO
 
@@ -44,6 +45,9 @@ def doctor_trainer(trainer: Trainer, steps: int, inductor: bool, progress: Progr
         raise ValueError(f"doctor: steps is {steps}, wanted 1 or more")
     model: Any = trainer.model
     report = Report()
+    if (note := unheeded_sharding(asked=bool(trainer.args.fsdp))) is not None:
+        report.notes.append(note)
+        progress.say(note)
     forget()
     try:
         with _left_as_found(trainer), recompiles(report):
