@@ -164,6 +164,7 @@ def test_a_store_that_is_gone_is_said(worlds, connect, monkeypatch):
     monkeypatch.setattr(first.marks, "_connect", nothing)
     monkeypatch.setattr(World, "keys", nothing)
     first.marks._reader = type("Gone", (), {"multi_get": nothing})()
+    time.sleep(0.7)  # a collective waits for longer
     said = failure(first, RuntimeError("gloo: Timed out waiting 10000ms"))
     assert "the store at 127.0.0.1:1 does not answer" in said
     assert "rank 1 of 2 did not reach the sum of step 7: last seen" in said

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -137,8 +138,8 @@ def explained(world: World, error: BaseException) -> RankFailure:
             return RankFailure("", code)  # said by that rank
         detail = "" if expected else "\n" + "".join(traceback.format_exception(error)).rstrip()
         return RankFailure(f"{me}: error: {what}{detail}", code)
-    with suppress(RuntimeError):
-        world.marks.at(world.marks.own.phase, world.marks.own.detail, over="lost the others")
+    own = world.marks.own
+    _in_time(lambda: world.marks.at(own.phase, own.detail, over="lost the others"))
     first = _failure_of_another(world) or _first_failure(world, _named(world, error), own=False)
     if first["own"]:
         return RankFailure(f"{me}: ended because rank {first['rank']} failed first: {first['text']}", 1)
@@ -154,21 +155,37 @@ def _is_lost(error: BaseException) -> bool:
 def _first_failure(world: World, text: str, *, own: bool) -> dict[str, Any]:
     """Leaves `text` as what ended the run unless another rank was first; gives that of the first."""
     mine = {"rank": world.rank, "text": text, "own": own}
-    try:
-        keys = world.keys(_STORE_SECONDS)
-        return dict(json.loads(keys.compare_set("failed", "", json.dumps(mine))))
-    except RuntimeError:
-        return mine
+    said = json.dumps(mine)
+    found = _in_time(lambda: world.keys(_STORE_SECONDS).compare_set("failed", "", said))
+    return mine if found is None else dict(json.loads(found))
 
 
 def _failure_of_another(world: World) -> dict[str, Any] | None:
-    try:
+    def ask() -> Any:
         keys = world.keys(_STORE_SECONDS)
-        if keys.check(["failed"]):
-            return dict(json.loads(keys.get("failed")))
-    except RuntimeError:
-        pass
-    return None
+        return keys.get("failed") if keys.check(["failed"]) else None
+
+    found = _in_time(ask)
+    return None if found is None else dict(json.loads(found))
+
+
+def _in_time(question: Callable[[], _Result]) -> _Result | None:
+    """What the store says to a question; None if it says nothing in time: a connection may hang for longer
+    than its own timeout when the network is down."""
+    said: list[_Result] = []
+
+    def ask() -> None:
+        with suppress(RuntimeError):
+            said.append(question())
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_STORE_SECONDS / 2)
+    return said[0] if said else None
+
+
+def _store_answers(world: World) -> bool:
+    return _in_time(lambda: world.keys(_STORE_SECONDS).check(["failed"])) is not None
 
 
 def _named(world: World, error: BaseException) -> str:
@@ -180,22 +197,21 @@ def named_by_marks(world: World, error: BaseException) -> str:
     own, end = world.marks.own, time.monotonic() + _NAMING_SECONDS
     here = own.words()
     while True:
-        seen = {rank: one for rank, one in world.marks.read().items() if not one.mark.over}
+        marks = world.marks.known() if world.marks.reads_all else world.marks.read()
+        seen = {rank: one for rank, one in marks.items() if not one.mark.over}
         silent = {rank: one for rank, one in seen.items() if one.age > STALE}
         behind = {rank: one for rank, one in seen.items() if one.mark.place < own.place}
-        store_gone = world.marks.silent_for > 0
         found = {rank: one for rank, one in silent.items() if rank in behind} or silent
         if not found and _TIMED_OUT.search(str(error)):
             found = behind  # slow, and alive
-        first = None if store_gone else _failure_of_another(world)
-        if first is not None:
-            return str(first["text"])
-        if (found and not store_gone and world.marks.reads_all) or time.monotonic() > end:
+        if (found and world.marks.reads_all) or time.monotonic() > end:
             break
         time.sleep(0.2)
+        if world.marks.unread_for < STALE and (first := _failure_of_another(world)):
+            return str(first["text"])
     found = found or behind
     store = ""
-    if store_gone:
+    if not _store_answers(world):
         address = "{}:{}".format(*store_address())
         store = f"; the store at {address} does not answer: the launcher, its host or the network is gone"
     if not found:

@@ -89,6 +89,7 @@ class Marks:
         self._writing, self._reading = threading.Lock(), threading.Lock()
         self._ended = threading.Event()
         self._failing_since: float | None = None
+        self._read_at = time.monotonic()
         self.at("start")
         self._thread = threading.Thread(target=self._beats, name="monograph marks", daemon=True)
         self._thread.start()
@@ -133,13 +134,22 @@ class Marks:
                     mark = Mark(**json.loads(text))
                     if rank not in self._seen or self._seen[rank][0] != mark:
                         self._seen[rank] = mark, time.monotonic()
-                self._failing_since = None
+                self._failing_since, self._read_at = None, time.monotonic()
             except RuntimeError:
                 self._failing_since = self._failing_since or time.monotonic()
                 with contextlib.suppress(RuntimeError):  # a late answer would be taken for the next one's
                     self._reader = self._connect()
-            now = time.monotonic()
-            return {rank: Seen(mark, now - when) for rank, (mark, when) in self._seen.items()}
+        return self.known()
+
+    def known(self) -> dict[int, Seen]:
+        """The marks that were read last. Asks nobody, so it waits for nobody."""
+        now = time.monotonic()
+        return {rank: Seen(mark, now - when) for rank, (mark, when) in dict(self._seen).items()}
+
+    @property
+    def unread_for(self) -> float:
+        """Seconds since marks could be read."""
+        return time.monotonic() - self._read_at
 
     def _beats(self) -> None:
         while not self._ended.wait(BEAT):
