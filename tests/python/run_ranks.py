@@ -52,6 +52,17 @@ def run_ranks(ranks: int, function: str, *args: Any, timeout: float = 300, env: 
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
+def smaller_worlds(world: Any, sizes: list[int]) -> list[Any]:
+    """The Worlds of the first ranks, of these sizes, that this rank is in: one start of processes for all."""
+    import torch.distributed as dist
+
+    from monograph.distributed import World
+
+    groups = [dist.new_group(list(range(size))) for size in sizes]  # every rank makes every group
+    found = zip(sizes, groups, strict=True)
+    return [World(world.rank, size, world.rank, group) for size, group in found if world.rank < size]
+
+
 def _wait(started: list[subprocess.Popen[bytes]], folder: Path, function: str, timeout: float) -> None:
     end = time.monotonic() + timeout
     while any(process.poll() is None for process in started):

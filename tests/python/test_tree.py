@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from monograph.distributed import Order, Tree, TreeSum, World, alone, padded, sum_over_ranks
-from run_ranks import run_ranks
+from run_ranks import run_ranks, smaller_worlds
 
 # Micro-batches, leaves, length: V = 12 in several sizes, ranks without leaves, leaves without micro-batches,
 # leaves of several micro-batches, one of each.
@@ -100,10 +100,20 @@ def wanted():
     return [digest(reference(*case)) for case in CASES]
 
 
+def all_hashes(world: World) -> dict[int, dict[str, list[str]]]:
+    return {own.size: hashes(own) for own in smaller_worlds(world, [4, 3, 2])}
+
+
+@pytest.fixture(scope="module")
+def on_ranks():
+    return run_ranks(4, "test_tree:all_hashes")
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_the_bits_are_those_of_the_recursion(ranks, wanted):
+def test_the_bits_are_those_of_the_recursion(ranks, wanted, on_ranks):
     """On every rank, for every case: one hash, that of a plain recursion on one process."""
-    for found in run_ranks(ranks, "test_tree:hashes"):
+    for result in on_ranks[:ranks]:
+        found = result[str(ranks)]
         assert found["eager"] == wanted
         assert all(found["graph"])
         assert len(found["graph"]) == (3 if ranks == 3 else 2)
