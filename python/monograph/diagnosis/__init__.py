@@ -21,9 +21,11 @@ from torch import nn
 
 from monograph.diagnosis import regions
 from monograph.diagnosis.progress import Progress
-from monograph.diagnosis.report import Cause, Report
+from monograph.diagnosis.report import Cause, Gathers, Report
+from monograph.diagnosis.sharding import GatherCount, compare_ranks, look_at_shards
 from monograph.diagnosis.tracing import breaks, counting, forget, packed_shapes, recompiles
 from monograph.distributed.fully_sharded import refuse_fully_sharded
+from monograph.distributed.world import World
 from monograph.integrations.torch.private_names import counters, maybe_mark_dynamic
 from monograph.training.loss import forward_loss
 from monograph.training.micro_batches import mark_lengths
@@ -31,7 +33,7 @@ from monograph.training.micro_batches import mark_lengths
 if TYPE_CHECKING:
     from transformers import Trainer
 
-__all__ = ["Cause", "Report", "doctor"]
+__all__ = ["Cause", "Gathers", "Report", "doctor"]
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
@@ -44,6 +46,7 @@ def doctor(
     inductor: bool = False,
     steps: int = 3,
     quiet: bool = False,
+    world: World | None = None,
 ) -> Report:
     """Forward and backward over the batches, compiled, without changing the model.
 
@@ -54,6 +57,7 @@ def doctor(
     inductor: also generate code, and tell how long that takes and what the compile cache had. Without it
         the step is only traced.
     quiet: say nothing on stderr while it works.
+    world: the ranks that train together. All of them call it, with the same batches.
     """
     progress = Progress(not quiet)
     if not isinstance(model, nn.Module):
@@ -77,14 +81,16 @@ def doctor(
         return compute(model, batch)
 
     report = Report()
+    gathers = GatherCount()
     was_training = model.training
     model.train()
     try:
         progress.traces(len(rows))
         regions.begin(model)
         with recompiles(report):
-            _steps(run, rows, parameters, counting(model, report, progress), progress)
+            _steps(run, rows, parameters, counting(model, report, progress, gathers), progress)
         report.breaks = breaks()
+        look_at_shards(model, report, gathers, world)
         regions.look_inside(model, report, packed_shapes(model))
         if inductor:
             progress.generates(len(rows))
@@ -94,6 +100,8 @@ def doctor(
     finally:
         torch.compiler.reset()
         model.train(was_training)
+    if world is not None:
+        compare_ranks(report, world)
     return report
 
 

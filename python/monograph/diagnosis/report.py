@@ -16,10 +16,28 @@ class Cause:
     times: int = 1
 
 
+@dataclass(frozen=True)
+class Gathers:
+    """How often units of one size were gathered in a micro-batch. units: their paths; shard_bytes: of one."""
+
+    units: list[str]
+    shard_bytes: int
+    forward: int
+    backward: int
+
+    @property
+    def holds(self) -> bool:
+        return self.forward == len(self.units) and self.backward <= len(self.units)
+
+
 @dataclass
 class Report:
     """What `doctor` found. bytes are for one micro-batch. Regions are layers that are operators; they have
-    inner graphs, one or two per kind of layer. notes: what was asked for and is not so."""
+    inner graphs, one or two per kind of layer. notes: what was asked for and is not so.
+
+    Of a sharded model: shard_bytes that this rank holds, received_bytes that a micro-batch's gathers bring in
+    forward and backward, whole_bytes that are not sharded, by reason.
+    """
 
     graphs: int = 0
     regions: int = 0
@@ -33,10 +51,19 @@ class Report:
     cache_hits: int = 0
     cache_misses: int = 0
     notes: list[str] = field(default_factory=list)
+    ranks: int = 1
+    shard_ranks: int = 1
+    shard_bytes: int = 0
+    gathers: list[Gathers] = field(default_factory=list)
+    received_bytes: dict[str, int] = field(default_factory=dict)
+    whole_bytes: dict[str, int] = field(default_factory=dict)
+    gradient_bytes: int = 0
+    other_ranks: list[str] = field(default_factory=list)  # what they found otherwise
 
     @property
     def holds(self) -> bool:
-        return self.graphs == 1 and not (self.breaks or self.recompiles or self.weight_copies)
+        wrong = self.breaks or self.recompiles or self.weight_copies or self.other_ranks
+        return self.graphs == 1 and not wrong and all(found.holds for found in self.gathers)
 
     def to_json(self) -> str:
         return json.dumps({"holds": self.holds, **asdict(self)}, indent=2)
@@ -55,6 +82,7 @@ class Report:
             *(f"  {name}" for name in self.weight_copies),
             *self._times(),
             *(f"note            {note}" for note in self.notes),
+            *self._ranks(),
             "The step is one graph." if self.holds else "The promise does not hold; see above.",
         ]
         return "\n".join(lines)
@@ -65,6 +93,26 @@ class Report:
         wanted = 2 * self.region_kinds
         return [f"inner graphs    {self.inner_graphs}  (wanted {wanted}), of {self.regions} regions"]
 
+    def _ranks(self) -> list[str]:
+        if self.ranks == 1:
+            return []
+        lines = [f"ranks           {self.ranks}, each with a gradient of {_mib(self.gradient_bytes)} to sum"]
+        if self.shard_ranks == 1:
+            lines.append("the base        whole on each rank; ranks of a host share what is mapped")
+        for found in self.gathers:
+            wanted = len(found.units)
+            named = found.units[0] if wanted == 1 else f"{found.units[0]} ... {found.units[-1]}"
+            lines.append(
+                f"gathers         {found.forward} forward (wanted {wanted}), {found.backward} backward "
+                f"(at most {wanted}): {named}, {_mib(found.shard_bytes)} on each rank"
+            )
+        if self.gathers:
+            received = ", ".join(f"{_mib(size)} {where}" for where, size in self.received_bytes.items())
+            lines.append(f"received        {received} in a micro-batch")
+            lines.append(f"shards          {_mib(self.shard_bytes)} on this rank, of {self.shard_ranks}")
+            lines += [f"  whole         {_mib(size)}: {why}" for why, size in self.whole_bytes.items()]
+        return lines + [f"  {text}" for text in self.other_ranks]
+
     def _times(self) -> list[str]:
         if not self.step_seconds:
             return []
@@ -73,6 +121,10 @@ class Report:
             f"first step      {first:.1f} s with compilation, last {last:.2f} s; "
             f"compile cache: {self.cache_hits} hits, {self.cache_misses} misses"
         ]
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.2f} MiB"
 
 
 def _causes(found: Sequence[Cause]) -> list[str]:

@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 from monograph.diagnosis.progress import Progress
 from monograph.diagnosis.report import Cause, Report
+from monograph.diagnosis.sharding import GatherCount
 from monograph.integrations.torch.private_names import (
     RECOMPILES_LOG,
     aot_autograd,
@@ -92,7 +93,7 @@ def packed_shapes(model: nn.Module) -> dict[tuple[int, ...], str]:
     return shapes
 
 
-def counting(model: nn.Module, report: Report, progress: Progress) -> Any:
+def counting(model: nn.Module, report: Report, progress: Progress, gathers: GatherCount | None = None) -> Any:
     """A backend that counts the graphs, runs them as they are and looks at what is kept for the backward."""
     shapes = packed_shapes(model)
 
@@ -100,6 +101,9 @@ def counting(model: nn.Module, report: Report, progress: Progress) -> Any:
         divide = outer_partition if region_layers(model) else min_cut_rematerialization_partition
         parts = divide(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
         outputs = next(node for node in parts[0].graph.nodes if node.op == "output").args[0]
+        if gathers is not None and _first_time():
+            gathers.add("forward", parts[0])
+            gathers.add("backward", parts[1])
         for node in outputs[num_fwd_outputs:] if _first_time() else ():
             value = node.meta.get("val") if hasattr(node, "meta") else None
             if isinstance(value, torch.Tensor):

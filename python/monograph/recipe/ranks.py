@@ -12,10 +12,12 @@ import torch
 from monograph.distributed.tree import Tree
 from monograph.distributed.world import World
 from monograph.recipe.keys import Recipe
+from monograph.recipe.sharding_keys import sharding_of
 
 
 def check_ranks(recipe: Recipe, world: World) -> None:
     """Refuses what these ranks cannot do."""
+    sharding_of(recipe, world.size)
     steps = recipe.gradient_accumulation_steps
     if recipe.mode in ("whole_step", "inductor_whole_step") and steps > world.size:
         ranks = f", on {world.size} ranks" if world.size > 1 else ""
