@@ -31,6 +31,7 @@ BENCHES = (
     "load",
     "first_step",
     "large_model",
+    "shard_memory",
     "experts_model",
     "format_memory",
     "tree",
@@ -61,12 +62,15 @@ def main() -> None:
     )
     parser.add_argument(
         "--folder",
-        help="where models lie (large_model, experts_model, quantize_file, step, trl, load,\nformat_memory)",
+        help="where models lie (large_model, shard_memory, experts_model, quantize_file,\n"
+        "step, trl, load, format_memory)",
     )
     parser.add_argument("--mode", default="graph", help="of the training step (large_model, format_memory)")
     names = lambda text: text.split(",")  # noqa: E731
     parser.add_argument(
-        "--case", type=names, help="only these cases, e.g. a,b,own (step, trl, load, delta_rule)"
+        "--case",
+        type=names,
+        help="only these cases, e.g. a,b,own (step, trl, load, delta_rule, shard_memory)",
     )
     parser.add_argument("--peers", type=names, help="only these peers, e.g. packed_eager (step, trl)")
     parser.add_argument(

@@ -40,13 +40,14 @@ SIZES: dict[str, Any] = {
 TOKENS, STEPS = 1024, 3
 
 
-def write_model(folder: pathlib.Path, layers: int) -> None:
-    """The folder of an NF4 model, one file a layer, never more than one layer in memory."""
+def write_model(folder: pathlib.Path, layers: int, **sizes: Any) -> None:
+    """The folder of an NF4 model, one file a layer, never more than one layer in memory. sizes: of its
+    config, where they are not SIZES."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     import monograph as mg
 
-    config = LlamaConfig(**SIZES, num_hidden_layers=layers, dtype="bfloat16")
+    config = LlamaConfig(**(SIZES | sizes), num_hidden_layers=layers, dtype="bfloat16")
     with torch.device("meta"):
         shapes = {name: p.shape for name, p in LlamaForCausalLM(config).named_parameters()}
     groups: dict[str, list[str]] = {}
