@@ -22,7 +22,7 @@ from torch import nn
 from monograph.diagnosis import regions
 from monograph.diagnosis.progress import Progress
 from monograph.diagnosis.report import Cause, Gathers, Report
-from monograph.diagnosis.sharding import GatherCount, compare_ranks, look_at_shards
+from monograph.diagnosis.sharding import GatherCount, compare_ranks, look_at_shards, tracing_of
 from monograph.diagnosis.tracing import breaks, counting, forget, packed_shapes, recompiles
 from monograph.distributed.fully_sharded import refuse_fully_sharded
 from monograph.distributed.world import World
@@ -87,14 +87,15 @@ def doctor(
     try:
         progress.traces(len(rows))
         regions.begin(model)
-        with recompiles(report):
+        with recompiles(report), tracing_of(model):
             _steps(run, rows, parameters, counting(model, report, progress, gathers), progress)
         report.breaks = breaks()
         look_at_shards(model, report, gathers, world)
         regions.look_inside(model, report, packed_shapes(model))
         if inductor:
             progress.generates(len(rows))
-            report.step_seconds = _steps(run, rows, parameters, "inductor", progress)
+            with tracing_of(model):
+                report.step_seconds = _steps(run, rows, parameters, "inductor", progress)
             report.cache_hits = counters["inductor"]["fxgraph_cache_hit"]
             report.cache_misses = counters["inductor"]["fxgraph_cache_miss"]
     finally:

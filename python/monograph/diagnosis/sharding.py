@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
+from typing import Any
 
 from torch import nn
 from torch.fx import GraphModule
@@ -12,11 +14,18 @@ from monograph.diagnosis.report import Gathers, Report
 from monograph.distributed.shard import shard_group_of, sharded_units
 from monograph.distributed.sharded_layer import ShardedLayer
 from monograph.distributed.world import World
-from monograph.integrations.torch.private_names import schema_of
+from monograph.integrations.torch.private_names import dynamo_config, schema_of
 from monograph.regions import TRACES, region_layers
 
 _GATHER = "_c10d_functional::all_gather_into_tensor"
 Sizes = Counter[tuple[int, ...]]
+
+
+def tracing_of(model: nn.Module) -> AbstractContextManager[Any]:
+    """A sharded layer takes its gathered tensors away again, still within its checkpoint."""
+    if not sharded_units(model):
+        return nullcontext()
+    return dynamo_config.patch(skip_fwd_side_effects_in_bwd_under_checkpoint=True)
 
 
 class GatherCount:
