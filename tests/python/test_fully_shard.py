@@ -45,6 +45,7 @@ def test_gradients_on_two_ranks_and_what_people_call(tmp_path):
         assert said["from state"]
 
 
+@pytest.mark.skipif(not os.environ.get("LONG_TESTS"), reason="many processes")
 def test_gradients_on_three_ranks_of_uneven_parts(tmp_path):
     assert len(found_on(3, tmp_path)[0]["cases"]) == 4
 
