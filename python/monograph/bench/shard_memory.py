@@ -107,6 +107,7 @@ def train(world: Any, folder: str, sharded: bool, limit: int) -> dict[str, Any]:
     model = mg.from_pretrained(folder)
     model.gradient_checkpointing_enable()
     vocabulary = model.config.vocab_size
+    torch.manual_seed(0)  # ranks begin alike
     wrapped = mg.add_lora(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
     if sharded:
         shard(wrapped, world)
