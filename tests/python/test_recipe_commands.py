@@ -219,11 +219,13 @@ def test_commands_of_one_process_say_so_under_a_launcher(recipe, monkeypatch, ca
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, told in (("0", 1), ("1", 0)):
         monkeypatch.setenv("RANK", rank)
-        assert main(["doctor", recipe]) == 2
+        assert main(["generate", recipe]) == 2
         said = (
-            "python -m monograph doctor runs in one process, and WORLD_SIZE is 2; start it without torchrun"
+            "python -m monograph generate runs in one process, and WORLD_SIZE is 2; start it without torchrun"
         )
         assert capsys.readouterr().err.count(said) == told
+    assert main(["merge", recipe]) == 2
+    assert "python -m monograph merge runs in one process, and WORLD_SIZE is 2" in capsys.readouterr().err
     assert main(["preprocess", recipe]) == 0  # rank 0 does it, this is rank 1
     assert capsys.readouterr().out == ""
 

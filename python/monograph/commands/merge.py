@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from monograph.commands import native
+from monograph.commands.recipe_arguments import why_not_several
 from monograph.recipe import ConfigError, Recipe, read_config
 from monograph.recipe.remembered import NAME as RECIPE_NAME
 
@@ -38,6 +39,9 @@ def what_is_missing(arguments: Sequence[str]) -> str:
 
 
 def run(arguments: list[str]) -> int:
+    if told := why_not_several("python -m monograph merge"):
+        print(told, file=sys.stderr)
+        return 2
     try:
         recipe = read_config(arguments[0]).recipe
     except ConfigError as error:

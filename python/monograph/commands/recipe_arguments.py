@@ -11,6 +11,14 @@ from typing import Literal
 from monograph.recipe import ConfigError, Recipe, read_config
 
 
+def why_not_several(program: str) -> str:
+    """A line if a launcher has started several processes of a command of one; else empty."""
+    count = os.environ.get("WORLD_SIZE") or "1"
+    if count == "1":
+        return ""
+    return f"{program} runs in one process, and WORLD_SIZE is {count}; start it without torchrun"
+
+
 def run_recipe(
     parser: argparse.ArgumentParser,
     arguments: list[str],
@@ -21,9 +29,8 @@ def run_recipe(
 
     ranks: who works under a launcher of several processes; "one": nobody, it is refused.
     """
-    count, rank = os.environ.get("WORLD_SIZE") or "1", os.environ.get("RANK") or "0"
-    if count != "1" and ranks == "one":
-        told = f"{parser.prog} runs in one process, and WORLD_SIZE is {count}; start it without torchrun"
+    rank = os.environ.get("RANK") or "0"
+    if ranks == "one" and (told := why_not_several(parser.prog)):
         _say(told, rank)
         return 2
     if rank != "0" and ranks == "first":

@@ -101,6 +101,7 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
     """The base with a new adapter, or with that of lora_model_dir, ready to train on these ranks."""
     from peft import PeftModel, get_peft_model
 
+    from monograph.distributed.faults import meet
     from monograph.distributed.file_ranges import read_small_tensors
     from monograph.integrations.peft.lora_experts import all_linear_without_router
     from monograph.integrations.peft.optimize import optimize
@@ -126,6 +127,7 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
         refuse_attention_without_borders(base, "sample_packing: true")
     if held.shard > 1:
         assert world is not None
+        meet(world, "load")  # the collectives of shard wait no longer than a timeout
         _shard(model, world, held)
     return model
 
