@@ -115,10 +115,10 @@ def train(world: Any, folder: str, sharded: bool, limit: int) -> dict[str, Any]:
         for parameter in wrapped.parameters():
             parameter.data = parameter.data.clone()
     units = [unit for unit in sharded_units(wrapped).values() if not unit.shard_holder]
+    peak = Peak()
+    peak.start()  # before the limit: without memory a thread begins and never says so
     if limit:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    peak = Peak()
-    peak.start()
     step = TrainStep(wrapped, mode="graph", dynamic=False, world=world)
     generator = torch.Generator().manual_seed(1)
     losses = []
