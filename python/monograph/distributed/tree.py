@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-import torch.distributed as dist
 
 from monograph.distributed.world import World
 from monograph.integrations.torch import collectives
@@ -185,7 +184,7 @@ def sum_over_ranks(parts: Sequence[torch.Tensor], length: int, order: Order, wor
     for begin in range(0, length, step):
         size = min(step, length - begin)
         own = _own_slice([part.narrow(0, begin, size) for part in parts], size, order, world)
-        dist.all_gather_into_tensor(total.narrow(0, begin, size), own, group=world.group)
+        collectives.all_gather_to(total.narrow(0, begin, size), own, world.size, world.group)
     return total
 
 

@@ -33,3 +33,8 @@ def all_to_all_single(
 def all_gather_into_tensor(tensor: torch.Tensor, ranks: int, group: Any) -> torch.Tensor:
     """`tensor` of every rank behind each other along the first dimension."""
     return wait_tensor(functional_operators.all_gather_into_tensor(tensor, ranks, group.group_name))
+
+
+def all_gather_to(out: torch.Tensor, tensor: torch.Tensor, ranks: int, group: Any) -> None:
+    """`all_gather_into_tensor` into memory that is there. Not inside a graph."""
+    wait_tensor(functional_operators.all_gather_into_tensor_out(tensor, ranks, group.group_name, out=out))
