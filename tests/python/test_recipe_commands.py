@@ -198,7 +198,7 @@ def test_merge_says_what_a_folder_lacks(tmp_path, capsys):
 
 def test_a_step_without_batches_is_named():
     model = torch.nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="no micro-batches: a step wants 1 or more"):
+    with pytest.raises(ValueError, match="a step of 0 micro-batches, wanted 1 to 4096"):
         TrainStep(model, mode="eager")([], 1e-3)
 
 

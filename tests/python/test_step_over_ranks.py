@@ -281,5 +281,5 @@ def test_evaluation_is_that_of_single_batches(one_process):
 
 
 def test_virtual_shards_are_checked():
-    with pytest.raises(ValueError, match="virtual_shards is 0, wanted 1 or more"):
+    with pytest.raises(ValueError, match="virtual_shards is 0, wanted a whole number, 1 or more"):
         TrainStep(build(), virtual_shards=0)

@@ -47,8 +47,8 @@ def shard(model: nn.Module, mesh: Any) -> nn.Module:
     _check(model)
     group = ShardGroup(world.group.group_name, world.rank, world.size)
     units = units_of(model)
-    _check_alike(world, units)
     with RangeReader() as reader:
+        _check_alike(world, units, reader)
         for unit in units:
             _cut(unit, group, reader)
     return model
@@ -183,9 +183,11 @@ def _check_owners(units: list[_Unit]) -> None:
                 raise ValueError(f"shard: {path} has a forward of somebody else, wanted its own")
 
 
-def _check_alike(world: World, units: list[_Unit]) -> None:
-    """Ranks with other models would gather rubbish."""
-    described = [(unit.path, Layout.of(unit.tensors, world.size).pieces) for unit in units]
+def _check_alike(world: World, units: list[_Unit], reader: RangeReader) -> None:
+    """Ranks with other models would gather rubbish. Of values a sample is compared, as few bytes are read."""
+    described = [
+        (unit.path, Layout.of(unit.tensors, world.size).pieces, reader.sample(unit.tensors)) for unit in units
+    ]
     digest = hashlib.sha256(repr(described).encode()).digest()
     number = int.from_bytes(digest[:8], "little", signed=True)
     ends = []
@@ -196,8 +198,8 @@ def _check_alike(world: World, units: list[_Unit]) -> None:
         found = world.gathered(number)
         others = [rank for rank, one in enumerate(found) if one != found[0]]
         raise ValueError(
-            f"shard: the frozen tensors of ranks {others} have other names, shapes or dtypes than those of "
-            "rank 0, wanted the same model on all ranks"
+            f"shard: the frozen tensors of ranks {others} have other names, shapes, dtypes or values than "
+            "those of rank 0, wanted the same model on all ranks"
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from monograph.distributed.faults import by_first, meet, together
+from monograph.distributed.same_values import fingerprint
 from monograph.distributed.shard import shard_group_of
 from monograph.distributed.tree import Tree
 from monograph.distributed.world import World, alone
@@ -237,7 +238,8 @@ class Run:
         own = Tree(len(batches), recipe.leaves).own(self.world.rank, self.world.size)
         counts = token_counts(batches[index] for index in own)
         signal, memory = interrupt.signal or 0, peak_memory_kib()
-        agreed = agree(self.world, Own(progress.step + 1, loss, norm, signal, *counts, memory))
+        state = fingerprint(self.step.state.flat) if self.world.size > 1 else 0
+        agreed = agree(self.world, Own(progress.step + 1, loss, norm, state, signal, *counts, memory))
         self.signal = agreed.signal
         scale = {} if result.loss_scale is None else {"loss_scale": float(result.loss_scale)}
         if not (math.isfinite(loss) and math.isfinite(norm)):

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from monograph.distributed import World
+from monograph.distributed.same_values import check_alike
+from monograph.integrations.torch.collectives import all_gather_into_tensor
 from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.training.loss import count_targets
 
@@ -53,22 +54,30 @@ class Taken:
     first_rows: int
 
 
-def take(batches: Sequence[Mapping[str, Any]], own: range, world: World, *, first_too: bool = False) -> Taken:
-    """Reads those of `own` alone, and the first one if `first_too`. A collective: a sum of three numbers."""
+def take(
+    batches: Sequence[Mapping[str, Any]],
+    own: range,
+    world: World,
+    alike: Mapping[str, int] | None = None,
+    *,
+    first_too: bool = False,
+) -> Taken:
+    """Reads those of `own` alone, and the first one if `first_too`. A collective: a few numbers of each rank.
+
+    alike: what must be the same on all ranks, by name.
+    """
     world.doing("collate")
     found = {index: model_tensors(batches[index]) for index in own}
     targets = sum(count_targets(batch) for batch in found.values())
     rows = found[0]["input_ids"].shape[0] if 0 in found else 0
     if world.size > 1:
-        numbers = torch.tensor([targets, rows, len(batches)])
+        alike = {"number of micro-batches": len(batches), **(alike or {})}
         world.doing("count")
-        dist.all_reduce(numbers, group=world.group)
-        targets, rows, number = numbers.tolist()
-        if number != len(batches) * world.size:
-            raise ValueError(
-                f"rank {world.rank} has {len(batches)} micro-batches in this step, but the {world.size} "
-                f"ranks together {number}; wanted the same sequence of all micro-batches on every rank"
-            )
+        mine = torch.tensor([targets, rows, *alike.values()])
+        numbers = all_gather_into_tensor(mine, world.size, world.group).view(world.size, -1)
+        for name, values in zip(alike, numbers[:, 2:].T.tolist(), strict=True):
+            check_alike(name, values)
+        targets, rows = numbers[:, :2].sum(0).tolist()
     if first_too and 0 not in found:
         found[0] = model_tensors(batches[0])
     return Taken(found, targets, rows)

@@ -23,7 +23,8 @@ from monograph.distributed import (
     sum_over_ranks,
 )
 from monograph.distributed.fully_sharded import refuse_fully_sharded
-from monograph.distributed.shard import sharded_units
+from monograph.distributed.same_values import bits_of, fingerprint
+from monograph.distributed.shard import shard_group_of, sharded_units
 from monograph.integrations.torch.private_names import dynamo_config, mark_dynamic
 from monograph.ops.seeded_dropout import seed_dropouts
 from monograph.packing.layers_with_state import guard_packed
@@ -50,6 +51,7 @@ MODES = {
 }
 WITH_REGIONS = ("graph", "whole_step")
 _WHOLE = ("whole_step", "inductor_whole_step")
+MOST_MICRO_BATCHES = 4096  # of a step: beyond them seeds of dropout would be those of the next step
 
 
 @dataclass(frozen=True)
@@ -121,14 +123,15 @@ class TrainStep:
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode is {mode!r}, wanted one of {', '.join(MODES)}")
-        if virtual_shards is not None and virtual_shards < 1:
-            raise ValueError(f"virtual_shards is {virtual_shards}, wanted 1 or more")
+        if virtual_shards is not None and (type(virtual_shards) is not int or virtual_shards < 1):
+            raise ValueError(f"virtual_shards is {virtual_shards!r}, wanted a whole number, 1 or more")
         mode = "graph" if mode == "regions" else mode
         refuse_fully_sharded(model, "TrainStep")
         self.model, self.mode, self.dynamic, self.seed = model, mode, dynamic, seed
         guard_packed(model)
         self._routers = add_router_loss(model)
         self._sharded = bool(sharded_units(model))
+        self._tell_alone(world)
         self._module = _Loss(model)
         self.state = FlatParameters(model)
         self.world, self.virtual_shards = world or alone(), virtual_shards
@@ -174,6 +177,15 @@ class TrainStep:
             self._forward = torch.compile(with_own_code(self._loss), **self._compile)
             self._evaluate = torch.compile(with_own_code(self._eval_loss), **self._compile)
             self._whole = torch.compile(with_own_code(self._whole_step), **self._compile)
+
+    def _tell_alone(self, world: World | None) -> None:
+        cut = shard_group_of(self.model) if world is None else None
+        if cut is not None:
+            _log.warning(
+                "monograph: the model is sharded over %d ranks and TrainStep has no world: each rank trains "
+                "an adapter of its own; wanted TrainStep(model, world=world)",
+                cut.size,
+            )
 
     def _tell_plain(self, reasons: Iterable[str]) -> None:
         for reason in reasons:
@@ -256,10 +268,14 @@ class TrainStep:
         return norm
 
     def __call__(self, micro_batches: Sequence[Mapping[str, Any]], learning_rate: float) -> StepResult:
-        if not micro_batches:
-            raise ValueError("no micro-batches: a step wants 1 or more")
+        if not 1 <= len(micro_batches) <= MOST_MICRO_BATCHES:
+            raise ValueError(
+                f"a step of {len(micro_batches)} micro-batches, wanted 1 to {MOST_MICRO_BATCHES}"
+            )
         self._order = order = self._order_of(len(micro_batches))
-        taken = take(micro_batches, order.own, self.world, first_too=self._sharded)
+        taken = take(
+            micro_batches, order.own, self.world, self._alike(learning_rate), first_too=self._sharded
+        )
         self._rows = self._rows or taken.first_rows
         batches = {index: self._tensors(batch) for index, batch in taken.batches.items()}
         # float32, so that a count of 1 is no special case for a graph.
@@ -280,6 +296,18 @@ class TrainStep:
         self.state.copy_to_16_bit()
         loss_scale = None if self.loss_scale is None else self.loss_scale.scale.clone()
         return StepResult(loss, norm, taken.targets, loss_scale)
+
+    def _alike(self, learning_rate: float) -> dict[str, int]:
+        """What ranks must have alike for a step: its sums are the same on all ranks, whatever they add."""
+        if self.world.size == 1:
+            return {}
+        return {
+            "step": int(self.state.steps),
+            "seed": self.seed % 2**63,
+            "virtual_shards": self.virtual_shards or 0,
+            "learning_rate (bits)": bits_of(learning_rate),
+            "sum of the trained parameters (bits)": fingerprint(self.state.flat),
+        }
 
     def _accumulated(
         self, batches: Mapping[int, Tensors], targets: torch.Tensor
@@ -380,7 +408,7 @@ class TrainStep:
             self._routers.share.fill_(share)
 
     def _seed(self, micro_batch: int) -> None:
-        mixed = (self.seed * 0x9E3779B1 + int(self.state.steps)) * 4096 + micro_batch
+        mixed = (self.seed * 0x9E3779B1 + int(self.state.steps)) * MOST_MICRO_BATCHES + micro_batch
         self._dropout_seed.fill_(mixed % 2**63)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
