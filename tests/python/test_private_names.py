@@ -134,6 +134,8 @@ DOCUMENTED = {
     "accelerate.utils",
     "torch.distributed",
     "torch.distributed.device_mesh",
+    "torch.distributed.elastic.multiprocessing",
+    "torch.distributed.elastic.multiprocessing.errors",
     "torch.func",
     "torch.fx",
     "torch.nn",
@@ -146,8 +148,8 @@ DOCUMENTED = {
     "transformers.quantizers.base",
     "transformers.utils.quantization_config",
 }
-# Methods of named tuples, and what a class of ours defines.
-NO_FOREIGN = {"_asdict", "_fields", "_replace"}
+# Methods of named tuples, and os._exit: documented names.
+NO_FOREIGN = {"_asdict", "_exit", "_fields", "_replace"}
 
 
 def _own_names(tree: ast.AST) -> set[str]:

@@ -98,9 +98,9 @@ class InOrder(TrainStep):
     def _accumulated(
         self, batches: Mapping[int, dict[str, torch.Tensor]], targets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        total = self._gradient(0, batches[0], targets)
+        total = self.micro_batch_gradient(0, batches[0], targets)
         for index in range(1, len(batches)):
-            total.add_(self._gradient(index, batches[index], targets))
+            total.add_(self.micro_batch_gradient(index, batches[index], targets))
         size = self.state.flat.numel()
         return total[size].clone(), total[:size]
 

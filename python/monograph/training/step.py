@@ -316,9 +316,9 @@ class TrainStep:
         total = TreeSum(self._order.sums)
         for index in self._order.own:
             self.world.doing("micro-batch", str(index))
-            total.add(self._gradient(index, batches[index], targets))
+            total.add(self.micro_batch_gradient(index, batches[index], targets))
         for _ in range(self._forwards_missing(self._order)):
-            self._gradient(0, batches[0], targets)
+            self.micro_batch_gradient(0, batches[0], targets)
         self.world.doing("sum")
         return self._summed(total.parts)
 
@@ -327,7 +327,7 @@ class TrainStep:
         sharded model are collectives."""
         return order.most - len(order.own) if self._sharded else 0
 
-    def _gradient(self, index: int, batch: Tensors, targets: torch.Tensor) -> torch.Tensor:
+    def micro_batch_gradient(self, index: int, batch: Tensors, targets: torch.Tensor) -> torch.Tensor:
         """Gradient, loss and zeros, as they are summed."""
         self._seed(index)
         loss = self._run(partial(self._one_forward, batch, targets))
