@@ -440,6 +440,12 @@ def odd_ranks(world, folder):
     return "done"
 
 
+def write_in_one_replica(world, model):
+    with mg.unsharded(model):
+        if world.rank > 1:
+            model.get_base_model().model.layers[0].input_layernorm.weight.data.add_(1)
+
+
 def four_ranks(world):
     """One replica over four ranks; two over two ranks each."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -449,6 +455,7 @@ def four_ranks(world):
     model = check_eager(mesh, llama(ODD, layers=1))
     group = shard_group_of(model)
     assert (group.rank, group.size) == (world.rank % 2, 2)
+    raises(RuntimeError, ["written on ranks 2, 3 of 4"], lambda: write_in_one_replica(world, model))
     if os.environ.get("MONOGRAPH_LONG"):
         check_step(mesh, "graph", lengths=2)
     bad = init_device_mesh("cpu", (2, 2), mesh_dim_names=("x", "y"))

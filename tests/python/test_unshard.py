@@ -7,6 +7,9 @@ import hashlib
 import io
 import pathlib
 import pickle
+import tempfile
+import time
+from functools import partial
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from safetensors.torch import save_file
 
 import monograph as mg
 from monograph.distributed.save_whole import save_pretrained
-from monograph.distributed.shard import shard, sharded_units
+from monograph.distributed.shard import shard, sharded_units, units_of
 from monograph.distributed.unshard import unshard, unsharded, whole_units
 from monograph.nn import QuantLinear
 from run_ranks import run_ranks
@@ -118,7 +121,7 @@ def writes(world, model, same):
 
     other = copy.deepcopy(model)
     found["replaced"] = message(replaced)
-    found["stays whole"] = not sharded_units(other)
+    found["is as it was"] = torch.equal(logits(other), logits(same))
     for_good = unshard(copy.deepcopy(model))
     merged, wanted = for_good.merge_and_unload(), copy.deepcopy(same).merge_and_unload()
     found["merged for good"] = tensors(merged) == tensors(wanted)
@@ -202,6 +205,96 @@ def everything(world, folder):
     return found
 
 
+def fails_after_writing(world, model, where):
+    def work():
+        with unsharded(model):
+            for parameter in model.get_submodule(where).parameters():
+                if not parameter.requires_grad:
+                    parameter.data.view(torch.uint8).add_(1)
+            if world.rank == 1:
+                raise KeyError("of rank 1")
+
+    return message(work)
+
+
+def fails_while_merged(world, model):
+    def work():
+        with unsharded(model):
+            model.merge_adapter()
+            if world.rank == 1:
+                raise KeyError("of rank 1")
+            model.unmerge_adapter()
+
+    return message(work)
+
+
+def replaces_on_one(world, model):
+    def work():
+        with unsharded(model):
+            if world.first:
+                model.merge_and_unload()
+
+    return message(work)
+
+
+def writes_on_one(world, model):
+    """Into bytes that the other rank holds, past autograd's counters."""
+
+    def work():
+        with unsharded(model):
+            if world.first:
+                model.get_base_model().get_output_embeddings().weight.data.view(-1)[-1] = 7.0
+
+    return message(work)
+
+
+def leaves_a_loop_on_one(world, model):
+    def work():
+        for number, (_, unit) in enumerate(whole_units(model)):
+            for parameter in unit.parameters():
+                if number == 1 and not parameter.requires_grad:
+                    parameter.data.view(torch.uint8).add_(1)
+            if world.rank == 1 and number == 1:
+                raise KeyError("of rank 1")
+
+    return message(work)
+
+
+def cannot_write(world, model, folder):
+    """No folder, and then a disk that is full when the file is flushed."""
+    base, found = shard(mg.from_pretrained(model), world), {}
+    nowhere = folder / "tied" / "config.json" / "inside" / "x"
+    found["no folder"] = message(lambda: save_pretrained(base, nowhere))
+    named = tempfile.NamedTemporaryFile
+    if world.first:
+        tempfile.NamedTemporaryFile = lambda **_: open("/dev/full", "wb", 1 << 26)  # noqa: SIM115
+    found["full"] = message(lambda: save_pretrained(base, folder / "full"))
+    tempfile.NamedTemporaryFile = named
+    return found
+
+
+def troubles(world, folder):
+    """One rank fails: what each rank is told, and whether the model computes as before."""
+    folder, found = pathlib.Path(folder), {"process group": message(lambda: shard(None, world.group))}
+    found["cannot write"] = cannot_write(world, folder / "nf4", folder)
+    for kind in ("nf4", "tied"):
+        model = shard(build(folder / kind), world)
+        wanted = logits(model)
+        works = {
+            "wrote": writes_on_one,
+            "failed": partial(fails_after_writing, where="base_model.model.model.layers.1"),
+            "merged": fails_while_merged,
+            "loop": leaves_a_loop_on_one,
+            "replaced": replaces_on_one,
+        }
+        for name, work in works.items():
+            begun = time.monotonic()
+            said = work(world, model)
+            same = bool(sharded_units(model)) and torch.equal(logits(model), wanted)
+            found[f"{kind} {name}"] = [said, same, time.monotonic() - begun]
+    return found
+
+
 def second_adapter(model, same):
     """LoRA needs nothing of the base to begin."""
     for one in (model, same):
@@ -216,11 +309,16 @@ def second_adapter(model, same):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("unshard")
     source = save_llama(folder / "dense")
     mg.from_pretrained(source, mg.MonographConfig("nf4", double_quant=True)).save_pretrained(folder / "nf4")
     save_llama(folder / "tied", tie_word_embeddings=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder):
     return run_ranks(2, "test_unshard:everything", str(folder))
 
 
@@ -234,11 +332,53 @@ def test_changes_inside_are_cut_again_or_refused(found):
     for results in found:
         writes = results["writes"]
         assert writes["a change is cut again"]
-        assert writes["stays whole"]
+        assert writes["is as it was"]
         assert writes["merged for good"]
-        assert "has written other bytes than rank" in writes["unlike changes"]
+        assert "input_layernorm.weight was written on ranks 0, 1 of 2" in writes["unlike changes"]
         assert "q_proj.base_layer.values is gone: the module was replaced" in writes["replaced"]
         assert "wanted monograph.unshard(model)" in writes["replaced"]
+
+
+@pytest.fixture(scope="module")
+def troubled(folder):
+    return run_ranks(2, "test_unshard:troubles", str(folder))
+
+
+@pytest.mark.parametrize("kind", ["nf4", "tied"])
+def test_a_rank_that_fails_or_writes_alone_is_named_and_no_rank_keeps_a_change(troubled, kind):
+    own = "KeyError: 'of rank 1'"
+    head = "lm_head" if kind == "nf4" else "embed_tokens"
+    gone = "base_layer.weight is gone" if kind == "tied" else "base_layer.values is gone"
+    wanted = {
+        "wrote": [f"{head}.weight was written on rank 0 of 2"] * 2,
+        "failed": [f"RuntimeError: unsharded: rank 1: {own}", own],
+        "merged": [f"RuntimeError: unsharded: rank 1: {own}", own],
+        "loop": ["whole_units: rank 1 left the loop, others did not", own],
+        "replaced": [gone, "RuntimeError: unsharded: rank 0: RuntimeError: unsharded: base_model.model."],
+    }
+    for name, texts in wanted.items():
+        for rank, text in enumerate(texts):
+            said, same, seconds = troubled[rank][f"{kind} {name}"]
+            assert text in said, (rank, name, said)
+            assert same, (rank, name)
+            assert seconds < 60, (rank, name, seconds)  # a rank that waits ends after 120
+
+
+def test_a_folder_that_rank_0_cannot_write_is_an_error_on_all_ranks(troubled):
+    for results in troubled:
+        for case, why in (("no folder", "NotADirectoryError"), ("full", "No space left on device")):
+            said = results["cannot write"][case]
+            assert "rank 0 could not write" in said
+            assert why in said
+
+
+def test_what_is_no_mesh_or_no_language_model_is_refused_by_name(troubled):
+    with pytest.raises(ValueError, match=r"mesh is None, wanted a World, .* or a DeviceMesh"):
+        shard(torch.nn.Linear(2, 2), None)
+    with pytest.raises(ValueError, match=r"model is a Linear without get_input_embeddings, wanted a transfo"):
+        units_of(torch.nn.Linear(2, 2))
+    for results in troubled:
+        assert "ValueError: shard: mesh is <torch.distributed" in results["process group"]
 
 
 def test_what_reads_whole_tensors_is_refused_by_name(found):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 from monograph.distributed.shard import shard_group_of
-from monograph.distributed.sharded_layer import gathered_row
-from monograph.distributed.unshard import WholeUnit, stored_units
+from monograph.distributed.sharded_layer import ShardedLayer, gathered_row
+from monograph.distributed.whole_unit import WholeUnit, stored_units
 
 
 def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options: Any) -> None:
@@ -58,33 +60,53 @@ def _send(model: nn.Module) -> None:
 
 def _write(model: Any, folder: str | os.PathLike[str], options: dict[str, Any]) -> str | None:
     """What went wrong. The gathers run to their end in any case: the other ranks are in them."""
-    trouble: OSError | None = None
     units = list(stored_units(model).values())
+    opened: list[Any] = []
+    trouble = _trouble_of(lambda: opened.append(_file_beside(folder)))
+    for users in units:
+        row = gathered_row(users[0])
+        if trouble is None:
+            trouble = _trouble_of(partial(opened[0].write, row.numpy().data))
+    if trouble is None:
+        trouble = _trouble_of(lambda: _save(model, folder, options, opened[0], units))
+    for file in opened:
+        closed = _trouble_of(file.close)  # writes what is left: a full disk is told here once more
+        trouble = trouble or closed
+    return trouble
+
+
+def _trouble_of(work: Callable[[], Any]) -> str | None:
+    try:
+        work()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _file_beside(folder: str | os.PathLike[str]) -> Any:
     parent = os.path.dirname(os.path.abspath(folder))
     os.makedirs(parent, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=parent, prefix=".whole-") as file:
-        for users in units:
-            row = gathered_row(users[0])
-            try:
-                if trouble is None:
-                    file.write(row.numpy().data)
-            except OSError as error:
-                trouble = error
-        if trouble is not None:
-            return str(trouble)
-        file.flush()
-        total = sum(users[0].shard_cut.layout.nbytes for users in units)
-        bytes_of_all = torch.from_file(file.name, shared=False, size=total, dtype=torch.uint8)
-        whole, at = [], 0
+    return tempfile.NamedTemporaryFile(dir=parent, prefix=".whole-")
+
+
+def _save(
+    model: Any,
+    folder: str | os.PathLike[str],
+    options: dict[str, Any],
+    file: Any,
+    units: list[list[ShardedLayer]],
+) -> None:
+    """file: the rows of all units."""
+    file.flush()
+    total = sum(users[0].shard_cut.layout.nbytes for users in units)
+    bytes_of_all = torch.from_file(file.name, shared=False, size=total, dtype=torch.uint8)
+    whole, at = [], 0
+    try:
         for users in units:
             size = users[0].shard_cut.layout.nbytes
             whole.append(WholeUnit(users, bytes_of_all[at : at + size]))
             at += size
-        try:
-            model.save_pretrained(folder, **options)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        finally:
-            for unit in whole:
-                unit.put_back()
-    return None
+        model.save_pretrained(folder, **options)
+    finally:
+        for unit in whole:
+            unit.put_back()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from monograph.distributed.file_ranges import RangeReader
 from monograph.distributed.layer_bytes import Layout
@@ -45,7 +46,7 @@ def shard(model: nn.Module, mesh: Any) -> nn.Module:
     if world.size == 1:
         return model
     _check(model)
-    group = ShardGroup(world.group.group_name, world.rank, world.size)
+    group = ShardGroup(world.group.group_name, world.rank, world.size, _replicas(mesh))
     units = units_of(model)
     with RangeReader() as reader:
         _check_alike(world, units, reader)
@@ -58,6 +59,10 @@ def shard_world(mesh: Any) -> World:
     """The ranks that hold one replica together."""
     if isinstance(mesh, World):
         return mesh
+    if not isinstance(mesh, DeviceMesh):
+        raise ValueError(
+            f"shard: mesh is {mesh!r}, wanted a World, as monograph.distributed.join() gives, or a DeviceMesh"
+        )
     names = mesh.mesh_dim_names
     if mesh.ndim == 2 and names == ("replicate", "shard"):
         mesh = mesh["shard"]
@@ -67,6 +72,13 @@ def shard_world(mesh: Any) -> World:
         )
     rank = mesh.get_local_rank()
     return World(rank, mesh.size(), rank, mesh.get_group() if mesh.size() > 1 else None)
+
+
+def _replicas(mesh: Any) -> str:
+    """The name of the group across replicas, empty without them."""
+    if isinstance(mesh, World) or mesh.ndim == 1 or mesh.size(0) == 1:
+        return ""
+    return str(mesh.get_group("replicate").group_name)
 
 
 def shard_group_of(model: nn.Module) -> World | None:
@@ -131,6 +143,11 @@ def units_of(model: nn.Module) -> list[_Unit]:
     paths = {module: path for path, module in model.named_modules()}
     causal: Any = model
     causal = causal.get_base_model() if hasattr(model, "get_base_model") else model
+    if not hasattr(causal, "get_input_embeddings"):
+        raise ValueError(
+            f"shard: model is a {type(causal).__name__} without get_input_embeddings, wanted a transformers "
+            "model, with PEFT or without"
+        )
     groups: list[dict[str, nn.Module]] = [{path: layer} for path, layer in repeated_layers(model).items()]
     found = [_holder(end) for end in (causal.get_input_embeddings(), causal.get_output_embeddings())]
     # A trained bias would make the loss keep the weight beside it.

@@ -25,11 +25,13 @@ from monograph.integrations.torch.private_names import all_gathered, parameters_
 
 @dataclass(frozen=True)
 class ShardGroup:
-    """The ranks that hold one replica together. name: of torch's group."""
+    """The ranks that hold one replica together. name: of torch's group. replicas: the name of the group of
+    those that hold this part in each replica, empty if there is one replica."""
 
     name: str
     rank: int
     size: int
+    replicas: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True)
