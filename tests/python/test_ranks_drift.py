@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import monograph as mg
 from monograph.distributed import World
-from monograph.distributed.same_values import bits_of, check_alike, value_of
+from monograph.distributed.same_values import bits_of, check_alike, fingerprint, value_of
 from monograph.training import TrainStep
 from run_ranks import run_ranks
 
@@ -96,6 +96,16 @@ def test_numbers_that_sum_alike_are_told_apart():
         check_alike("number", [2, 3, 4])
     assert value_of(bits_of(-0.1)) == -0.1
     assert bits_of(float("nan")) == bits_of(-float("nan"))
+
+
+def test_a_fingerprint_sees_every_place():
+    for size in (0, 1, 2, 7, 8):
+        flat = torch.randn(size)
+        assert fingerprint(flat) == fingerprint(flat.clone())
+        for place in range(size):
+            other = flat.clone()
+            other[place] = torch.nextafter(other[place], torch.tensor(9.0))
+            assert fingerprint(other) != fingerprint(flat)
 
 
 def test_wrong_numbers_are_named():

