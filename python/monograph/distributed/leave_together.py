@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from monograph.distributed.sharded_layer import ShardGroup
 from monograph.distributed.whole_unit import ModulesBefore, WholeUnit
+from monograph.distributed.world import gathered_over
 from monograph.integrations.torch.private_names import process_group_named
 
 
@@ -92,17 +92,11 @@ def _check(name: str, units: Mapping[str, WholeUnit]) -> None:
 
 def _of_all(group: ShardGroup, own: _Leaves) -> list[_Leaves]:
     """Of the ranks that share a replica, and of all other replicas."""
-    found = _gathered(group.name, own)
-    return (
-        [one for replica in _gathered(group.replicas, found) for one in replica] if group.replicas else found
-    )
-
-
-def _gathered(group_name: str, value: Any) -> list[Any]:
-    group = process_group_named(group_name)
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, value, group=group)
-    return found
+    found = gathered_over(process_group_named(group.name), own)
+    if not group.replicas:
+        return found
+    replicas = gathered_over(process_group_named(group.replicas), found)
+    return [one for replica in replicas for one in replica]
 
 
 def _difference(name: str, units: Mapping[str, WholeUnit], ranks: list[_Leaves]) -> str:

@@ -19,6 +19,7 @@ from torch import nn
 from monograph.distributed.shard import shard_group_of
 from monograph.distributed.sharded_layer import ShardedLayer, gathered_row
 from monograph.distributed.whole_unit import WholeUnit, stored_units
+from monograph.distributed.world import gathered_over
 
 
 def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options: Any) -> None:
@@ -42,15 +43,9 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options:
             trouble = _write(savable, folder, options)
         else:
             _send(model)
-    for found in _all(trouble):
+    for found in gathered_over(None, trouble):
         if found is not None:
             raise RuntimeError(f"save_pretrained: rank 0 could not write {os.fspath(folder)}: {found}")
-
-
-def _all(value: Any) -> list[Any]:
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
 
 
 def _send(model: nn.Module) -> None:

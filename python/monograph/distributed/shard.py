@@ -11,7 +11,6 @@ import hashlib
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -20,6 +19,7 @@ from monograph.distributed.layer_bytes import Layout
 from monograph.distributed.sharded_away import ShardedAway
 from monograph.distributed.sharded_layer import Cut, ShardedLayer, ShardGroup
 from monograph.distributed.world import World
+from monograph.integrations.torch.collectives import all_gather_into_tensor
 from monograph.integrations.torch.instance_class import put_before
 from monograph.integrations.torch.private_names import children, parameters_of, process_group_named
 
@@ -207,13 +207,9 @@ def _check_alike(world: World, units: list[_Unit], reader: RangeReader) -> None:
     ]
     digest = hashlib.sha256(repr(described).encode()).digest()
     number = int.from_bytes(digest[:8], "little", signed=True)
-    ends = []
-    for operation in (dist.ReduceOp.MIN, dist.ReduceOp.MAX):
-        ends.append(torch.tensor(number))
-        dist.all_reduce(ends[-1], operation, group=world.group)
-    if ends[0] != ends[1]:
-        found = world.gathered(number)
-        others = [rank for rank, one in enumerate(found) if one != found[0]]
+    found = all_gather_into_tensor(torch.tensor([number]), world.size, world.group).tolist()
+    others = [rank for rank, one in enumerate(found) if one != found[0]]
+    if others:
         raise ValueError(
             f"shard: the frozen tensors of ranks {others} have other names, shapes, dtypes or values than "
             "those of rank 0, wanted the same model on all ranks"

@@ -52,11 +52,7 @@ class World:
 
     def gathered(self, value: Any) -> list[Any]:
         """`value` of every rank, in their order. For small things outside of graphs."""
-        if self.size == 1:
-            return [value]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self.group)
-        return found
+        return [value] if self.size == 1 else gathered_over(self.group, value)
 
     def of_first(self, value: Any) -> Any:
         """`value` of rank 0, on every rank."""
@@ -74,6 +70,13 @@ class World:
         """Says to the others what this rank does next: a key of marks.PHASES."""
         if self.marks is not None:
             self.marks.at(phase, detail)
+
+
+def gathered_over(group: Any, value: Any) -> list[Any]:
+    """`value` of every rank of a group of torch's, None for all that were started."""
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, value, group=group)
+    return found
 
 
 def alone() -> World:
