@@ -11,6 +11,7 @@
 #include "monograph/files/atomic_file.h"
 #include "monograph/files/mapped_file.h"
 #include "monograph/files/staged_folder.h"
+#include "monograph/merge/packed.h"
 #include "table.h"
 
 namespace monograph::cli {
@@ -116,9 +117,32 @@ std::vector<FilePlan> plan(const std::vector<Conversion>& conversions, std::uint
   return safetensors::plan_shards(std::move(specs), {{"format", "pt"}}, shard_bytes);
 }
 
+// Quantises what the calibration knows, one weight after another; returns the rest.
+std::vector<Conversion> along_inputs(const std::vector<Conversion>& conversions,
+                                     const Calibration& calibration,
+                                     safetensors::ShardedWriter& writer,
+                                     const ConvertOptions& work) {
+  ThreadPool pool(work.threads);
+  std::vector<Conversion> rest;
+  for (const Conversion& conversion : conversions) {
+    const CalibratedInputs* inputs = inputs_of(conversion, calibration);
+    if (inputs == nullptr) {
+      rest.push_back(conversion);
+      continue;
+    }
+    quantize_calibrated(conversion, *inputs, writer,
+                        [&](std::size_t count, std::size_t grain, ParallelBody body) {
+                          pool.parallel_for(count, grain, body);
+                        });
+    work.advance(source_bytes(conversion));
+  }
+  return rest;
+}
+
 void write_folder(const char* label, const Model& model, const std::vector<Conversion>& conversions,
                   std::vector<FilePlan> plans, const std::optional<json::Value>& config,
-                  const FolderOptions& options, const Session& session) {
+                  const FolderOptions& options, const Session& session,
+                  const Calibration* calibration) {
   const std::array inputs = {model.folder.empty() ? fs::path(".") : model.folder};
   files::StagedFolder folder(
       options.to, options.force ? files::Existing::kReplace : files::Existing::kRefuse, inputs);
@@ -131,7 +155,10 @@ void write_folder(const char* label, const Model& model, const std::vector<Conve
     ConvertOptions work;
     work.threads = threads_of(options.jobs);
     work.advance = session.progress(label, total);
-    convert(conversions, writer, work);
+    const std::vector<Conversion> others =
+        calibration == nullptr ? conversions
+                               : along_inputs(conversions, *calibration, writer, work);
+    convert(others, writer, work);
   }
   session.note("writing to disk ...");
   writer.finish();
@@ -150,6 +177,11 @@ void write_folder(const char* label, const Model& model, const std::vector<Conve
 }
 
 }  // namespace
+
+const CalibratedInputs* inputs_of(const Conversion& conversion, const Calibration& calibration) {
+  if (conversion.action != Action::kQuantize) return nullptr;
+  return calibration.find(conversion.weight->name, conversion.weight->shape.back());
+}
 
 CLI::AsSizeValue size_value() { return CLI::AsSizeValue(/*kb_is_1000=*/true); }
 
@@ -189,7 +221,7 @@ void declare_folder_options(CLI::App& app, FolderOptions& options) {
 
 int convert_folder(const char* label, const Model& model, std::vector<Conversion> conversions,
                    const std::optional<json::Value>& config, const FolderOptions& options,
-                   const Session& session) {
+                   const Session& session, const Calibration* calibration) {
   if (options.to.empty()) throw CLI::ValidationError("to", "is empty, wanted a folder");
   sort_by_source(conversions);
   std::vector<FilePlan> plans = plan(conversions, options.max_shard_bytes);
@@ -197,7 +229,8 @@ int convert_folder(const char* label, const Model& model, std::vector<Conversion
   report.files = plans.size();
   if (!options.dry_run) {
     const auto start = std::chrono::steady_clock::now();
-    write_folder(label, model, conversions, std::move(plans), config, options, session);
+    write_folder(label, model, conversions, std::move(plans), config, options, session,
+                 calibration);
     const auto time = std::chrono::steady_clock::now() - start;
     report.seconds = std::chrono::duration<double>(time).count();
   }

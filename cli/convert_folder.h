@@ -11,6 +11,7 @@
 #include "command.h"
 #include "model.h"
 #include "monograph/convert/convert.h"
+#include "monograph/merge/calibration.h"
 #include "monograph/text/json_document.h"
 
 namespace monograph::cli {
@@ -33,10 +34,14 @@ CLI::Validator finite_number(double least = std::numeric_limits<double>::lowest(
 void declare_jobs(CLI::App& app, int& jobs);
 int threads_of(int jobs);
 
+// Of a weight that is quantised; nullptr if none are known.
+const CalibratedInputs* inputs_of(const Conversion& conversion, const Calibration& calibration);
+
 // Writes the folder options.to, or says what it would write under --dry-run; prints the report.
-// `config` is the config.json of the output, if there is one.
+// `config` is the config.json of the output, if there is one; weights whose inputs `calibration`
+// has, which may be null, are quantised along them.
 int convert_folder(const char* label, const Model& model, std::vector<Conversion> conversions,
                    const std::optional<json::Value>& config, const FolderOptions& options,
-                   const Session& session);
+                   const Session& session, const Calibration* calibration = nullptr);
 
 }  // namespace monograph::cli

@@ -22,6 +22,7 @@
 #include "monograph/merge/model_card.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/experts.h"
+#include "rounding.h"
 
 namespace monograph::cli {
 namespace {
@@ -31,12 +32,13 @@ using text::in_quotes;
 
 struct Options {
   std::string base, out, base_weights, as, as_experts, to = "same", experts = "keep";
+  RoundingOptions rounding;
   std::vector<std::string> adapters;
   bool force = false, json = false, all = false, dry_run = false;
   bool double_quant = false, as_double_quant = false;
   std::optional<std::size_t> block, as_block;
-  double warn_below = 0.9;
-  std::optional<double> fail_below;
+  double warn_below = 0.9, warn_above = 0.5;
+  std::optional<double> fail_below, fail_above;
   int jobs = 0;
   std::uint64_t max_shard_bytes = 5'000'000'000;
 };
@@ -278,15 +280,25 @@ class Merge {
     open();
     const MergePlan plan = plan_merge(model_.weights, config_, weighted_, settings_);
     report_.notes = plan.notes;
-    if (options_.dry_run) return dry_run(plan);
+    report_.calibrated = plan.calibrated;
+    report_.not_calibrated = plan.not_calibrated;
+    if (plan.not_calibrated > 0) {
+      report_.notes.push_back(options_.rounding.calibration + " has no inputs of " +
+                              std::to_string(plan.not_calibrated) + " of " +
+                              std::to_string(plan.calibrated + plan.not_calibrated) +
+                              " packed weights: they are rounded without them");
+    }
     std::vector<fs::path> inputs = {model_.folder};
     for (const Adapter& adapter : adapters_) inputs.push_back(adapter.folder());
-    files::StagedFolder folder(
-        options_.out, options_.force ? files::Existing::kReplace : files::Existing::kRefuse,
-        inputs);
+    const auto existing = options_.force ? files::Existing::kReplace : files::Existing::kRefuse;
+    if (options_.dry_run) {
+      files::StagedFolder::check_target(options_.out, existing, inputs);
+      return dry_run(plan);
+    }
+    files::StagedFolder folder(options_.out, existing, inputs);
     hash();
     write(plan, folder);
-    const bool failed = options_.fail_below && report_.below(*options_.fail_below) > 0;
+    const bool failed = failures() > 0;
     if (!failed) folder.commit();
     print(failed);
     return failed ? kFinding : kOk;
@@ -312,7 +324,16 @@ class Merge {
     report_.base = options_.base;
     report_.base_weights = options_.base_weights;
     report_.out = options_.out;
+    report_.rounding = options_.rounding.how;
     report_.threshold = options_.warn_below;
+    report_.error_threshold = options_.warn_above;
+  }
+
+  std::size_t failures() const {
+    return report_.rows_with([&](const Survival& survival) {
+      return (options_.fail_below && survival.keeps_less_than(*options_.fail_below)) ||
+             (options_.fail_above && survival.errs_more_than(*options_.fail_above));
+    });
   }
 
   void set_types() {
@@ -325,6 +346,8 @@ class Merge {
       check_double_quant(*settings_.format, options_.double_quant);
       settings_.double_quant = options_.double_quant;
     }
+    calibration_ = choose_rounding(options_.rounding, options_.to, adapters_, options_.force,
+                                   session_, settings_);
     settings_.base_as = written_format(options_.as);
     if (settings_.base_as) {
       settings_.base_block = block_size(*settings_.base_as, options_.as_block);
@@ -369,25 +392,47 @@ class Merge {
     }
     report_.format =
         options_.to == "same" && !report_.rows.empty() ? report_.rows.front().format : options_.to;
-    carry_over(model_.folder, folder.path());
+    carry_over_files(plan, folder.path());
     if (model_.config) {
       files::write_file(folder.path() / "config.json",
                         json::dump(merged_config(config_, plan, settings_)));
     }
-    files::write_file(folder.path() / "README.md", card(plan, folder));
+    files::write_file(folder.path() / "README.md", card(folder));
   }
 
-  std::string card(const MergePlan& plan, const files::StagedFolder& folder) const {
+  // An adapter that trains tokens may have added them to the tokenizer beside it.
+  void carry_over_files(const MergePlan& plan, const fs::path& to) {
+    const fs::path own = plan.trains_vocabulary ? plan.trains_vocabulary->folder() : fs::path();
+    std::error_code ignored;
+    if (plan.trains_vocabulary != nullptr && fs::exists(own / "tokenizer.json", ignored)) {
+      carry_over(own, to, CarriedFiles::kTokenizer);
+      carry_over(model_.folder, to, CarriedFiles::kAllButTokenizer);
+      report_.notes.push_back("the tokenizer is that of " + own.string());
+      return;
+    }
+    carry_over(model_.folder, to);
+    if (plan.vocabulary == 0) return;
+    report_.notes.push_back("the vocabulary has " + std::to_string(plan.vocabulary) +
+                            " rows, and " + own.string() +
+                            " has no tokenizer.json: the tokenizer is that of the base, which "
+                            "does not know the new ones");
+  }
+
+  std::string card(const files::StagedFolder& folder) const {
     Card card;
     card.title = folder.target().filename().string();
     card.base_model = base_name(model_, adapters_, options_.base);
     card.base_sha256 = report_.base_sha256;
     card.base_weights = report_.base_weights;
     card.format = report_.format;
+    if (settings_.rounding == Rounding::kAdapter) card.format += ", rounded along the adapter";
+    if (settings_.rounding == Rounding::kCalibrated) {
+      card.format += ", rounded along the adapter and the inputs of its training";
+    }
     for (const auto& [path, sha256, weight] : report_.adapters) {
       card.adapters.push_back({fs::weakly_canonical(path).filename().string(), sha256, weight});
     }
-    card.notes = plan.notes;
+    card.notes = report_.notes;
     return model_card(card, report_.rows);
   }
 
@@ -396,8 +441,14 @@ class Merge {
     std::size_t changed = 0;
     for (const safetensors::TensorSpec& spec : plan.specs()) total += size_bytes(spec);
     for (const MergedWeight& weight : plan.weights) changed += weight.is_changed() ? 1 : 0;
-    std::printf("%zu of %zu weights change; %s would be written to %s\n", changed,
-                plan.weights.size(), bytes_text(total).c_str(), printable(options_.out).c_str());
+    if (options_.json) {
+      std::fputs(json::dump(dry_run_json(report_, changed, plan.weights.size(), total)).c_str(),
+                 stdout);
+    } else {
+      std::printf("%zu of %zu weights change; %s would be written to %s\n", changed,
+                  plan.weights.size(), bytes_text(total).c_str(), printable(options_.out).c_str());
+    }
+    for (const std::string& note : report_.notes) session_.note(note);
     return kOk;
   }
 
@@ -409,15 +460,24 @@ class Merge {
       std::fputs(report_text(report_, shown).c_str(), stdout);
     }
     for (const std::string& note : report_.notes) session_.note(note);
-    if (const std::size_t below = report_.below(options_.warn_below); below > 0) {
-      session_.warn(std::to_string(below) + " of " + std::to_string(report_.rows.size()) +
-                    " changed weights keep less than cosine " + fixed_text(options_.warn_below, 2) +
-                    " of the adapter's change in " + report_.format +
-                    ": a wider output type keeps more");
+    const std::string all = " of " + std::to_string(report_.rows.size()) + " changed weights ";
+    const bool can_feed_back = settings_.format && settings_.rounding == Rounding::kNearest;
+    const std::string advice = can_feed_back
+                                   ? ": --rounding adapter or a wider output type keeps more"
+                                   : ": a wider output type keeps more";
+    if (const std::size_t below = report_.below(); below > 0) {
+      session_.warn(std::to_string(below) + all + "keep less than " +
+                    fixed_text(100 * options_.warn_below, 0) + " % of the adapter's change in " +
+                    report_.format + advice);
+    }
+    if (const std::size_t above = report_.above(); above > 0) {
+      session_.warn(std::to_string(above) + all + "have an error along the adapter above " +
+                    fixed_text(options_.warn_above, 2) + " of its change in " + report_.format +
+                    advice);
     }
     if (failed) {
-      session_.warn(std::to_string(report_.below(*options_.fail_below)) +
-                    " weights are below --fail-below; " + options_.out + " was not written");
+      session_.warn(std::to_string(failures()) + " weights are below --fail-below or above " +
+                    "--fail-above; " + options_.out + " was not written");
     }
   }
 
@@ -428,6 +488,7 @@ class Merge {
   json::Value config_;
   std::vector<Adapter> adapters_;
   std::vector<WeightedAdapter> weighted_;
+  std::unique_ptr<Calibration> calibration_;
   MergeSettings settings_;
   MergeReport report_;
 };
@@ -476,12 +537,21 @@ Run declare(CLI::App& app) {
       ->check(CLI::IsMember({"stack", "separate", "keep"}))
       ->type_name("HOW")
       ->capture_default_str();
+  declare_rounding(app, options->rounding);
   app.add_option("--warn-below", options->warn_below,
-                 "Warn about weights whose stored change has a smaller cosine to the trained one")
+                 "Warn about weights that keep a smaller share of the trained change")
+      ->check(finite_number())
+      ->capture_default_str();
+  app.add_option("--warn-above", options->warn_above,
+                 "Warn about weights whose error along the adapter, relative to its change, is "
+                 "larger")
       ->check(finite_number())
       ->capture_default_str();
   app.add_option("--fail-below", options->fail_below,
-                 "Write nothing and exit with 1 if a weight has a smaller cosine")
+                 "Write nothing and exit with 1 if a weight keeps a smaller share")
+      ->check(finite_number());
+  app.add_option("--fail-above", options->fail_above,
+                 "Write nothing and exit with 1 if a weight has a larger error along the adapter")
       ->check(finite_number());
   app.add_flag("--force", options->force,
                "Merge onto another base than the adapter records, and replace --out if it exists");
@@ -490,7 +560,8 @@ Run declare(CLI::App& app) {
       ->check(finite_number(1))
       ->default_str("5GB");
   declare_jobs(app, options->jobs);
-  app.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");
+  app.add_flag("--dry-run", options->dry_run,
+               "Check everything but the thresholds, which need the merge; write nothing");
   app.add_flag("--all", options->all, "Report every changed weight, not the 10 worst");
   app.add_flag("--json", options->json, "Print the report as JSON");
   return [options](Session& session) { return Merge(*options, session).run(); };
@@ -510,9 +581,12 @@ const Command kMerge = {
     "has learned to correct its rounding errors too and belongs on the dequantised weights. An "
     "adapter may record its base: hash, format, block, double quantisation. Then neither --base "
     "nor --as is needed, and another base or format needs --force.\n\n"
+    "4-bit outputs are rounded so that the adapter is kept (--rounding adapter): rounding each "
+    "value "
+    "to the nearest would lose most of a small change.\n\n"
     "The report says for each weight how long the trained change is (|meant|), how long the stored "
-    "one (|stored|), the cosine of the two and the share that is kept. Short formats lose small "
-    "changes.",
+    "one (|stored|), the share that is kept, and the error along the directions that the adapter "
+    "reads, relative to the change.",
     "monograph merge llama --adapter my-lora --base original --out merged\n"
     "monograph merge llama-nf4 --adapter my-qlora --base dequantized --to bf16 --out merged\n"
     "monograph merge llama --adapter my-qlora --base dequantized --as nf4 --as-double-quant --out "

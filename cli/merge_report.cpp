@@ -24,8 +24,8 @@ std::vector<std::string> cells(const std::string& name, const std::string& chang
           short_number(survival.base_norm()),
           short_number(survival.intended_norm()),
           short_number(survival.realised_norm()),
-          fixed_text(survival.cosine(), 4),
-          fixed_text(100 * survival.kept(), 1) + " %"};
+          fixed_text(100 * survival.kept(), 1) + " %",
+          fixed_text(survival.error_along_adapter(), 4)};
 }
 
 void set_survival(json::Value& value, const Survival& survival) {
@@ -34,6 +34,7 @@ void set_survival(json::Value& value, const Survival& survival) {
   value.set("realised_norm", json::Value::number(survival.realised_norm()));
   value.set("cosine", json::Value::number(survival.cosine()));
   value.set("kept", json::Value::number(survival.kept()));
+  value.set("error_along_adapter", json::Value::number(survival.error_along_adapter()));
 }
 
 }  // namespace
@@ -44,20 +45,15 @@ Survival MergeReport::whole() const {
   return sum;
 }
 
-std::size_t MergeReport::below(double cosine) const {
-  return static_cast<std::size_t>(std::count_if(rows.begin(), rows.end(), [&](const MergeRow& row) {
-    return row.survival.is_below(cosine);
-  }));
-}
-
 std::string report_text(const MergeReport& report, std::size_t shown) {
   std::vector<const MergeRow*> rows;
   for (const MergeRow& row : report.rows) rows.push_back(&row);
   std::stable_sort(rows.begin(), rows.end(), [](const MergeRow* a, const MergeRow* b) {
-    const double x = a->survival.cosine(), y = b->survival.cosine();
-    return std::isnan(x) ? !std::isnan(y) : x < y;  // no cosine is the worst one
+    // The error along the adapter is at least what is not kept. No number is the worst one.
+    const double x = a->survival.error_along_adapter(), y = b->survival.error_along_adapter();
+    return std::isnan(x) ? !std::isnan(y) : x > y;
   });
-  Table table({"weight", "change", ">|base|", ">|meant|", ">|stored|", ">cosine", ">kept"});
+  Table table({"weight", "change", ">|base|", ">|meant|", ">|stored|", ">kept", ">error"});
   for (std::size_t i = 0; i < std::min(shown, rows.size()); ++i) {
     table.add(cells(printable(rows[i]->name), std::string(rows[i]->change), rows[i]->survival));
   }
@@ -86,9 +82,17 @@ json::Value report_json(const MergeReport& report) {
   }
   value.set("out", json::Value::string(report.out));
   value.set("format", json::Value::string(report.format));
+  value.set("rounding", json::Value::string(report.rounding));
+  if (report.calibrated != 0) {
+    value.set("calibrated", json::Value::number(static_cast<std::int64_t>(report.calibrated)));
+    value.set("not_calibrated",
+              json::Value::number(static_cast<std::int64_t>(report.not_calibrated)));
+  }
   value.set("threshold", json::Value::number(report.threshold));
-  value.set("below_threshold",
-            json::Value::number(static_cast<std::int64_t>(report.below(report.threshold))));
+  value.set("below_threshold", json::Value::number(static_cast<std::int64_t>(report.below())));
+  value.set("error_threshold", json::Value::number(report.error_threshold));
+  value.set("above_error_threshold",
+            json::Value::number(static_cast<std::int64_t>(report.above())));
   set_survival(value.set("whole", json::Value::object()), report.whole());
   json::Value& rows = value.set("weights", json::Value::array());
   for (const MergeRow& row : report.rows) {
@@ -99,6 +103,21 @@ json::Value report_json(const MergeReport& report) {
     set_survival(item, row.survival);
     rows.append(std::move(item));
   }
+  json::Value& notes = value.set("notes", json::Value::array());
+  for (const std::string& note : report.notes) notes.append(json::Value::string(note));
+  return value;
+}
+
+json::Value dry_run_json(const MergeReport& report, std::size_t changed, std::size_t weights,
+                         std::uint64_t bytes) {
+  json::Value value;
+  value.set("schema_version", json::Value::number(std::int64_t{1}));
+  value.set("out", json::Value::string(report.out));
+  value.set("dry_run", json::Value::boolean(true));
+  value.set("rounding", json::Value::string(report.rounding));
+  value.set("changed", json::Value::number(static_cast<std::int64_t>(changed)));
+  value.set("weights", json::Value::number(static_cast<std::int64_t>(weights)));
+  value.set("bytes", json::Value::number(static_cast<std::int64_t>(bytes)));
   json::Value& notes = value.set("notes", json::Value::array());
   for (const std::string& note : report.notes) notes.append(json::Value::string(note));
   return value;

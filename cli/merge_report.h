@@ -1,6 +1,7 @@
 // What a merge tells the person: how much of each change reached the output.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -10,22 +11,37 @@
 namespace monograph::cli {
 
 struct MergeReport {
-  std::string base, base_sha256, base_weights, out, format;
+  std::string base, base_sha256, base_weights, out, format, rounding;
   struct AdapterLine {
     std::string path, sha256;
     double weight;
   };
   std::vector<AdapterLine> adapters;
   std::vector<std::string> notes;
-  double threshold = 0;  // rows with a smaller cosine count as below
+  double threshold = 0;        // rows that keep less count as below
+  double error_threshold = 0;  // rows with a larger error along the adapter count as above
+  std::size_t calibrated = 0, not_calibrated = 0;  // packed weights, of MergePlan
   std::vector<MergeRow> rows;
 
   Survival whole() const;
-  std::size_t below(double cosine) const;
+  template <class Test>
+  std::size_t rows_with(Test&& test) const {
+    return static_cast<std::size_t>(std::count_if(
+        rows.begin(), rows.end(), [&](const MergeRow& row) { return test(row.survival); }));
+  }
+  std::size_t below() const {
+    return rows_with([&](const Survival& row) { return row.keeps_less_than(threshold); });
+  }
+  std::size_t above() const {
+    return rows_with([&](const Survival& row) { return row.errs_more_than(error_threshold); });
+  }
 };
 
 // The `shown` worst rows, worst first, and a line for the whole.
 std::string report_text(const MergeReport& report, std::size_t shown);
 json::Value report_json(const MergeReport& report);
+// Of a dry run: how many weights would change, how many bytes be written.
+json::Value dry_run_json(const MergeReport& report, std::size_t changed, std::size_t weights,
+                         std::uint64_t bytes);
 
 }  // namespace monograph::cli

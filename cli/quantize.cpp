@@ -18,7 +18,7 @@ namespace {
 
 struct Options {
   FolderOptions folder;
-  std::string to = "nf4", nonfinite = "error", compute_dtype, experts = "keep";
+  std::string to = "nf4", nonfinite = "error", compute_dtype, experts = "keep", calibration;
   std::optional<std::size_t> block;
   bool double_quant = false, requantize = false;
   std::vector<std::string> include, exclude, tensor_types;
@@ -185,10 +185,32 @@ void check_kept(const Weight& weight, Format format, const Options& options) {
               "; no loader knows such a mixture");
 }
 
+void note_calibrated(const Calibration& calibration, const std::vector<Conversion>& conversions,
+                     const Session& session) {
+  std::size_t known = 0, unknown = 0;
+  for (const Conversion& conversion : conversions) {
+    if (conversion.action != Action::kQuantize) continue;
+    ++(inputs_of(conversion, calibration) != nullptr ? known : unknown);
+  }
+  if (known == 0) {
+    throw Error(calibration.file().string() + ": has the inputs of none of the " +
+                std::to_string(unknown) + " weights to quantise");
+  }
+  if (unknown == 0) return;
+  session.note("note: " + calibration.file().string() + " has no inputs of " +
+               std::to_string(unknown) + " of " + std::to_string(known + unknown) +
+               " weights: they are rounded to the nearest");
+}
+
 int quantize_folder(const Options& options, const Session& session) {
   const Format format = *written_format(options.to);
   block_size(format, options.block);
   check_double_quant(format, options.double_quant);
+  if (!options.calibration.empty() && options.nonfinite == "saturate") {
+    throw CLI::ValidationError("--nonfinite",
+                               "'saturate' is not for --calibration: an infinity "
+                               "has no error to feed back");
+  }
   const Model model = open_model(options.folder.from);
   if (model.config) check_orientation(*model.config);
   const ExpertStacks experts =
@@ -246,7 +268,13 @@ int quantize_folder(const Options& options, const Session& session) {
     if (!made) quantization.set("monograph_experts", json::Value::string("stacked"));
     config->set("quantization_config", std::move(quantization));
   }
-  return convert_folder("quantize", model, std::move(conversions), config, options.folder, session);
+  std::unique_ptr<Calibration> calibration;
+  if (!options.calibration.empty()) {
+    calibration = std::make_unique<Calibration>(options.calibration);
+    note_calibrated(*calibration, conversions, session);
+  }
+  return convert_folder("quantize", model, std::move(conversions), config, options.folder, session,
+                        calibration.get());
 }
 
 Run declare(CLI::App& app) {
@@ -287,6 +315,10 @@ Run declare(CLI::App& app) {
       ->check(CLI::IsMember({"error", "saturate"}))
       ->type_name("RULE")
       ->capture_default_str();
+  app.add_option("--calibration", options->calibration,
+                 "The inputs of the linear layers (calibration.safetensors): codes are chosen with "
+                 "error feedback along them, not to the nearest")
+      ->type_name("FILE");
   app.add_flag("--requantize", options->requantize, "Accept weights that are quantised already");
   return [options](Session& session) { return quantize_folder(*options, session); };
 }

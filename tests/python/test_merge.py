@@ -286,12 +286,21 @@ def test_thresholds_dry_run_and_refusals(tmp_path):
     arguments = ["merge", tmp_path / "base", "--adapter", tmp_path / "adapter", "--base", "original", "--out"]
     out = tmp_path / "out"
     assert "would be written" in run(*arguments, out, "--dry-run").stdout
-    failed = run(*arguments, out, "--fail-below", "0.99", code=1)
-    assert "was not written" in failed.stderr
-    assert "keep less than cosine 0.90" in failed.stderr
+    plan = run_json(*arguments, out, "--dry-run")
+    names = [name.rpartition(".lora_A")[0] for name in weights if ".lora_A" in name]
+    assert (plan["schema_version"], plan["dry_run"], plan["changed"]) == (1, True, len(names))
+    assert plan["weights"] == len(load_file(tmp_path / "base" / "model.safetensors"))
     assert not out.exists()
-    run(*arguments, out, "--to", "fp32", "--fail-below", "0.999")
+    failed = run(*arguments, out, "--fail-above", "0.001", "--warn-above", "0.002", code=1)
+    assert "was not written" in failed.stderr
+    assert "have an error along the adapter above 0.00 of its change in bf16" in failed.stderr
+    failed = run(*arguments, out, "--fail-below", "1.5", "--warn-below", "1.5", code=1)
+    assert "keep less than 150 % of the adapter's change in bf16" in failed.stderr
+    assert not out.exists()
+    run(*arguments, out, "--to", "fp32", "--fail-below", "0.999", "--fail-above", "0.001")
     assert "exists; choose another name" in run(*arguments, out, code=3).stderr
+    assert "exists; choose another name" in run(*arguments, out, "--dry-run", code=3).stderr
+    assert "overlaps" in run(*arguments, tmp_path / "base", "--force", "--dry-run", code=3).stderr
     run(*arguments, out, "--force")
     assert "overlaps" in run(*arguments, tmp_path / "base" / "x", code=3).stderr
     run("merge", tmp_path / "base", "--adapter", tmp_path / "adapter", "--out", out, code=2)
@@ -341,7 +350,7 @@ def test_a_value_beyond_fp16_is_an_error(tmp_path, dtype, to, name, value):
     run(*arguments, "--to", "fp32", "--out", tmp_path / "wide")
 
 
-def test_a_change_without_a_cosine_is_below_every_threshold(tmp_path):
+def test_a_change_that_cannot_be_measured_is_below_every_threshold(tmp_path):
     model = huge_model(tmp_path / "base", torch.bfloat16, float("nan"), "lm_head.weight")
     model.lm_head.weight.data[3, 5] = 1
     adapter_on(model, tmp_path / "adapter", torch.float32, modules_to_save=["lm_head"])
@@ -349,12 +358,12 @@ def test_a_change_without_a_cosine_is_below_every_threshold(tmp_path):
     report = run_json(*arguments, "--out", tmp_path / "out", "--warn-below", "-1")
     assert report["below_threshold"] == 1
     (row,) = [row for row in report["weights"] if row["name"] == "lm_head.weight"]
-    assert (row["cosine"], row["base_norm"], report["whole"]["cosine"]) == (None, None, None)
+    assert (row["cosine"], row["base_norm"], report["whole"]["kept"]) == (None, None, None)
     failed = run(*arguments, "--out", tmp_path / "other", "--fail-below", "-1", code=1)
-    assert "1 weights are below --fail-below" in failed.stderr
+    assert "1 weights are below --fail-below or above --fail-above" in failed.stderr
     assert failed.stdout.splitlines()[2].startswith("lm_head.weight")
     assert not (tmp_path / "other").exists()
-    for option in ("--fail-below", "--warn-below"):
+    for option in ("--fail-below", "--warn-below", "--fail-above", "--warn-above"):
         for value in ("nan", "inf", "-inf"):
             assert option in run(*arguments, "--out", tmp_path / "other", option, value, code=2).stderr
 

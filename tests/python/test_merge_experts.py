@@ -127,7 +127,8 @@ def test_merges_onto_and_into_packed_experts(tmp_path, name):
             == load_file(base / "model.safetensors").keys()
         )
         # Packed again: the merged values, rounded to fp32, in our operator's bytes.
-        merge(folder, tmp_path / "adapter", tmp_path / f"{to}-packed", "--to", to, weights="dequantized")
+        nearest = ["--to", to, "--rounding", "nearest"]
+        merge(folder, tmp_path / "adapter", tmp_path / f"{to}-packed", *nearest, weights="dequantized")
         run("dequantize", tmp_path / f"{to}-packed", tmp_path / f"{to}-back", "--to", "fp32")
         back = load_file(tmp_path / f"{to}-back" / "model.safetensors")
         for parameter, key in names.items():
@@ -161,7 +162,8 @@ def test_merges_onto_experts_that_are_packed_one_by_one(tmp_path):
         merge(folder, tmp_path / "adapter", tmp_path / f"{to}-out", weights="dequantized")
         found = load_file(tmp_path / f"{to}-out" / "model.safetensors")
         assert found.keys() == source.keys()
-        merge(folder, tmp_path / "adapter", tmp_path / f"{to}-packed", "--to", to, weights="dequantized")
+        nearest = ["--to", to, "--rounding", "nearest"]
+        merge(folder, tmp_path / "adapter", tmp_path / f"{to}-packed", *nearest, weights="dequantized")
         run("dequantize", tmp_path / f"{to}-packed", tmp_path / f"{to}-back", "--to", "fp32")
         back = load_file(tmp_path / f"{to}-back" / "model.safetensors")
         for key in filter(tiny_experts.is_expert, source):
@@ -185,7 +187,7 @@ def test_quantised_scales_of_a_stack_have_one_offset(tmp_path):
     as_trained = ["--as", "nf4", "--as-double-quant", "--as-experts", "packed"]
     merge(base, tmp_path / "adapter", tmp_path / "out", *as_trained, weights="dequantized")
     dense = load(tmp_path / "out", dtype=torch.bfloat16)
-    packed = ["--to", "nf4", "--double-quant", "--experts", "stack"]
+    packed = ["--to", "nf4", "--double-quant", "--experts", "stack", "--rounding", "nearest"]
     merge(base, tmp_path / "adapter", tmp_path / "packed", *as_trained, *packed, weights="dequantized")
     run("dequantize", tmp_path / "packed", tmp_path / "back", "--to", "fp32")
     back = load_file(tmp_path / "back" / "model.safetensors")
@@ -202,7 +204,8 @@ def test_plain_experts_become_a_packed_output(tmp_path):
     base = tiny_experts.save("gpt_oss", tmp_path / "base")
     saved_adapter("gpt_oss", tmp_path / "adapter", target_modules=[])
     exact = merged64("gpt_oss", tmp_path / "adapter")
-    merge(base, tmp_path / "adapter", tmp_path / "out", "--to", "mxfp4", "--experts", "stack")
+    packed = ["--to", "mxfp4", "--experts", "stack", "--rounding", "nearest"]
+    merge(base, tmp_path / "adapter", tmp_path / "out", *packed)
     found = load_file(tmp_path / "out" / "model.safetensors")
     for parameter in parameters("gpt_oss"):
         value = exact.get_parameter(parameter).detach().float().transpose(1, 2).contiguous()

@@ -75,39 +75,59 @@ def test_onto_the_dequantised_weights_stored_or_not(tmp_path, double_quant):
     assert "--as nf4" in run("merge", base, *arguments, tmp_path / "x", code=3).stderr
 
 
-def test_four_bits_lose_the_adapter_and_the_report_says_so(tmp_path):
+def along_adapter(meant, error, factor_a):
+    """|error V| / |meant| with V an orthonormal basis of the rows of A."""
+    v = np.linalg.svd(factor_a.double().numpy(), full_matrices=False)[2]
+    return np.linalg.norm(error @ v.T) / np.linalg.norm(meant)
+
+
+@pytest.mark.parametrize("double_quant", [False, True], ids=["plain", "nested"])
+def test_four_bits_keep_the_adapter_and_nearest_loses_it(tmp_path, double_quant):
     base = save_llama(tmp_path / "base", **SIZES)
     quantised = load(base, quantization_config=bnb_config(double_quant=False))
     quantised.save_pretrained(tmp_path / "nf4")
-    adapter_on(quantised, tmp_path / "adapter", torch.float32, target_modules="all-linear", lora_alpha=1)
-    arguments = [
-        "merge",
-        tmp_path / "nf4",
-        "--adapter",
-        tmp_path / "adapter",
-        "--base",
-        "dequantized",
-        "--out",
-    ]
-    wide = run_json(*arguments, tmp_path / "fp32", "--to", "fp32")
-    short = run_json(*arguments, tmp_path / "four", "--to", "nf4", "--double-quant")
-    assert wide["whole"]["cosine"] > 0.9999
-    assert short["whole"]["cosine"] < 0.8
-    assert short["below_threshold"] == 14
-    failed = run(*arguments, tmp_path / "x", "--to", "nf4", "--fail-below", "0.9", code=1)
-    assert "14 of 14 changed weights keep less than cosine 0.90" in failed.stderr
-    # The report's figure is that of what bitsandbytes loads.
+    adapter_on(quantised, tmp_path / "adapter", torch.float32, target_modules="all-linear", lora_alpha=8)
+    arguments = ["merge", tmp_path / "nf4", "--adapter", tmp_path / "adapter", "--base", "dequantized"]
+    to = ["--to", "nf4"] + ["--double-quant"] * double_quant
+    wide = run_json(*arguments, "--to", "fp32", "--out", tmp_path / "fp32")
+    assert wide["rounding"] == "nearest"
+    assert wide["whole"]["error_along_adapter"] < 1e-5
+    kept = run_json(*arguments, *to, "--out", tmp_path / "adapter-rounded")
+    lost = run_json(*arguments, *to, "--rounding", "nearest", "--out", tmp_path / "nearest-rounded")
+    assert (kept["rounding"], lost["rounding"]) == ("adapter", "nearest")
+    assert kept["whole"]["error_along_adapter"] < lost["whole"]["error_along_adapter"] / 4
+    assert abs(kept["whole"]["kept"] - 1) < 0.02
+    assert kept["below_threshold"] == kept["above_error_threshold"] == 0
+    # The report's figures are those of what bitsandbytes loads.
     trained_on = dequantised(load(tmp_path / "nf4"))
     adapter = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
-    wanted = expected(trained_on, adapter, 1 / 8)
-    loaded = dequantised(load(tmp_path / "four"))
-    for row in short["weights"]:
-        start = trained_on[row["name"]].double().numpy()
-        meant = wanted[row["name"]] - start
-        found = loaded[row["name"]].double().numpy() - start
-        cosine = (meant * found).sum() / np.sqrt((meant**2).sum() * (found**2).sum())
-        assert abs(cosine - row["cosine"]) < 1e-6, row["name"]
-    assert torch.isfinite(logits(load(tmp_path / "four"))).all()
+    wanted = expected(trained_on, adapter, 1.0)
+    for report, folder in ((kept, "adapter-rounded"), (lost, "nearest-rounded")):
+        loaded = dequantised(load(tmp_path / folder))
+        for row in report["weights"]:
+            start = trained_on[row["name"]].double().numpy()
+            meant = wanted[row["name"]] - start
+            found = loaded[row["name"]].double().numpy() - start
+            cosine = (meant * found).sum() / np.sqrt((meant**2).sum() * (found**2).sum())
+            assert abs(cosine - row["cosine"]) < 1e-6, row["name"]
+            assert abs((meant * found).sum() / (meant**2).sum() - row["kept"]) < 1e-6, row["name"]
+            a = adapter["base_model.model." + row["name"].replace("weight", "lora_A.weight")]
+            error = along_adapter(meant, found - meant, a)
+            assert abs(error - row["error_along_adapter"]) < 1e-6, row["name"]
+    assert torch.isfinite(logits(load(tmp_path / "adapter-rounded"))).all()
+
+
+def test_which_rounding_and_the_refusals(tmp_path):
+    model = load(save_llama(tmp_path / "base", **SIZES))
+    adapter_on(model, tmp_path / "adapter", torch.float32)
+    arguments = ["merge", tmp_path / "base", "--adapter", tmp_path / "adapter", "--base", "original"]
+    out = ["--out", tmp_path / "out", "--force"]
+    for to, wanted in (("fp4", "adapter"), ("mxfp8", "nearest"), ("fp8-block", "nearest")):
+        assert run_json(*arguments, *out, "--to", to)["rounding"] == wanted
+    assert run_json(*arguments, *out, "--to", "mxfp8", "--rounding", "adapter")["rounding"] == "adapter"
+    refused = run(*arguments, *out, "--to", "bf16", "--rounding", "adapter", code=2).stderr
+    assert "--rounding: is 'adapter', which is for a packed output; --to is 'bf16'" in refused
+    assert "--rounding" in run(*arguments, *out, "--to", "nf4", "--rounding", "up", code=2).stderr
 
 
 def test_dora_on_a_quantised_base_uses_its_norms(tmp_path):

@@ -106,3 +106,21 @@ def test_a_wrong_recipe_is_one_line_and_a_base_is_the_native_program_s(tmp_path,
     monkeypatch.setattr(native, "hand_over", lambda arguments: called.append(arguments) or 0)
     assert main(["merge", str(tmp_path), "--adapter", "a"]) == 0
     assert called == [["merge", str(tmp_path), "--adapter", "a"]]
+
+
+def test_serve_with_writes_the_form_of_the_server(root, tmp_path, capfd):
+    path, out = tmp_path / "recipe.yml", tmp_path / "out"
+    keys = {
+        "lora_rank_pattern": {"up_proj": 2},
+        "peft_use_rslora": True,
+        "torch_compile": False,
+        "max_steps": 1,
+    }
+    path.write_text(json.dumps(small_recipe(root, "instruction", output_dir=str(out), **keys)))
+    assert main(["train", str(path), "--serve-with", "vllm"]) == 0
+    assert f"wrote {out}-vllm" in capfd.readouterr().out
+    done = run("adapter", "check", root / "model", f"{out}-vllm", "--for", "vllm").stdout
+    assert done.startswith("vLLM applies the adapter")
+    config = json.loads((tmp_path / "out-vllm" / "adapter_config.json").read_text())
+    assert config["r"] == config["lora_alpha"]
+    assert not config["use_rslora"]

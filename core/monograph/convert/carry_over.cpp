@@ -25,8 +25,25 @@ constexpr std::array<std::string_view, 15> kLeftExtensions = {
     ".manifest.json", ".partial", ".ot"};
 constexpr std::array<std::string_view, 4> kLeftNames = {
     "config.json", "README.md", "quantize_config.json", "hf_quant_config.json"};
+// As transformers saves tokenizers.
+constexpr std::array<std::string_view, 12> kTokenizerNames = {"tokenizer.json",
+                                                              "tokenizer_config.json",
+                                                              "special_tokens_map.json",
+                                                              "added_tokens.json",
+                                                              "tokenizer.model",
+                                                              "vocab.json",
+                                                              "merges.txt",
+                                                              "vocab.txt",
+                                                              "chat_template.jinja",
+                                                              "chat_template.json",
+                                                              "spiece.model",
+                                                              "sentencepiece.bpe.model"};
 constexpr const char* kTemplates = "additional_chat_templates";
 constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 30;
+
+bool is_of_tokenizer(const std::string& name) {
+  return std::find(kTokenizerNames.begin(), kTokenizerNames.end(), name) != kTokenizerNames.end();
+}
 
 // `name` may be a path of two parts.
 bool copy_file(const fs::path& from, const std::string& name, const fs::path& to,
@@ -48,14 +65,18 @@ bool is_carried_over(const std::string& name) {
                       [&](std::string_view extension) { return name.ends_with(extension); });
 }
 
-std::vector<std::string> carry_over(const fs::path& from, const fs::path& to, files::FileOps& ops) {
+std::vector<std::string> carry_over(const fs::path& from, const fs::path& to, CarriedFiles which,
+                                    files::FileOps& ops) {
   std::error_code ignored;
   const fs::path folder = fs::canonical(from, ignored);
   if (ignored) throw IoError(from, "cannot be found", ignored.value());
   std::vector<std::string> copied;
   for (const std::string& name : files::list_folder(folder)) {
-    if (is_carried_over(name) && copy_file(folder, name, to, ops)) copied.push_back(name);
+    const bool wanted =
+        which == CarriedFiles::kAll || is_of_tokenizer(name) == (which == CarriedFiles::kTokenizer);
+    if (wanted && is_carried_over(name) && copy_file(folder, name, to, ops)) copied.push_back(name);
   }
+  if (which == CarriedFiles::kAllButTokenizer) return copied;
   if (!fs::is_directory(fs::symlink_status(folder / kTemplates, ignored))) return copied;
   if (ops.mkdir((to / kTemplates).c_str(), 0777) != 0 && errno != EEXIST) {
     throw IoError(to / kTemplates, "cannot make the folder", errno);

@@ -2,6 +2,7 @@
 // licence, code.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -10,19 +11,23 @@
 
 namespace monograph {
 
+enum class CarriedFiles : std::uint8_t { kAll, kTokenizer, kAllButTokenizer };
+
 // Copies the files of `from` to `to`, synced, and returns their names, sorted. Left behind:
 //   weights and their indexes in any format (.safetensors .bin .pt .pth .ckpt .h5 .msgpack .gguf
 //   .onnx, *.index.json), adapters (adapter_*), quantiser settings (quantize_config.json,
 //   hf_quant_config.json), config.json and README.md (they change with the weights and are the
 //   caller's to write), manifests (*.manifest.json), hidden files, and folders other than
 //   additional_chat_templates.
+// kTokenizer: of these the files of the tokenizer and chat templates alone, or all others.
 // A file that exists in `to` is kept. Throws Error if a symbolic link leaves `from` (see
 // resolve_inside) or a file is longer than 1 GiB.
 std::vector<std::string> carry_over(const std::filesystem::path& from,
                                     const std::filesystem::path& to,
+                                    CarriedFiles which = CarriedFiles::kAll,
                                     files::FileOps& ops = files::system_file_ops());
 
-// Whether carry_over copies a file of this name.
+// Whether carry_over copies a file of this name, if all are wanted.
 bool is_carried_over(const std::string& name);
 
 }  // namespace monograph

@@ -1,8 +1,5 @@
 #include "monograph/convert/convert.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -18,6 +15,7 @@
 #include "monograph/convert/stacked_copy.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/assembly.h"
+#include "monograph/weights/source_pages.h"
 
 namespace monograph {
 namespace {
@@ -60,37 +58,12 @@ struct Piece {
   std::uint64_t to_offset = 0;
 };
 
-// Tells the kernel about a part of a mapping; a hint, so errors do not matter.
-void advise(std::span<const std::uint8_t> bytes, int advice) {
-  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  if (bytes.empty()) return;
-  // A mapping begins with a page, so the page of the first byte belongs to it.
-  const std::size_t before = reinterpret_cast<std::uintptr_t>(bytes.data()) % page;
-  ::madvise(const_cast<std::uint8_t*>(bytes.data() - before), bytes.size() + before, advice);
-}
-
-using Bytes = std::span<const std::uint8_t>;
-
 // The bytes of the values that a piece reads, at least.
-std::vector<Bytes> sources_of(const Piece& piece) {
+std::vector<MappedBytes> sources_of(const Piece& piece) {
   if (piece.part != nullptr) {
     return {piece.part->bytes().subspan(piece.begin, piece.end - piece.begin)};
   }
-  const Weight& weight = *piece.job->conversion->weight;
-  if (weight.elements == 0) return {};
-  if (weight.assembly) return weight.assembly->bytes(piece.begin, piece.end);
-  const Bytes values = weight.parts.front().tensor.bytes();
-  const auto at = [&](std::uint64_t element) {
-    return static_cast<std::size_t>(
-        static_cast<double>(values.size()) *
-        (static_cast<double>(element) / static_cast<double>(weight.elements)));
-  };
-  const std::size_t begin = at(piece.begin), end = std::min(at(piece.end), values.size());
-  return {values.subspan(begin, end - begin)};
-}
-
-void advise(const std::vector<Bytes>& sources, int advice) {
-  for (const Bytes& bytes : sources) advise(bytes, advice);
+  return source_pages(*piece.job->conversion->weight, piece.begin, piece.end);
 }
 
 // The part of source_bytes() that falls to a piece.
@@ -205,8 +178,7 @@ class Converter {
       for (;;) {
         const std::size_t index = next_++;
         if (index >= pieces_.size() || stop_) return;
-        if (index + ahead < pieces_.size())
-          advise(sources_of(pieces_[index + ahead]), MADV_WILLNEED);
+        if (index + ahead < pieces_.size()) prefetch_pages(sources_of(pieces_[index + ahead]));
         do_piece(pieces_[index], scratch);
       }
     } catch (...) {
@@ -219,7 +191,7 @@ class Converter {
 
   void do_piece(const Piece& piece, Scratch& scratch) {
     if (piece.search) return search_piece(piece, scratch);
-    const std::vector<Bytes> sources = sources_of(piece);
+    const std::vector<MappedBytes> sources = sources_of(piece);
     switch (piece.job->conversion->action) {
       case Action::kCopy:
         if (piece.to.empty()) {
@@ -235,8 +207,7 @@ class Converter {
         cast_piece(piece, scratch);
         break;
     }
-    // The pages stay in the page cache; the mapping of this process gets small again.
-    advise(sources, MADV_DONTNEED);
+    release_pages(sources);
     options_.advance(progress_of(piece));
   }
 

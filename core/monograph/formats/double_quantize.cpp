@@ -36,14 +36,14 @@ std::uint8_t search(const std::array<float, 256>& bounds, float x) {
   return static_cast<std::uint8_t>(index);
 }
 
-const std::array<float, 256>& bound_table() {
+}  // namespace
+
+const std::array<float, 256>& dynamic_bounds() {
   static const std::array<float, 256> table = make_bounds();
   return table;
 }
 
-}  // namespace
-
-std::uint8_t nearest_dynamic_code(float x) { return search(bound_table(), x); }
+std::uint8_t nearest_dynamic_code(float x) { return search(dynamic_bounds(), x); }
 
 void double_quantize(const float* scales, std::size_t count, std::uint8_t* codes, float* groups,
                      float* offset, ParallelFor parallel_for) {
@@ -51,7 +51,7 @@ void double_quantize(const float* scales, std::size_t count, std::uint8_t* codes
   for (std::size_t i = 0; i < count; ++i) sum += static_cast<double>(scales[i]);
   const float mean = count == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(count));
   *offset = mean;
-  const std::array<float, 256>& table = bound_table();
+  const std::array<float, 256>& table = dynamic_bounds();
   parallel_for(ceil_div(count, kScaleGroup), 16, [&](std::size_t first, std::size_t last) {
     for (std::size_t group = first; group < last; ++group) {
       const std::size_t begin = group * kScaleGroup, end = std::min(begin + kScaleGroup, count);

@@ -1,6 +1,7 @@
 // Double quantisation: the fp32 scales of 4-bit blocks stored as 8-bit codes of the "dynamic" map.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -14,6 +15,9 @@ extern const float kDynamicMap[256];
 // The code whose value is nearest to x, by exact comparison; a tie goes to the lower code.
 // bitsandbytes' CPU path bins x to 16 bits first and so differs near the midpoints.
 std::uint8_t nearest_dynamic_code(float x);
+
+// Ascending: the code of x counts the entries that are not above x. For kernels on other devices.
+const std::array<float, 256>& dynamic_bounds();
 
 // Quantises `count` scales in groups of 256:
 //   offset = mean of all scales (accumulated in fp64, rounded once to fp32)

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "monograph/convert/packed_parts.h"
+#include "monograph/merge/measure.h"
 #include "monograph/merge/packed.h"
 #include "monograph/merge/panels.h"
 #include "monograph/merge/round.h"
@@ -47,13 +48,26 @@ class Runner {
   template <class T>
   Survival merge_range(const MergedWeight& weight, ExpertRange range) {
     const MergedPanels panels(weight, range, parallel_for_);
-    std::vector<Survival> survivals(panels.panels());
-    parallel_for_(panels.panels(), 1, [&](std::size_t panel, std::size_t end) {
+    Survival whole;
+    for (std::size_t matrix = 0; matrix < panels.matrices(); ++matrix) {
+      whole += merge_matrix<T>(weight, panels, matrix);
+    }
+    return whole;
+  }
+
+  template <class T>
+  Survival merge_matrix(const MergedWeight& weight, const MergedPanels& panels,
+                        std::size_t matrix) {
+    const Measure measure(weight, panels, matrix, parallel_for_);
+    const std::size_t count = panels.panels_of_matrix();
+    std::vector<Survival> survivals(count);
+    parallel_for_(count, 1, [&](std::size_t index, std::size_t end) {
       std::vector<float> base;
       std::vector<double> merged;
       std::vector<T> out;
       std::vector<float> read_back;
-      for (; panel < end; ++panel) {
+      for (; index < end; ++index) {
+        const std::size_t panel = matrix * count + index;
         const std::size_t first = panels.first_row(panel), last = panels.last_row(panel);
         panels.read_base(first, last, base);
         panels.merge(first, last, base, merged);
@@ -62,14 +76,14 @@ class Runner {
         read_back.resize(out.size());
         for (std::size_t i = 0; i < merged.size(); ++i) read_back[i] = to_float(out[i]);
         panels.check_stored(first, short_name(stored(*weight.dtype)), merged, read_back);
-        for (std::size_t i = 0; i < merged.size(); ++i) {
-          survivals[panel].add(base[i], merged[i], read_back[i]);
+        if (weight.is_changed()) {
+          survivals[index] = measure(first % panels.matrix_rows(), base, merged, read_back);
         }
         const std::size_t bytes = out.size() * sizeof(T);
         const bool apart = !weight.members.empty();
-        const std::size_t matrix = panels.matrix_of(panel);
-        const std::size_t row = apart ? first - matrix * panels.matrix_rows() : first;
-        writer_.write(apart ? weight.members[matrix] : weight.name,
+        const std::size_t of_weight = panels.matrix_of(panel);
+        const std::size_t row = apart ? first - of_weight * panels.matrix_rows() : first;
+        writer_.write(apart ? weight.members[of_weight] : weight.name,
                       std::uint64_t{row} * panels.cols() * sizeof(T),
                       {reinterpret_cast<const std::uint8_t*>(out.data()), bytes});
         done_(bytes);

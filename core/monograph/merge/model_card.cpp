@@ -44,14 +44,17 @@ std::string model_card(const Card& card, std::span<const MergeRow> rows) {
   const MergeRow* worst = nullptr;
   for (const MergeRow& row : rows) {
     whole += row.survival;
-    if (worst == nullptr || row.survival.is_below(worst->survival.cosine())) worst = &row;
+    if (worst == nullptr || row.survival.errs_more_than(worst->survival.error_along_adapter())) {
+      worst = &row;
+    }
   }
   text += "\nHashes are those of `monograph inspect --hash`. ";
   if (worst != nullptr) {
     text += std::to_string(rows.size()) + " weights changed. Of the adapter's change " +
-            number(100 * whole.kept(), "%.1f") + " % is kept, with cosine " +
-            number(whole.cosine(), "%.4f") + " to what was trained; the least in " +
-            code(worst->name) + " (cosine " + number(worst->survival.cosine(), "%.4f") + ").\n";
+            number(100 * whole.kept(), "%.1f") + " % is kept, with an error along it of " +
+            number(whole.error_along_adapter(), "%.4f") + " of its length; the largest in " +
+            code(worst->name) + " (" + number(worst->survival.error_along_adapter(), "%.4f") +
+            ").\n";
   } else {
     text += "No weight changed.\n";
   }

@@ -2,22 +2,26 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "monograph/convert/packed_parts.h"
+#include "monograph/merge/measure.h"
 #include "monograph/merge/packed_copy.h"
 #include "monograph/merge/panels.h"
 
 namespace monograph {
 namespace {
 
-// body(panel, base, merged) for each panel.
+// body(panel, base, merged) for panels [begin, end).
 template <class Body>
-void each_panel(const MergedPanels& panels, ParallelFor parallel_for, Body&& body) {
-  parallel_for(panels.panels(), 1, [&](std::size_t panel, std::size_t end) {
+void each_panel(const MergedPanels& panels, std::size_t begin, std::size_t end,
+                ParallelFor parallel_for, Body&& body) {
+  parallel_for(end - begin, 1, [&](std::size_t index, std::size_t last_index) {
     std::vector<float> base;
     std::vector<double> merged;
-    for (; panel < end; ++panel) {
+    for (; index < last_index; ++index) {
+      const std::size_t panel = begin + index;
       const std::size_t first = panels.first_row(panel), last = panels.last_row(panel);
       panels.read_base(first, last, base);
       panels.merge(first, last, base, merged);
@@ -26,25 +30,40 @@ void each_panel(const MergedPanels& panels, ParallelFor parallel_for, Body&& bod
   });
 }
 
-Survival measure(const MergedPanels& panels, const PackedCopy& copy, DType type,
-                 ParallelFor parallel_for) {
-  std::vector<Survival> survivals(panels.panels());
-  const std::size_t before = panels.panels() == 0 ? 0 : panels.first_row(0);
-  each_panel(
-      panels, parallel_for,
-      [&](std::size_t panel, const std::vector<float>& base, const std::vector<double>& merged) {
-        const std::size_t cols = panels.cols(), first = panels.first_row(panel);
-        std::vector<float> row(cols);
-        Survival& survival = survivals[panel];
-        for (std::size_t i = 0; i < merged.size(); ++i) {
-          if (i % cols == 0) {
-            copy.read(first - before + i / cols, 0, cols, type, row.data());
-            panels.check_stored(first + i / cols, short_name(stored(type)),
-                                std::span(merged).subspan(i, cols), row);
-          }
-          survival.add(base[i], merged[i], row[i % cols]);
-        }
-      });
+// Of one matrix of the range: rounds it anew if there is something to round it along, and measures
+// what the stored values keep. `copy` is finished; `inputs` may be null.
+Survival finish_matrix(const MergedWeight& weight, const MergedPanels& panels, std::size_t matrix,
+                       const InputMoments* inputs, PackedCopy& copy, ParallelFor parallel_for) {
+  const Measure measure(weight, panels, matrix, parallel_for);
+  const DType type = source_dtype(*weight.base);
+  const std::size_t count = panels.panels_of_matrix(), cols = panels.cols();
+  if (count == 0) return {};
+  const bool feeds_back = inputs != nullptr || (weight.rounding != Rounding::kNearest &&
+                                                measure.directions().count() != 0);
+  const FeedbackRows feedback =
+      feeds_back ? feedback_along(measure.directions(), inputs) : FeedbackRows{};
+  std::vector<Survival> survivals(count);
+  const std::size_t begin = matrix * count, before = panels.first_row(0);
+  each_panel(panels, begin, begin + count, parallel_for,
+             [&](std::size_t panel, const std::vector<float>& base, std::vector<double>& merged) {
+               const std::size_t first = panels.first_row(panel), rows = merged.size() / cols;
+               const std::size_t row = first - before;
+               if (feeds_back) {
+                 std::vector<std::uint8_t> codes(merged.size());
+                 round_with_feedback(copy.view(), row, rows, type, feedback, merged.data(),
+                                     codes.data());
+                 copy.set_codes(row * cols, codes);
+               }
+               std::vector<float> stored_values(merged.size());
+               for (std::size_t i = 0; i < rows; ++i) {
+                 copy.read(row + i, 0, cols, type, stored_values.data() + i * cols);
+               }
+               panels.check_stored(first, short_name(stored(type)), merged, stored_values);
+               if (weight.is_changed()) {
+                 survivals[panel - begin] =
+                     measure(row % panels.matrix_rows(), base, merged, stored_values);
+               }
+             });
   Survival whole;
   for (const Survival& survival : survivals) whole += survival;
   return whole;
@@ -52,7 +71,7 @@ Survival measure(const MergedPanels& panels, const PackedCopy& copy, DType type,
 
 void set_largest(const MergedPanels& panels, PackedCopy& copy, ParallelFor parallel_for) {
   std::vector<float> largest(panels.panels());
-  each_panel(panels, parallel_for,
+  each_panel(panels, 0, panels.panels(), parallel_for,
              [&](std::size_t panel, const std::vector<float>&, const std::vector<double>& merged) {
                const std::vector<float> rounded(merged.begin(), merged.end());
                largest[panel] = largest_magnitude(DType::kFloat32, rounded.data(), rounded.size());
@@ -73,20 +92,30 @@ Survival merge_packed(const MergedWeight& weight, safetensors::ShardedWriter& wr
   const PackedLayout layout(conversion);
   PackedScales scales;
   scales.make_room(layout);
+  std::optional<InputMoments> inputs;
+  if (weight.inputs != nullptr) inputs = weight.inputs->moments();
   Survival whole;
   for (const ExpertRange& range : merged_ranges(weight)) {
-    const MergedPanels panels(weight, range, parallel_for, layout.unit());
+    const std::size_t rows = weight.rounding == Rounding::kNearest ? 1 : kFeedbackLanes;
+    const MergedPanels panels(weight, range, parallel_for, layout.unit(), rows);
     const std::size_t cols = panels.cols();
     PackedCopy copy(conversion, std::max<std::size_t>(range.count, 1), panels.matrix_rows(), cols);
     const std::size_t before = range.first * panels.matrix_rows() * cols;
     if (copy.wants_largest()) set_largest(panels, copy, parallel_for);
     each_panel(
-        panels, parallel_for,
+        panels, 0, panels.panels(), parallel_for,
         [&](std::size_t panel, const std::vector<float>&, const std::vector<double>& merged) {
           const std::vector<float> rounded(merged.begin(), merged.end());
           copy.quantize(panels.first_row(panel) * cols - before, DType::kFloat32, rounded.data(),
                         rounded.size());
         });
+    if (weight.is_changed() || weight.inputs != nullptr) {
+      copy.finish(parallel_for);
+      for (std::size_t matrix = 0; matrix < panels.matrices(); ++matrix) {
+        whole +=
+            finish_matrix(weight, panels, matrix, inputs ? &*inputs : nullptr, copy, parallel_for);
+      }
+    }
     writer.write(values_name(conversion), layout.value_bytes(before), copy.values());
     done(copy.values().size());
     const std::size_t bytes = copy.layout().blocks() * layout.scale_bytes();
@@ -99,15 +128,26 @@ Survival merge_packed(const MergedWeight& weight, safetensors::ShardedWriter& wr
       std::copy(tensors.begin(), tensors.end(),
                 scales.tensors.begin() + static_cast<long>(range.first));
     }
-    if (!weight.is_changed()) continue;
-    copy.finish(parallel_for);
-    whole += measure(panels, copy, source_dtype(*weight.base), parallel_for);
   }
   write_packed_parts(conversion, scales, writer);
   std::uint64_t rest = 0;
   for (const auto& spec : specs_of(conversion)) rest += size_bytes(spec);
   done(rest - layout.value_bytes(layout.elements()));
   return whole;
+}
+
+void quantize_calibrated(const Conversion& conversion, const CalibratedInputs& inputs,
+                         safetensors::ShardedWriter& writer, ParallelFor parallel_for) {
+  const Weight& weight = *conversion.weight;
+  MergedWeight unchanged;
+  unchanged.name = weight.name;
+  unchanged.shape = weight.shape;
+  unchanged.base = &weight;
+  unchanged.experts = conversion.stack == Stack::kNone ? 0 : weight.shape.front();
+  unchanged.packed = conversion;
+  unchanged.rounding = Rounding::kCalibrated;
+  unchanged.inputs = &inputs;
+  merge_packed(unchanged, writer, parallel_for, [](std::uint64_t) {});
 }
 
 }  // namespace monograph

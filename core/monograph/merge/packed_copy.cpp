@@ -7,6 +7,7 @@
 #include "monograph/formats/bind.h"
 #include "monograph/formats/dynamic_map.h"
 #include "monograph/kernels/dequantize/dequantize.h"
+#include "monograph/kernels/feedback_rounding/feedback_rounding.h"
 #include "monograph/text/utf8.h"
 
 namespace monograph {
@@ -33,6 +34,11 @@ void PackedCopy::quantize(std::size_t at, DType dtype, const void* input, std::s
   if (!bad) return;
   throw Error("weight " + text::in_quotes(conversion_.weight->name) + ": element " +
               std::to_string(at + *bad) + " is no finite number and cannot be quantised");
+}
+
+void PackedCopy::set_codes(std::size_t at, std::span<const std::uint8_t> codes) {
+  pack_codes(layout_.info().kernels, codes.data(), codes.size(),
+             values_.data() + layout_.value_bytes(at));
 }
 
 void PackedCopy::finish(ParallelFor parallel_for) {

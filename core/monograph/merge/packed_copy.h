@@ -30,6 +30,9 @@ class PackedCopy {
   // Thread safe for ranges that do not overlap. Throws Error naming the weight if one is not
   // finite.
   void quantize(std::size_t at, DType dtype, const void* input, std::size_t count);
+  // Takes the place of the values of elements from `at`, which begin a byte: one code a byte. May
+  // follow finish().
+  void set_codes(std::size_t at, std::span<const std::uint8_t> codes);
   // After all elements: makes the view, with scales as they are stored.
   void finish(ParallelFor parallel_for);
 

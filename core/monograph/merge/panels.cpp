@@ -73,7 +73,7 @@ std::vector<ExpertRange> merged_ranges(const MergedWeight& weight) {
 }
 
 MergedPanels::MergedPanels(const MergedWeight& weight, ExpertRange range, ParallelFor parallel_for,
-                           std::size_t multiple)
+                           std::size_t multiple, std::size_t least_rows)
     : weight_(weight), range_(range) {
   const std::vector<std::uint64_t>& shape = weight.shape;
   cols_ = shape.empty() ? 1 : shape.back();
@@ -89,6 +89,7 @@ MergedPanels::MergedPanels(const MergedWeight& weight, ExpertRange range, Parall
   const std::size_t fitting = kPanelElements / std::max<std::size_t>(cols_, 1);
   const std::size_t four = std::lcm(step, std::size_t{4});
   panel_rows_ = fitting >= four ? fitting / four * four : step;
+  panel_rows_ = std::max(panel_rows_, (least_rows + step - 1) / step * step);
   if (weight.base_as) quantize_base(parallel_for);
   for (const LowRankChange& change : weight.low_rank) {
     terms_.push_back({&change, {}});
@@ -116,6 +117,34 @@ std::vector<double> MergedPanels::unpack_right(const LowRankChange& change,
     }
   }
   return right;
+}
+
+LowRankFactors MergedPanels::low_rank_factors(std::size_t matrix) const {
+  LowRankFactors factors{matrix_rows_, cols_, 0, {}, {}};
+  for (const Term& term : terms_) factors.rank += term.change->rank;
+  factors.left.resize(factors.rows * factors.rank);
+  factors.right.resize(factors.cols * factors.rank);
+  matrix += first_matrix_;
+  std::size_t at = 0;
+  for (const Term& term : terms_) {
+    const LowRankChange& change = *term.change;
+    const std::size_t expert = change.first_expert + matrix / of_expert_;
+    const std::size_t before = change.first_row + matrix % of_expert_ * matrix_rows_;
+    for (std::size_t k = 0; k < change.rank; ++k, ++at) {
+      for (std::size_t i = 0; i < factors.rows; ++i) {
+        factors.left[i * factors.rank + at] =
+            change.factor * (change.transposed ? of_a(change, expert, k, before + i)
+                                               : of_b(change, expert, k, before + i));
+      }
+      for (std::size_t j = 0; j < factors.cols; ++j) {
+        const double value =
+            change.transposed ? of_b(change, expert, k, j) : of_a(change, expert, k, j);
+        factors.right[j * factors.rank + at] =
+            column_factors_.empty() ? value : value * column_factors_[j];
+      }
+    }
+  }
+  return factors;
 }
 
 void MergedPanels::quantize_base(ParallelFor parallel_for) {
@@ -172,8 +201,16 @@ void MergedPanels::read_turned(std::size_t first, std::size_t last, DType type, 
 }
 
 void MergedPanels::read_base(std::size_t first, std::size_t last, std::vector<float>& base) const {
+  base.resize((last - first) * cols_);
+  if (weight_.new_rows != 0) {
+    const std::size_t known = matrix_rows_ - weight_.new_rows;
+    const std::size_t last_known = std::clamp(known, first, last);
+    std::fill(base.begin() + static_cast<std::ptrdiff_t>((last_known - first) * cols_), base.end(),
+              0.0f);
+    last = last_known;
+    if (first == last) return;
+  }
   const std::size_t count = (last - first) * cols_;
-  base.resize(count);
   const Weight& from = *weight_.base;
   const std::uint64_t begin = std::uint64_t{first} * cols_;
   const DType type = source_dtype(from);

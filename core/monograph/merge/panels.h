@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "monograph/cpu/parallel.h"
+#include "monograph/merge/directions.h"
 #include "monograph/merge/packed_copy.h"
 #include "monograph/merge/plan.h"
 
@@ -36,14 +37,17 @@ class MergedPanels {
  public:
   // Of the experts of a range, if the weight is a stack. Unpacks the right factors of one expert:
   // rank x cols fp64 values for each LoRA. For base_as and for DoRA by columns it reads the whole
-  // range once. Each panel but the last of a matrix has a multiple of `multiple` elements.
+  // range once. Each panel but the last of a matrix has a multiple of `multiple` elements and at
+  // least `least_rows` rows.
   MergedPanels(const MergedWeight& weight, ExpertRange range, ParallelFor parallel_for,
-               std::size_t multiple = 1);
+               std::size_t multiple = 1, std::size_t least_rows = 1);
 
   std::size_t cols() const { return cols_; }
   // A panel lies in one matrix: of a stack of experts, or the weight itself. Rows are those of the
   // whole weight.
   std::size_t panels() const { return matrices_ * panels_of_matrix(); }
+  std::size_t panels_of_matrix() const { return (matrix_rows_ + panel_rows_ - 1) / panel_rows_; }
+  std::size_t matrices() const { return matrices_; }
   std::size_t matrix_rows() const { return matrix_rows_; }
   std::size_t matrix_of(std::size_t panel) const {
     return first_matrix_ + panel / panels_of_matrix();
@@ -59,6 +63,9 @@ class MergedPanels {
   void read_base(std::size_t first, std::size_t last, std::vector<float>& base) const;
   void merge(std::size_t first, std::size_t last, const std::vector<float>& base,
              std::vector<double>& merged) const;
+  // The LoRAs that change one matrix of the range, all of them together and with their factors. Of
+  // a DoRA by rows its norms are left out: they do not change the row space.
+  LowRankFactors low_rank_factors(std::size_t matrix) const;
   // Throws Error if `stored`, the values of merge(first, ...) as they are read back from `type`,
   // has an infinity or a NaN where `merged` has a number.
   void check_stored(std::size_t first, std::string_view type, std::span<const double> merged,
@@ -70,7 +77,6 @@ class MergedPanels {
     std::vector<double> right;  // in the layout of LowRankJob; empty for several experts
   };
 
-  std::size_t panels_of_matrix() const { return (matrix_rows_ + panel_rows_ - 1) / panel_rows_; }
   std::vector<double> unpack_right(const LowRankChange& change, std::size_t expert) const;
   void read_turned(std::size_t first, std::size_t last, DType type, float* out) const;
 

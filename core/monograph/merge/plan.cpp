@@ -1,14 +1,13 @@
 #include "monograph/merge/plan.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <map>
 #include <utility>
 
 #include "monograph/base/error.h"
-#include "monograph/convert/quantization_config.h"
 #include "monograph/convert/why_kept.h"
+#include "monograph/merge/vocabulary.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/experts.h"
 
@@ -16,28 +15,8 @@ namespace monograph {
 namespace {
 
 using safetensors::LocatedTensor;
+using safetensors::shape_text;
 using text::in_quotes;
-
-constexpr std::array<std::string_view, 5> kEmbeddings = {
-    "embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight",
-    "embed_in.weight"};
-constexpr std::array<std::string_view, 3> kHeads = {"lm_head.weight", "embed_out.weight",
-                                                    "output.weight"};
-
-template <std::size_t N>
-bool is_one_of(std::string_view name, const std::array<std::string_view, N>& ends) {
-  return std::any_of(ends.begin(), ends.end(), [&](std::string_view end) {
-    return name == end || (name.ends_with(end) && name[name.size() - end.size() - 1] == '.');
-  });
-}
-
-std::string shape_text(const std::vector<std::uint64_t>& shape) {
-  std::string text = "[";
-  for (const std::uint64_t size : shape) {
-    text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  }
-  return text + "]";
-}
 
 bool config_says_tied(const json::Value& config) {
   const auto says = [](const json::Value* value) {
@@ -90,6 +69,7 @@ class Planner {
 
   MergePlan finish() {
     untie_if_needed();
+    check_vocabulary();
     if (settings_.base_as && settings_.base_as_experts) {
       for (const Weight& stack : stacks_.stacks) {
         if (!weights_.contains(stack.name)) put_together(stack);
@@ -101,7 +81,16 @@ class Planner {
     }
     for (auto& [name, weight] : weights_) {
       set_type(weight);
+      if (weight.new_rows != 0 && (weight.packed || weight.base_as)) {
+        throw Error("weight " + in_quotes(name) +
+                    ": has rows of new tokens and is packed; wanted " +
+                    "an output whose embedding and head are not");
+      }
       plan_.weights.push_back(std::move(weight));
+    }
+    if (settings_.rounding == Rounding::kCalibrated && plan_.calibrated == 0) {
+      throw Error(settings_.calibration->file().string() + ": has the inputs of none of the " +
+                  std::to_string(plan_.not_calibrated) + " packed weights");
     }
     return std::move(plan_);
   }
@@ -314,7 +303,7 @@ class Planner {
     if (const auto router = weights_.find(stored_router(name)); router != weights_.end()) {
       return router->second;
     }
-    const MergedWeight* embedding = is_one_of(name, kHeads) ? find_embedding() : nullptr;
+    const MergedWeight* embedding = is_head(name) ? find_embedding() : nullptr;
     if (embedding == nullptr) fail(name, "the base has no such weight");
     made_head_ = true;
     return add_base(name, *embedding->base);
@@ -323,7 +312,7 @@ class Planner {
   const MergedWeight* find_embedding() const {
     const MergedWeight* found = nullptr;
     for (const auto& [name, weight] : weights_) {
-      if (!is_one_of(name, kEmbeddings)) continue;
+      if (!is_input_embedding(name)) continue;
       if (found != nullptr) return nullptr;  // which one would be a guess
       found = &weight;
     }
@@ -350,12 +339,40 @@ class Planner {
     need_float(weight, "a replaced weight");
     need_weight_one(name, "a replaced weight");
     if (weight.is_changed()) fail(name, "another adapter changes it too, this one replaces it");
-    if (with.entry->shape != weight.shape) {
+    std::vector<std::uint64_t> shape = with.entry->shape;
+    if (has_vocabulary(name)) {
+      plan_.trains_vocabulary = adapter_->adapter;
+      if (shape.size() == 2 && weight.shape.size() == 2 && shape[0] > weight.shape[0]) {
+        add_rows(weight, shape[0] - weight.shape[0]);
+      }
+    }
+    if (shape != weight.shape) {
       fail(name, "the adapter replaces it by shape " + shape_text(with.entry->shape) +
                      ", the base has " + shape_text(weight.shape));
     }
     weight.replacement = &with;
     replaced_by_[name] = adapter_->adapter;
+  }
+
+  static bool has_vocabulary(std::string_view name) {
+    return is_input_embedding(name) || is_head(name);
+  }
+
+  void add_rows(MergedWeight& weight, std::uint64_t count) {
+    weight.new_rows += count;
+    weight.shape[0] += count;
+    if (count != 0) plan_.vocabulary = weight.shape[0];
+  }
+
+  // Embedding and head of a vocabulary that grew, which must have grown alike.
+  void check_vocabulary() const {
+    if (plan_.vocabulary == 0) return;
+    for (const auto& [name, weight] : weights_) {
+      if (!has_vocabulary(name) || weight.shape[0] == plan_.vocabulary) continue;
+      fail(name, "has " + std::to_string(weight.shape[0]) + " rows, and the adapter has a " +
+                     "vocabulary of " + std::to_string(plan_.vocabulary) +
+                     " tokens: the new rows of both embedding and head must be trained");
+    }
   }
 
   void add_lora(const std::string& module, const LowRank& lora) {
@@ -415,13 +432,11 @@ class Planner {
       fail(name, "trained tokens have " + std::to_string(shape[1]) + " columns, the weight is " +
                      shape_text(weight.shape));
     }
-    for (const std::uint64_t token : rows.tokens) {
-      if (token >= weight.shape[0]) {
-        fail(name, "token " + std::to_string(token) + " is not one of its " +
-                       std::to_string(weight.shape[0]) + " rows");
-      }
-    }
+    const NewRows added = rows_of_new_tokens(rows.tokens, weight.shape[0]);
+    if (!added.missing.empty()) fail(name, added.missing);
+    add_rows(weight, added.count);
     weight.tokens = &rows;
+    plan_.trains_vocabulary = adapter_->adapter;
     keeps_tie_ = trained_tokens_ = true;
   }
 
@@ -429,7 +444,7 @@ class Planner {
     const MergedWeight* embedding = find_embedding();
     MergedWeight* head = nullptr;
     for (auto& [name, weight] : weights_) {
-      if (is_one_of(name, kHeads)) head = &weight;
+      if (is_head(name)) head = &weight;
     }
     const bool tied = made_head_ || config_says_tied(config_) ||
                       (head == nullptr && embedding != nullptr && has_head(config_));
@@ -501,11 +516,25 @@ class Planner {
                                  .stack = weight.experts == 0 ? Stack::kNone
                                           : gpt_oss           ? Stack::kGptOss
                                                               : Stack::kOwn};
+      set_rounding(weight);
       return;
     }
     weight.dtype = settings_.dtype ? settings_.dtype : of_base;
     const bool same = !weight.base->is_packed() && weight.dtype == of_base;
     if (same && !weight.is_changed() && !weight.base_as) weight.dtype.reset();
+  }
+
+  void set_rounding(MergedWeight& weight) {
+    if (settings_.rounding == Rounding::kNearest) return;
+    if (!weight.low_rank.empty()) weight.rounding = Rounding::kAdapter;
+    if (settings_.rounding != Rounding::kCalibrated) return;
+    // Rows of a weight with fan_in_fan_out are inputs, feedback runs along columns.
+    const bool turned = std::any_of(
+        weight.low_rank.begin(), weight.low_rank.end(),
+        [](const LowRankChange& change) { return change.transposed && change.experts == 1; });
+    if (!turned) weight.inputs = settings_.calibration->find(weight.name, weight.shape.back());
+    ++(weight.inputs != nullptr ? plan_.calibrated : plan_.not_calibrated);
+    if (weight.inputs != nullptr) weight.rounding = Rounding::kCalibrated;
   }
 
   const json::Value& config_;
@@ -519,8 +548,6 @@ class Planner {
   bool made_head_ = false, keeps_tie_ = false, trained_tokens_ = false;
   MergePlan plan_;
 };
-
-std::string_view torch_name(DType dtype) { return name_of(dtype); }
 
 }  // namespace
 
@@ -560,38 +587,6 @@ MergePlan plan_merge(const std::vector<Weight>& weights, const json::Value& conf
   Planner planner(weights, config, settings);
   for (const WeightedAdapter& adapter : adapters) planner.apply(adapter);
   return planner.finish();
-}
-
-json::Value merged_config(json::Value config, const MergePlan& plan,
-                          const MergeSettings& settings) {
-  const auto change = [&](json::Value& part) {
-    part.erase("quantization_config");
-    for (const char* key : {"dtype", "torch_dtype"}) {
-      const bool known = part.find(key) != nullptr && part.find(key)->is(json::Kind::kString);
-      if (settings.dtype && known) part.set(key, json::Value::string(torch_name(*settings.dtype)));
-    }
-    if (plan.unties_head) part.set("tie_word_embeddings", json::Value::boolean(false));
-  };
-  change(config);
-  if (settings.format) {
-    std::vector<Conversion> conversions;
-    for (const MergedWeight& weight : plan.weights) {
-      if (weight.members.empty() || weight.packed) {
-        conversions.push_back(weight.packed ? *weight.packed : Conversion{.weight = weight.base});
-        continue;
-      }
-      for (const Weight& member : weight.base->assembly->sources) {
-        conversions.push_back({.weight = &member});
-      }
-    }
-    config.set("quantization_config", quantization_config(config, conversions));
-  }
-  if (const json::Value* text = config.find("text_config")) {
-    json::Value inner = *text;
-    change(inner);
-    config.set("text_config", std::move(inner));
-  }
-  return config;
 }
 
 }  // namespace monograph

@@ -12,6 +12,7 @@
 #include "monograph/adapter/adapter.h"
 #include "monograph/base/dtype.h"
 #include "monograph/convert/convert.h"
+#include "monograph/merge/calibration.h"
 #include "monograph/safetensors/plan.h"
 #include "monograph/text/json_document.h"
 #include "monograph/weights/weight.h"
@@ -39,10 +40,23 @@ struct BiasChange {
   double factor = 0;
 };
 
+// How merged values become codes of a packed format.
+enum class Rounding : std::uint8_t {
+  kNearest,
+  // With error feedback along the directions of the LoRAs, see directions.h. Weights that no LoRA
+  // changes are rounded to nearest.
+  kAdapter,
+  // Also along the inputs that training saw, with or without a LoRA. Weights of which no inputs are
+  // known are rounded as by kAdapter.
+  kCalibrated,
+};
+
 struct MergedWeight {
   std::string name;
   std::vector<std::uint64_t> shape;
   const Weight* base = nullptr;  // what changes are measured from
+  // Of an embedding or a head: rows behind those of the base, which are zeros there.
+  std::uint64_t new_rows = 0;
   // A stack of experts: how many matrices it has; 0 for any other weight.
   std::uint64_t experts = 0;
   bool inputs_first = false;  // of a stack: [experts, inputs, outputs]
@@ -58,6 +72,8 @@ struct MergedWeight {
   std::vector<BiasChange> biases;
   // What is stored: packed, a float type, or, if neither is set, the bytes of the base.
   std::optional<Conversion> packed;
+  Rounding rounding = Rounding::kNearest;    // of packed ones
+  const CalibratedInputs* inputs = nullptr;  // set for kCalibrated
   std::optional<DType> dtype;
 
   bool is_changed() const {
@@ -65,7 +81,9 @@ struct MergedWeight {
   }
   // "lora", "dora", "replaced", "tokens", "bias", or "" if nothing changes.
   std::string_view change() const;
-  std::uint64_t elements() const { return base->elements; }
+  std::uint64_t elements() const {
+    return base->elements + (new_rows == 0 ? 0 : new_rows * shape.back());
+  }
 };
 
 // What becomes of experts in a packed output. Those that are packed in the base are packed anyway.
@@ -77,6 +95,8 @@ struct MergeSettings {
   std::optional<Format> format;
   std::size_t block = 64;
   bool double_quant = false;
+  Rounding rounding = Rounding::kNearest;
+  const Calibration* calibration = nullptr;  // for kCalibrated; must outlive the plan
   // The format the base was loaded in for training, if it is not stored so: of the weights of
   // linear layers.
   std::optional<Format> base_as;
@@ -89,6 +109,11 @@ struct MergeSettings {
 struct MergePlan {
   std::vector<MergedWeight> weights;  // sorted by name
   bool unties_head = false;           // input embedding and head were one tensor and no longer are
+  // The adapter that trains rows of the embedding or the head, whose tokenizer may differ.
+  const Adapter* trains_vocabulary = nullptr;
+  std::uint64_t vocabulary = 0;  // rows of embedding and head if they are more than in the base
+  // Packed weights that kCalibrated finds inputs of, and those it finds none of.
+  std::size_t calibrated = 0, not_calibrated = 0;
   std::vector<std::string> notes;
   std::deque<Weight> views;  // what `weights` point to besides the weights of the base
 
@@ -103,14 +128,19 @@ struct MergePlan {
 // A LoRA of a parameter of experts (target_parameters) is applied to the stack or to the matrices
 // that the base stores; experts of a plain output stay as they are stored.
 //
+// A calibration that knows the inputs of no packed weight, or another number of them, is an Error.
+//
+// Replaced embeddings and heads, and trained tokens, may have more rows than the base: new tokens.
+// All new rows must be the adapter's, of both embedding and head, and neither may be packed.
+//
 // A model whose head is its input embedding keeps one tensor only if the change was trained for
 // both (trained tokens, ensure_weight_tying). Else the two are written apart, as the adapter was
 // trained: the side it does not name keeps the values of the base.
 MergePlan plan_merge(const std::vector<Weight>& weights, const json::Value& config,
                      std::span<const WeightedAdapter> adapters, const MergeSettings& settings);
 
-// config.json of the output: quantization_config that of the output or none, dtype and
-// tie_word_embeddings set where they changed.
+// config.json of the output: quantization_config that of the output or none, dtype,
+// tie_word_embeddings and vocab_size set where they changed.
 json::Value merged_config(json::Value config, const MergePlan& plan, const MergeSettings& settings);
 
 }  // namespace monograph

@@ -267,6 +267,14 @@ const TensorEntry* Header::find(std::string_view name) const {
   return &tensors[*found];
 }
 
+std::string shape_text(const std::vector<std::uint64_t>& shape) {
+  std::string text;
+  for (const std::uint64_t size : shape) {
+    text += (text.empty() ? "" : ", ") + std::to_string(size);
+  }
+  return "[" + text + "]";
+}
+
 Header parse_header(std::span<const std::uint8_t> bytes, std::uint64_t file_size_bytes,
                     std::string_view source) {
   const auto fail = [source](const std::string& what) {

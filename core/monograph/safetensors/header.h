@@ -44,6 +44,9 @@ struct TensorEntry {
 // Sorted, so that the same metadata always gives the same bytes.
 using Metadata = std::map<std::string, std::string>;
 
+// "[2, 3]", for messages.
+std::string shape_text(const std::vector<std::uint64_t>& shape);
+
 struct Header {
   std::vector<TensorEntry> tensors;  // in the order of their bytes; together they are all the data
   Metadata metadata;

@@ -9,6 +9,8 @@
 namespace monograph {
 namespace {
 
+using safetensors::shape_text;
+
 constexpr std::string_view kWeight = ".weight", kExperts = ".experts.";
 
 struct Projection {
@@ -47,14 +49,6 @@ const json::Value* find_setting(const json::Value& config, std::string_view key)
   if (const json::Value* found = config.find(key)) return found;
   const json::Value* text = config.find("text_config");
   return text != nullptr && text->is(json::Kind::kObject) ? text->find(key) : nullptr;
-}
-
-std::string shape_text(const std::vector<std::uint64_t>& shape) {
-  std::string text;
-  for (const std::uint64_t size : shape) {
-    text += (text.empty() ? "" : ", ") + std::to_string(size);
-  }
-  return "[" + text + "]";
 }
 
 bool alike(const Weight& a, const Weight& b) {

@@ -4,7 +4,7 @@ An 8-billion-parameter Llama in bf16, four files of 4 GB (--quick: 1 GB in all) 
 double-quantised scales. `cp` copies the same files and syncs them; each round runs both from the same cache
 state: cold, the source dropped from the page cache, and warm. bitsandbytes quantises a slice in memory, no
 files: its rate is scaled to the weights that are quantised. The summary has the peak of our anonymous memory,
-and seconds and memory of `dequantize` and `merge` on the result.
+and seconds and memory of `dequantize` and `merge` on the result: into bf16, and into NF4 with two roundings.
 Needs 40 GB of disk (--quick: 3) under --folder.
 """
 
@@ -159,14 +159,21 @@ def write_adapter(folder: pathlib.Path, shapes: Shapes, rank: int = 16) -> None:
 
 
 def others(root: pathlib.Path, source: pathlib.Path, shapes: Shapes, threads: int) -> dict[str, float]:
-    """`dequantize` of what quantize wrote, and `merge` of an adapter onto it: seconds and peak memory."""
+    """`dequantize` of what quantize wrote, `merge` of an adapter onto it: seconds and peak memory."""
     jobs = ("--jobs", threads)
     packed, adapter, out = root / "quantised", root / "adapter", root / "out"
     tool_ms("quantize", source, packed, "--double-quant", *jobs)
     write_adapter(adapter, shapes)
     numbers: dict[str, float] = {}
-    merging = ("merge", packed, "--adapter", adapter, "--base", "dequantized", "--to", "bf16", "--out", out)
-    for name, command in {"dequantize": ("dequantize", packed, out), "merge": merging}.items():
+    merging = ("merge", packed, "--adapter", adapter, "--base", "dequantized", "--out", out, "--to")
+    four_bits = (*merging, "nf4", "--double-quant", "--rounding")
+    commands: dict[str, tuple[object, ...]] = {
+        "dequantize": ("dequantize", packed, out),
+        "merge": (*merging, "bf16"),
+        "merge_nearest": (*four_bits, "nearest"),
+        "merge_adapter": (*four_bits, "adapter"),
+    }
+    for name, command in commands.items():
         elapsed, peak = tool_ms(*command, *jobs)
         numbers |= {f"{name}_seconds": elapsed / 1e3, f"{name}_anonymous_gib": peak / 2**30}
         shutil.rmtree(out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
 import sysconfig
 
@@ -15,6 +16,8 @@ COMMANDS = {
     "quantize": "a model folder to NF4, FP4, MXFP4, MXFP8, NVFP4 or FP8 blocks",
     "dequantize": "a packed model folder back to bf16, fp16 or fp32",
     "merge": "merge PEFT adapters into a base model",
+    "export": "a model folder as one GGUF file for llama.cpp and Ollama",
+    "adapter": "check an adapter for a server, or write the form that the server applies",
     "verify": "check structure, index, numbers and checksums of a checkpoint",
     "diff": "how two checkpoints differ, weight by weight, across formats",
     "completion": "print a completion script for bash, zsh or fish",
@@ -30,6 +33,21 @@ def find_program() -> str | None:
     folders = [pathlib.Path(sys.executable).parent, *(sysconfig.get_path(*scheme) for scheme in schemes)]
     installed = (shutil.which(PROGRAM, path=str(folder)) for folder in folders)
     return next((path for path in installed if path), None) or shutil.which(PROGRAM)
+
+
+def run_beside(arguments: list[str]) -> int:
+    """Runs `monograph ARGUMENTS` as a child and returns its exit code; 5 if there is no such program."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    program = find_program()
+    try:
+        if program is not None:
+            return subprocess.run([program, *arguments], check=False).returncode
+        problem = "there is none beside this Python or on the PATH"
+    except OSError as error:
+        problem = f"{program} cannot be run: {error.strerror}"
+    print(f"monograph: {arguments[0]!r} is done by the native program, and {problem}.", file=sys.stderr)
+    return 5
 
 
 def hand_over(arguments: list[str]) -> int:

@@ -41,7 +41,7 @@ void write_model(const fs::path& source, const fs::path& target, Existing existi
       plan_shards({{"a", StoredDType::kU8, {4}}, {"b", StoredDType::kU8, {4}}}, {}, 4), options);
   for (const char* name : {"a", "b"}) writer.write(name, 0, std::vector<std::uint8_t>(4, 'n'));
   writer.finish();
-  carry_over(source, folder.path(), ops);
+  carry_over(source, folder.path(), CarriedFiles::kAll, ops);
   write_file(folder.path() / "config.json", "new", ops);
   folder.commit();
 }
@@ -287,6 +287,18 @@ TEST(StagedFolder, TheProcessDiesBetweenAnyTwoCalls) {
       ASSERT_EQ(WEXITSTATUS(status), 9);
     }
   }
+}
+
+TEST(CarryOver, TheTokenizerAloneAndAllElse) {
+  const TemporaryFolder folder;
+  make_source(folder / "source");
+  write_all(folder / "source/generation_config.json", "{}");
+  for (const char* to : {"tokenizer", "rest"}) fs::create_directory(folder / to);
+  EXPECT_EQ(carry_over(folder / "source", folder / "tokenizer", CarriedFiles::kTokenizer),
+            (std::vector<std::string>{"tokenizer.json", "additional_chat_templates/rag.jinja"}));
+  EXPECT_EQ(carry_over(folder / "source", folder / "rest", CarriedFiles::kAllButTokenizer),
+            std::vector<std::string>{"generation_config.json"});
+  EXPECT_FALSE(fs::exists(folder / "rest/additional_chat_templates"));
 }
 
 TEST(CarryOver, LinksOutOfTheFolderAreRefusedAndCachesAllowed) {

@@ -73,12 +73,6 @@ void expect_new_shards(const fs::path& folder) {
   }
 }
 
-const char* name_of(Call call) {
-  constexpr const char* kNames[] = {"open",      "close",  "stat",  "fstat",  "fchmod", "flock",
-                                    "fallocate", "pwrite", "fsync", "rename", "unlink"};
-  return kNames[static_cast<int>(call)];
-}
-
 // Which failures the writer survives: those of calls whose result does not matter.
 bool is_forgiven(Call call) {
   return call == Call::kClose || call == Call::kFlock || call == Call::kUnlink;

@@ -1,0 +1,91 @@
+#include "rounding.h"
+
+#include <filesystem>
+
+#include "monograph/base/error.h"
+#include "monograph/text/utf8.h"
+
+namespace monograph::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using text::in_quotes;
+
+// The file that lies beside an adapter.
+std::string find_calibration(std::span<const Adapter> adapters) {
+  std::string found;
+  for (const Adapter& adapter : adapters) {
+    const fs::path file = adapter.folder() / kCalibrationFile;
+    if (!fs::exists(file)) continue;
+    if (!found.empty()) {
+      throw CLI::RequiredError("--calibration (" + found + " and " + file.string() +
+                               " are both there)");
+    }
+    found = file.string();
+  }
+  if (found.empty()) {
+    throw CLI::RequiredError("--calibration (no adapter has " + std::string(kCalibrationFile) +
+                             " beside it)");
+  }
+  return found;
+}
+
+void check_base(const Calibration& calibration, std::span<const Adapter> adapters, bool force,
+                const Session& session) {
+  const std::string seen = calibration.base_sha256();
+  for (const Adapter& adapter : adapters) {
+    const std::string& trained_on = adapter.recorded_base().sha256;
+    if (trained_on.empty() || seen.empty() || trained_on == seen) continue;
+    std::string text = calibration.file().string();
+    text.append(": was made with the base of hash ").append(seen).append(", ");
+    text.append(adapter.folder().string()).append(" was trained on ").append(trained_on);
+    if (!force) throw Error(text + "; --force merges anyway");
+    session.warn(text);
+  }
+}
+
+}  // namespace
+
+void declare_rounding(CLI::App& app, RoundingOptions& options) {
+  app.add_option(
+         "--rounding", options.how,
+         "How values become codes of a packed output: to the 'nearest', or so that what the "
+         "'adapter' changes is kept: with error feedback along its directions, or 'calibrated': "
+         "also along the inputs that training saw; by default 'adapter' for 4 bits")
+      ->check(CLI::IsMember({"nearest", "adapter", "calibrated"}))
+      ->type_name("HOW");
+  app.add_option("--calibration", options.calibration,
+                 "The inputs that training saw, for --rounding calibrated; by default "
+                 "calibration.safetensors beside the adapter")
+      ->type_name("FILE");
+}
+
+// Rounding along the adapter is for formats whose steps are larger than what an adapter changes.
+std::unique_ptr<Calibration> choose_rounding(RoundingOptions& options, const std::string& to,
+                                             std::span<const Adapter> adapters, bool force,
+                                             const Session& session, MergeSettings& settings) {
+  if (!options.calibration.empty()) {
+    if (options.how.empty()) options.how = "calibrated";
+    if (options.how != "calibrated") {
+      throw CLI::ValidationError(
+          "--calibration", "is for --rounding calibrated, --rounding is " + in_quotes(options.how));
+    }
+  }
+  if (!options.how.empty() && options.how != "nearest" && !settings.format) {
+    throw CLI::ValidationError("--rounding", "is " + in_quotes(options.how) +
+                                                 ", which is for a packed output; --to is " +
+                                                 in_quotes(to));
+  }
+  const bool four_bits = settings.format && find_format(*settings.format)->bits == 4;
+  if (options.how.empty()) options.how = four_bits ? "adapter" : "nearest";
+  if (options.how == "adapter") settings.rounding = Rounding::kAdapter;
+  if (options.how != "calibrated") return nullptr;
+  if (options.calibration.empty()) options.calibration = find_calibration(adapters);
+  auto calibration = std::make_unique<Calibration>(options.calibration);
+  check_base(*calibration, adapters, force, session);
+  settings.rounding = Rounding::kCalibrated;
+  settings.calibration = calibration.get();
+  return calibration;
+}
+
+}  // namespace monograph::cli

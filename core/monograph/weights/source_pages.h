@@ -1,0 +1,23 @@
+// The mapped bytes behind elements of a weight, and what the system is told of them, so that memory
+// does not grow with a checkpoint that is streamed.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "monograph/weights/weight.h"
+
+namespace monograph {
+
+using MappedBytes = std::span<const std::uint8_t>;
+
+// The values that elements [begin, end) are read from, at least.
+std::vector<MappedBytes> source_pages(const Weight& weight, std::uint64_t begin, std::uint64_t end);
+
+// They will be read soon.
+void prefetch_pages(std::span<const MappedBytes> pages);
+// They were read: they stay in the page cache, the mapping of this process gets small again.
+void release_pages(std::span<const MappedBytes> pages);
+
+}  // namespace monograph
