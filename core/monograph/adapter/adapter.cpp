@@ -15,6 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using safetensors::LocatedTensor;
+using safetensors::shape_text;
 using safetensors::StoredDType;
 using safetensors::TensorEntry;
 using text::in_quotes;
@@ -39,14 +40,6 @@ bool remove_part(std::string& text, std::string_view part) {
 
 bool is_float(StoredDType dtype) {
   return dtype == StoredDType::kF32 || dtype == StoredDType::kBF16 || dtype == StoredDType::kF16;
-}
-
-std::string shape_text(const std::vector<std::uint64_t>& shape) {
-  std::string text = "[";
-  for (const std::uint64_t size : shape) {
-    text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  }
-  return text + "]";
 }
 
 struct Role {

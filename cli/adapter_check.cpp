@@ -1,0 +1,117 @@
+// monograph adapter check: whether a server applies an adapter as it was trained.
+#include <cstdio>
+#include <map>
+#include <memory>
+
+#include "adapter.h"
+#include "model.h"
+#include "monograph/adapter/serving_check.h"
+#include "monograph/text/utf8.h"
+#include "server_option.h"
+#include "table.h"
+
+namespace monograph::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  std::string base, adapter, server;
+  std::optional<std::uint64_t> max_rank;
+  bool json = false, all = false;
+};
+
+constexpr std::size_t kShownOfRule = 3;
+
+json::Value report_json(const Options& options, const std::vector<ServingFinding>& findings,
+                        std::size_t tensors) {
+  json::Value value;
+  value.set("schema_version", json::Value::number(std::int64_t{1}));
+  value.set("base", json::Value::string(options.base));
+  value.set("adapter", json::Value::string(options.adapter));
+  value.set("for", json::Value::string(options.server));
+  value.set("tensors", json::Value::number(static_cast<std::int64_t>(tensors)));
+  json::Value& rows = value.set("findings", json::Value::array());
+  for (const ServingFinding& finding : findings) {
+    json::Value& row = rows.append(json::Value::object());
+    row.set("rule", json::Value::string(finding.rule));
+    row.set("key", json::Value::string(finding.key));
+    row.set("what", json::Value::string(finding.what));
+  }
+  return value;
+}
+
+std::string report_text(const Options& options, const std::vector<ServingFinding>& findings,
+                        std::size_t tensors) {
+  const std::string_view title = title_of(*find_server(options.server));
+  if (findings.empty()) {
+    return std::string(title) + " applies the adapter: " + std::to_string(tensors) +
+           " tensors, no finding\n";
+  }
+  std::map<std::string_view, std::size_t> of_rule;
+  std::string text;
+  for (const ServingFinding& finding : findings) {
+    if (++of_rule[finding.rule] > kShownOfRule && !options.all) continue;
+    text += std::string(finding.rule) + ": " + printable(finding.key) + ": " + finding.what + "\n";
+  }
+  for (const auto& [rule, count] : of_rule) {
+    if (count <= kShownOfRule || options.all) continue;
+    text += std::string(rule) + ": " + std::to_string(count - kShownOfRule) +
+            " more (--all shows them)\n";
+  }
+  return text + std::to_string(findings.size()) +
+         (findings.size() == 1 ? " finding" : " findings") + " for " + std::string(title) + "\n";
+}
+
+int check(const Options& options) {
+  const Model base = open_model(options.base);
+  const json::Value config = base.config ? *base.config : json::Value();
+  const BaseModules modules(base.weights, config);
+  const fs::path config_path = fs::path(options.adapter) / "adapter_config.json";
+  const json::Value adapter_config = read_json(config_path);
+  const safetensors::Checkpoint adapter = open_adapter(options.adapter);
+  ServingCheck request;
+  request.adapter = &adapter;
+  request.config = &adapter_config;
+  request.config_path = config_path.string();
+  request.base = &modules;
+  request.server = *find_server(options.server);
+  request.max_rank = options.max_rank;
+  const std::vector<ServingFinding> findings = check_serving(request);
+  const std::size_t tensors = adapter.tensors().size();
+  std::fputs(options.json ? json::dump(report_json(options, findings, tensors)).c_str()
+                          : report_text(options, findings, tensors).c_str(),
+             stdout);
+  return findings.empty() ? kOk : kFinding;
+}
+
+Run declare(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  app.add_option("base", options->base, "The folder of the base model")->required();
+  app.add_option("adapter", options->adapter, "The folder of the PEFT adapter")->required();
+  declare_server(app, options->server);
+  declare_max_rank(app, options->max_rank);
+  app.add_flag("--all", options->all, "Show every finding, not the first 3 of a rule");
+  app.add_flag("--json", options->json, "Print the findings as JSON");
+  return [options](Session&) { return check(*options); };
+}
+
+}  // namespace
+
+const Command kAdapterCheck = {
+    "check",
+    "whether a server applies an adapter as it was trained",
+    "Say what a server would not apply, or apply otherwise than PEFT: exit code 1 and a line for "
+    "each finding with the tensor or the setting it is about, else exit code 0.\n\n"
+    "Names and shapes are held one to one against the base; then the rules of the server: names of "
+    "tensors, ranks, scale, DoRA, replaced modules, trained tokens, biases, embeddings, a head "
+    "that "
+    "is the embedding, layers that it keeps as one, layouts of experts. docs/serving.md lists "
+    "them.",
+    "monograph adapter check llama my-lora --for vllm\n"
+    "monograph adapter check llama my-lora --for vllm --max-rank 16 --json\n"
+    "monograph adapter check mixtral my-lora --for llama.cpp --all",
+    declare,
+};
+
+}  // namespace monograph::cli

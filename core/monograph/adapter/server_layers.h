@@ -1,0 +1,37 @@
+// How servers hold the layers of a model where it matters for LoRA: several modules in one layer,
+// and experts one by one.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "monograph/adapter/base_modules.h"
+#include "monograph/adapter/factors.h"
+#include "monograph/adapter/servers.h"
+
+namespace monograph {
+
+// Modules that must have LoRA too if `module` has: SGLang stacks q, k and v, and gate and up; vLLM
+// the matrices of all experts of a layer. Of experts the next ones only: each of them asks on.
+std::vector<std::string> required_with(const BaseModules& base, Server server,
+                                       const std::string& module);
+
+// A share of the rows of a stack's matrices, as a module of its own.
+struct ExpertPart {
+  std::string_view projection;  // "gate", "up" or "down"
+  std::uint64_t first_row = 0, rows = 0;
+};
+std::vector<ExpertPart> parts_of(const PlacedFactors& placed);
+
+// The module that one expert's part is in checkpoints and servers: "X.experts.3.gate_proj". Nothing
+// where the model has no such modules: gpt-oss, Granite, Llama 4.
+std::optional<std::string> single_expert(const PlacedFactors& placed, std::uint64_t expert,
+                                         const ExpertPart& part);
+
+// Whether adapters with one module an expert need an option of vLLM: its class of this model reads
+// them stacked.
+bool wants_mixed_format(const BaseModules& base);
+
+}  // namespace monograph
