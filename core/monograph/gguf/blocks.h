@@ -1,0 +1,35 @@
+// Blocks of ggml: 32 elements of a row with one scale. Each encoder gives the bytes of ggml's
+// reference (and of PyPI's gguf) wherever those are defined; input is finite.
+//
+//   Q8_0   34 bytes: scale fp16 = absmax / 127, then 32 signed bytes round(x / scale), halves away
+//          from zero
+//   Q4_0   18 bytes: scale fp16 = m / -8 with m the value of the largest magnitude (the first of
+//          equal ones), then 16 bytes; byte i holds element i below and element i + 16 above, each
+//          trunc(x / scale + 8.5), at most 15; the value is (code - 8) * scale
+//   MXFP4  17 bytes: scale E8M0 = floor(log2(absmax)) - 2, then 16 bytes as in Q4_0 of E2M1 codes,
+//          the nearest value, the smaller magnitude of two equally near; never the code of -0
+//
+// The quotients are computed with the scale in fp32, before it is rounded, as a product with its
+// inverse. Beyond the reference: an inverse that overflows counts as zero, so that the block is
+// zero, and an MXFP4 scale below 2^-127 is 2^-127.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "monograph/gguf/tensor_type.h"
+
+namespace monograph::gguf {
+
+inline constexpr std::size_t kBlock = 32;
+
+// The largest magnitude whose scale is a finite fp16 number.
+inline constexpr float kLargestQ8 = 65504.0f * 127;
+inline constexpr float kLargestQ4 = 65504.0f * 8;
+
+// `values`: blocks * 32 floats; `out`: blocks * block_bytes.
+void encode_q8_0(const float* values, std::size_t blocks, std::uint8_t* out);
+void encode_q4_0(const float* values, std::size_t blocks, std::uint8_t* out);
+void encode_mxfp4(const float* values, std::size_t blocks, std::uint8_t* out);
+
+}  // namespace monograph::gguf

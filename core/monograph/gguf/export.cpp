@@ -1,0 +1,193 @@
+#include "monograph/gguf/export.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include "monograph/base/error.h"
+#include "monograph/base/float_types.h"
+#include "monograph/cpu/parallel.h"
+#include "monograph/gguf/blocks.h"
+#include "monograph/gguf/row_order.h"
+#include "monograph/text/utf8.h"
+#include "monograph/weights/source_pages.h"
+
+namespace monograph::gguf {
+namespace {
+
+// 4 MiB in fp32: large against a system call, small against memory.
+constexpr std::uint64_t kPieceElements = 1 << 20;
+
+// Rows of a tensor.
+struct Piece {
+  std::size_t tensor = 0;
+  std::uint64_t begin = 0, end = 0;
+};
+
+struct Scratch {
+  std::vector<float> values;
+  std::vector<std::uint8_t> out;
+};
+
+std::uint64_t rows_of(const ExportedTensor& tensor) {
+  return tensor.info.shape.size() < 2 ? 1 : tensor.info.shape.front();
+}
+
+class Exporter {
+ public:
+  Exporter(const ExportPlan& plan, FileWriter& writer, const ExportOptions& options)
+      : plan_(plan), writer_(writer), options_(options) {
+    for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+      const std::uint64_t rows = rows_of(plan.tensors[i]);
+      const std::uint64_t step =
+          std::max<std::uint64_t>(kPieceElements / plan.tensors[i].info.shape.back(), 1);
+      for (std::uint64_t begin = 0; begin < rows; begin += step) {
+        pieces_.push_back({i, begin, std::min(begin + step, rows)});
+      }
+    }
+  }
+
+  void run() {
+    ThreadPool pool(std::max(options_.threads, 1));
+    pool.parallel_for(static_cast<std::size_t>(pool.threads()), 1,
+                      [this](std::size_t, std::size_t) { work(); });
+  }
+
+ private:
+  void work() {
+    Scratch scratch;
+    try {
+      for (;;) {
+        const std::size_t index = next_++;
+        if (index >= pieces_.size() || stop_) return;
+        do_piece(pieces_[index], scratch);
+      }
+    } catch (...) {
+      stop_ = true;
+      throw;
+    }
+  }
+
+  void do_piece(const Piece& piece, Scratch& scratch) {
+    const ExportedTensor& tensor = plan_.tensors[piece.tensor];
+    const std::uint64_t cols = tensor.info.shape.back();
+    const std::uint64_t count = (piece.end - piece.begin) * cols;
+    read(tensor, piece, scratch);
+    if (tensor.weight != nullptr) check(tensor, piece, scratch.values);
+    scratch.out.resize(size_bytes(tensor.info.type, count));
+    encode(tensor.info.type, scratch.values, scratch.out.data());
+    writer_.write(piece.tensor, size_bytes(tensor.info.type, piece.begin * cols), scratch.out);
+    options_.advance(scratch.out.size());
+  }
+
+  static void read(const ExportedTensor& tensor, const Piece& piece, Scratch& scratch) {
+    if (tensor.weight == nullptr) {
+      scratch.values = tensor.values;
+      return;
+    }
+    const std::uint64_t cols = tensor.info.shape.back();
+    scratch.values.resize((piece.end - piece.begin) * cols);
+    if (tensor.turned_head_rows == 0) {
+      read_elements(*tensor.weight, piece.begin * cols, piece.end * cols, DType::kFloat32,
+                    scratch.values.data());
+      release_pages(source_pages(*tensor.weight, piece.begin * cols, piece.end * cols));
+    } else if (tensor.info.shape.size() == 1) {
+      read_turned_vector(tensor, scratch.values);
+    } else {
+      for (std::uint64_t row = piece.begin; row < piece.end; ++row) {
+        const std::uint64_t from = source_row(row, tensor.turned_head_rows);
+        read_elements(*tensor.weight, from * cols, (from + 1) * cols, DType::kFloat32,
+                      scratch.values.data() + (row - piece.begin) * cols);
+      }
+      // Rows of the last head may be read again: its pages are then mapped once more.
+      release_pages(source_pages(*tensor.weight, piece.begin * cols, piece.end * cols));
+    }
+    if (!tensor.add_one) return;
+    for (float& value : scratch.values) value += 1;
+  }
+
+  // A bias: its elements are rows.
+  static void read_turned_vector(const ExportedTensor& tensor, std::vector<float>& values) {
+    std::vector<float> source(values.size());
+    read_elements(*tensor.weight, 0, source.size(), DType::kFloat32, source.data());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = source[source_row(i, tensor.turned_head_rows)];
+    }
+  }
+
+  static float limit_of(TensorType type) {
+    switch (type) {
+      case TensorType::kQ8:
+        return kLargestQ8;
+      case TensorType::kQ4:
+        return kLargestQ4;
+      case TensorType::kF16:
+        return 65519.996f;  // what rounds to the largest, 65504
+      case TensorType::kF32:
+      case TensorType::kBF16:
+      case TensorType::kMxfp4:
+        break;
+    }
+    return std::numeric_limits<float>::max();
+  }
+
+  static void check(const ExportedTensor& tensor, const Piece& piece,
+                    const std::vector<float>& values) {
+    const float limit = limit_of(tensor.info.type);
+    const auto bad = std::find_if(values.begin(), values.end(),
+                                  [&](float value) { return !(std::fabs(value) <= limit); });
+    if (bad == values.end()) return;
+    // Plain floats can hold NaN and infinities; a model that has them is broken all the same.
+    const auto index = static_cast<std::uint64_t>(bad - values.begin());
+    const std::uint64_t cols = tensor.info.shape.back();
+    throw Error("weight " + text::in_quotes(tensor.weight->name) + ": " +
+                text::in_quotes(tensor.info.name) + " has " + std::to_string(*bad) + " in row " +
+                std::to_string(piece.begin + index / cols) + ", column " +
+                std::to_string(index % cols) + ", " + std::string(info_of(tensor.info.type).name) +
+                " holds numbers up to " + std::to_string(limit));
+  }
+
+  static void encode(TensorType type, const std::vector<float>& values, std::uint8_t* out) {
+    switch (type) {
+      case TensorType::kQ8:
+        return encode_q8_0(values.data(), values.size() / kBlock, out);
+      case TensorType::kQ4:
+        return encode_q4_0(values.data(), values.size() / kBlock, out);
+      case TensorType::kMxfp4:
+        return encode_mxfp4(values.data(), values.size() / kBlock, out);
+      case TensorType::kF32:
+        return store<float>(values, out);
+      case TensorType::kF16:
+        return store<Fp16>(values, out);
+      case TensorType::kBF16:
+        return store<Bf16>(values, out);
+    }
+  }
+
+  template <class T>
+  static void store(const std::vector<float>& values, std::uint8_t* out) {
+    for (const float value : values) {
+      const T stored = from_float<T>(value);
+      std::memcpy(out, &stored, sizeof stored);
+      out += sizeof stored;
+    }
+  }
+
+  const ExportPlan& plan_;
+  FileWriter& writer_;
+  const ExportOptions& options_;
+  std::vector<Piece> pieces_;
+  std::atomic<std::size_t> next_ = 0;
+  std::atomic<bool> stop_ = false;
+};
+
+}  // namespace
+
+void write_export(const ExportPlan& plan, const FilePlan& file, const std::filesystem::path& target,
+                  std::span<const files::FileId> inputs, const ExportOptions& options) {
+  FileWriter writer(target, file, inputs);
+  Exporter(plan, writer, options).run();
+  writer.finish();
+}
+
+}  // namespace monograph::gguf

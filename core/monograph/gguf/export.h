@@ -1,0 +1,55 @@
+// A model folder as one GGUF file: which tensor becomes what, and the writing, row by row.
+// Memory does not grow with the model: the source is mapped, a thread holds a few rows.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "monograph/gguf/file_writer.h"
+#include "monograph/gguf/model_config.h"
+#include "monograph/gguf/tokenizer.h"
+#include "monograph/weights/weight.h"
+
+namespace monograph::gguf {
+
+struct ExportedTensor {
+  TensorInfo info;
+  const Weight* weight = nullptr;  // null: `values` are written
+  std::vector<float> values;
+  std::uint64_t turned_head_rows = 0;  // not 0: rows in llama.cpp's order (row_order.h)
+  bool add_one = false;                // Gemma's norms are stored as what is added to one
+};
+
+struct ExportPlan {
+  ModelConfig config;
+  std::vector<ExportedTensor> tensors;
+  std::vector<std::string> fallbacks;  // tensors in f16: their rows are not made of whole blocks
+  std::vector<std::string> left_out;   // weights of other modalities, and a tied head
+};
+
+// Matrices become `type`, vectors f32. As llama.cpp does: rows that are no multiple of the block
+// become f16. Under q4_0 and mxfp4 embedding and head become q8_0. Every tensor of the architecture
+// must be there in the shape that config.json says, and nothing else. Throws Error.
+ExportPlan plan_export(const std::vector<Weight>& weights, ModelConfig config, TensorType type);
+
+// All of it: general keys, architecture, tokenizer.
+Metadata export_metadata(const ExportPlan& plan, const Tokenizer& tokenizer, TensorType type,
+                         const std::string& name);
+
+struct ExportOptions {
+  int threads = 1;
+  // Called with the bytes of the file of each piece done, from any thread; what it throws ends the
+  // work.
+  std::function<void(std::uint64_t)> advance = [](std::uint64_t) {};
+};
+
+// The file appears complete or not at all; the same bytes for any number of threads. Throws Error
+// if a value cannot be stored: NaN or infinity in a block, a number beyond f16 or a block's scale.
+void write_export(const ExportPlan& plan, const FilePlan& file, const std::filesystem::path& target,
+                  std::span<const files::FileId> inputs, const ExportOptions& options);
+
+}  // namespace monograph::gguf

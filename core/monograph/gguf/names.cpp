@@ -1,0 +1,132 @@
+#include "monograph/gguf/names.h"
+
+#include <algorithm>
+#include <array>
+#include <span>
+
+namespace monograph::gguf {
+namespace {
+
+constexpr std::array kArchitectures = {
+    Architecture{"gemma", "gemma", false, Exported::kNo},
+    Architecture{"gemma2", "gemma2", false, Exported::kNo},
+    Architecture{"gemma3_text", "gemma3", false, Exported::kYes},
+    Architecture{"llama", "llama", true, Exported::kYes},
+    Architecture{"mistral", "llama", true, Exported::kYes},
+    Architecture{"mixtral", "llama", true, Exported::kNo},
+    Architecture{"qwen2", "qwen2", false, Exported::kNo},
+    Architecture{"qwen2_moe", "qwen2moe", false, Exported::kNo},
+    Architecture{"qwen3", "qwen3", false, Exported::kYes},
+    Architecture{"qwen3_moe", "qwen3moe", false, Exported::kNo},
+};
+
+struct Name {
+  std::string_view module, tensor;
+};
+constexpr std::array kLayerNames = {
+    Name{"self_attn.q_proj", "attn_q"},
+    Name{"self_attn.k_proj", "attn_k"},
+    Name{"self_attn.v_proj", "attn_v"},
+    Name{"self_attn.o_proj", "attn_output"},
+    Name{"mlp.gate_proj", "ffn_gate"},
+    Name{"mlp.up_proj", "ffn_up"},
+    Name{"mlp.down_proj", "ffn_down"},
+    Name{"mlp.gate", "ffn_gate_inp"},
+    Name{"block_sparse_moe.gate", "ffn_gate_inp"},
+    Name{"mlp.shared_expert.gate_proj", "ffn_gate_shexp"},
+    Name{"mlp.shared_expert.up_proj", "ffn_up_shexp"},
+    Name{"mlp.shared_expert.down_proj", "ffn_down_shexp"},
+};
+constexpr std::array kTopNames = {Name{"embed_tokens", "token_embd"}, Name{"lm_head", "output"}};
+constexpr std::array kNorms = {
+    Name{"input_layernorm", "attn_norm"},
+    Name{"post_attention_layernorm", "ffn_norm"},
+    Name{"self_attn.q_norm", "attn_q_norm"},
+    Name{"self_attn.k_norm", "attn_k_norm"},
+};
+// Gemma has norms behind its blocks too.
+constexpr std::array kGemmaNorms = {
+    Name{"input_layernorm", "attn_norm"},
+    Name{"post_attention_layernorm", "post_attention_norm"},
+    Name{"pre_feedforward_layernorm", "ffn_norm"},
+    Name{"post_feedforward_layernorm", "post_ffw_norm"},
+    Name{"self_attn.q_norm", "attn_q_norm"},
+    Name{"self_attn.k_norm", "attn_k_norm"},
+};
+constexpr std::array kTopNorms = {Name{"norm", "output_norm"}};
+constexpr std::array<std::string_view, 4> kPrefixes = {"model.language_model.",
+                                                       "language_model.model.", "model.", ""};
+constexpr std::array<std::string_view, 5> kOtherModalities = {
+    "vision_tower.", "vision_model.", "multi_modal_projector.", "audio_tower.", "visual."};
+
+std::optional<std::string> look(std::span<const Name> names, std::string_view module) {
+  const auto found = std::find_if(names.begin(), names.end(),
+                                  [&](const Name& name) { return name.module == module; });
+  if (found == names.end()) return std::nullopt;
+  return std::string(found->tensor);
+}
+
+std::optional<std::string> tensor_name(std::string_view module, std::span<const Name> top,
+                                       std::span<const Name> layer, std::string_view projection) {
+  for (const std::string_view prefix : kPrefixes) {
+    if (!module.starts_with(prefix)) continue;
+    std::string_view rest = module.substr(prefix.size());
+    if (std::optional<std::string> found = look(top, rest)) return found;
+    constexpr std::string_view kLayers = "layers.";
+    if (!rest.starts_with(kLayers)) continue;
+    rest.remove_prefix(kLayers.size());
+    const std::size_t digits = rest.find_first_not_of("0123456789");
+    if (digits == 0 || digits == std::string_view::npos || rest[digits] != '.') continue;
+    const std::string block = "blk." + std::string(rest.substr(0, digits)) + ".";
+    if (!projection.empty()) return block + "ffn_" + std::string(projection) + "_exps";
+    if (const auto found = look(layer, rest.substr(digits + 1))) return block + *found;
+  }
+  return std::nullopt;
+}
+
+template <class Wanted>
+std::string listed(Wanted wanted) {
+  std::string text;
+  for (const Architecture& row : kArchitectures) {
+    if (!wanted(row)) continue;
+    text += (text.empty() ? "" : ", ") + std::string(row.model_type);
+  }
+  return text;
+}
+
+}  // namespace
+
+const Architecture* find_architecture(std::string_view model_type) {
+  const auto* found =
+      std::find_if(kArchitectures.begin(), kArchitectures.end(),
+                   [&](const Architecture& row) { return row.model_type == model_type; });
+  return found == kArchitectures.end() ? nullptr : found;
+}
+
+std::string model_types() {
+  return listed([](const Architecture&) { return true; });
+}
+
+std::string exported_model_types() {
+  return listed([](const Architecture& row) { return row.exported == Exported::kYes; });
+}
+
+std::optional<std::string> matrix_name(std::string_view module, std::string_view projection) {
+  return tensor_name(module, kTopNames, kLayerNames, projection);
+}
+
+std::optional<std::string> norm_name(const Architecture& architecture, std::string_view module) {
+  const bool gemma = architecture.name.starts_with("gemma");
+  return tensor_name(module, kTopNorms,
+                     gemma ? std::span<const Name>(kGemmaNorms) : std::span<const Name>(kNorms),
+                     {});
+}
+
+bool is_other_modality(std::string_view module) {
+  constexpr std::string_view kModel = "model.";
+  if (module.starts_with(kModel)) module.remove_prefix(kModel.size());
+  return std::any_of(kOtherModalities.begin(), kOtherModalities.end(),
+                     [&](std::string_view begin) { return module.starts_with(begin); });
+}
+
+}  // namespace monograph::gguf

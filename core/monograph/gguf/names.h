@@ -1,0 +1,38 @@
+// What llama.cpp calls architectures and the tensors of a model.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace monograph::gguf {
+
+enum class Exported : std::uint8_t { kNo, kYes };
+
+struct Architecture {
+  std::string_view model_type;  // of config.json
+  std::string_view name;        // general.architecture
+  // llama.cpp turns neighbours, transformers the two halves of a head: the rows of q and k are
+  // stored in another order (row_order.h).
+  bool neighbours_turned;
+  Exported exported;  // whether whole models are written, not only adapters
+};
+
+// By model_type; null if it is not known.
+const Architecture* find_architecture(std::string_view model_type);
+// The model types of the table, for messages.
+std::string model_types();
+std::string exported_model_types();
+
+// The tensor of a module with a matrix, by its name in a checkpoint, without ".weight":
+// "blk.0.attn_q" for "model.layers.0.self_attn.q_proj". `projection` is set for experts: "gate",
+// "up" or "down". Nothing if llama.cpp has none.
+std::optional<std::string> matrix_name(std::string_view module, std::string_view projection = {});
+// The same of a norm.
+std::optional<std::string> norm_name(const Architecture& architecture, std::string_view module);
+
+// Whether a module belongs to the eyes or ears of a model, not to its language model.
+bool is_other_modality(std::string_view module);
+
+}  // namespace monograph::gguf
