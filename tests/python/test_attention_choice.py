@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import monograph as mg
 from monograph.integrations.transformers import attention
+from monograph.integrations.transformers.loading import default_attention
 
 
 def build(device="cpu", **options):
@@ -41,9 +42,23 @@ def test_a_choice_of_the_user_is_kept():
 
 def test_no_score_matrix_on_a_device_without_a_kernel(monkeypatch):
     assert after_optimize(build("meta")) == "sdpa"
-    with pytest.raises(ValueError, match="attention=True on meta, where monograph attention has no kernel"):
+    with pytest.raises(ValueError, match="attention=True on meta: it has no kernel there"):
         after_optimize(build("meta"), attention=True)
-    monkeypatch.setattr(attention, "has_kernel", lambda device: False)
+    monkeypatch.setattr(attention, "has_kernel", lambda name, device: False)
     assert after_optimize(build()) == "sdpa"
-    monkeypatch.setattr(attention, "has_kernel", lambda device: True)
-    assert after_optimize(build("meta")) == "monograph"
+
+
+@pytest.mark.parametrize(
+    ("device_map", "chosen"),
+    [
+        (None, "monograph"),
+        ("cpu", "monograph"),
+        ({"": "cpu"}, "monograph"),
+        ("cuda", None),
+        ("auto", None),
+        ({"": 0}, None),
+        ({"model": "cpu", "lm_head": "cuda:0"}, None),
+    ],
+)
+def test_a_device_without_a_kernel_keeps_the_attention_of_transformers(device_map, chosen):
+    assert default_attention(device_map) == chosen
