@@ -26,6 +26,24 @@ ssize_t FileOps::pwrite(int fd, const void* data, std::size_t size_bytes,
                         std::uint64_t offset_bytes) {
   return ::pwrite(fd, data, size_bytes, static_cast<off_t>(offset_bytes));
 }
+ssize_t FileOps::pread(int fd, void* data, std::size_t size_bytes, std::uint64_t offset_bytes) {
+  return ::pread(fd, data, size_bytes, static_cast<off_t>(offset_bytes));
+}
+int FileOps::reserve(int fd, std::uint64_t offset_bytes, std::uint64_t size_bytes) {
+  return ::fallocate(fd, 0, static_cast<off_t>(offset_bytes), static_cast<off_t>(size_bytes));
+}
+int FileOps::punch_hole(int fd, std::uint64_t offset_bytes, std::uint64_t size_bytes) {
+  return ::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                     static_cast<off_t>(offset_bytes), static_cast<off_t>(size_bytes));
+}
+void FileOps::begin_writing(int fd, std::uint64_t offset_bytes, std::uint64_t size_bytes) {
+  ::sync_file_range(fd, static_cast<off_t>(offset_bytes), static_cast<off_t>(size_bytes),
+                    SYNC_FILE_RANGE_WRITE);
+}
+void FileOps::begin_reading(int fd, std::uint64_t offset_bytes, std::uint64_t size_bytes) {
+  ::posix_fadvise(fd, static_cast<off_t>(offset_bytes), static_cast<off_t>(size_bytes),
+                  POSIX_FADV_WILLNEED);
+}
 int FileOps::fsync(int fd) { return ::fsync(fd); }
 int FileOps::rename(const char* from, const char* to) { return std::rename(from, to); }
 int FileOps::unlink(const char* path) { return ::unlink(path); }

@@ -1,5 +1,5 @@
-// The system calls of the writing side, as a seam: tests fail the k-th call of a kind or drop what
-// was never synced.
+// The system calls of what is written and read back, as a seam: tests fail the k-th call of a kind
+// or drop what was never synced.
 #pragma once
 
 #include <sys/stat.h>
@@ -49,6 +49,14 @@ class FileOps {
   virtual int fallocate(int fd, std::uint64_t size_bytes);
   virtual ssize_t pwrite(int fd, const void* data, std::size_t size_bytes,
                          std::uint64_t offset_bytes);
+  virtual ssize_t pread(int fd, void* data, std::size_t size_bytes, std::uint64_t offset_bytes);
+  // fallocate(2) of a range, and with FALLOC_FL_PUNCH_HOLE.
+  virtual int reserve(int fd, std::uint64_t offset_bytes, std::uint64_t size_bytes);
+  virtual int punch_hole(int fd, std::uint64_t offset_bytes, std::uint64_t size_bytes);
+  // sync_file_range(2) with SYNC_FILE_RANGE_WRITE, posix_fadvise(2) with POSIX_FADV_WILLNEED: they
+  // do not wait, and what they return is of no use.
+  virtual void begin_writing(int fd, std::uint64_t offset_bytes, std::uint64_t size_bytes);
+  virtual void begin_reading(int fd, std::uint64_t offset_bytes, std::uint64_t size_bytes);
   virtual int fsync(int fd);
   virtual int rename(const char* from, const char* to);
   virtual int unlink(const char* path);

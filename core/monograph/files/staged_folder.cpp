@@ -57,7 +57,7 @@ StagedFolder::StagedFolder(const fs::path& target, Existing existing,
   if (target_.filename().empty()) throw Error(target.string() + ": is no folder that can be made");
   try {
     take_staging();
-    check_target(input_folders);
+    check_target(target_, existing_, input_folders);
     if (ops_.mkdir(contents_.c_str(), 0777) != 0) fail("cannot make the folder", errno);
   } catch (...) {
     discard();
@@ -71,24 +71,26 @@ void StagedFolder::fail(const std::string& what, int code) const {
   throw IoError(target_, what, code);
 }
 
-void StagedFolder::check_target(std::span<const fs::path> input_folders) const {
-  const auto refuse = [this](const std::string& what) { throw Error(target_.string() + what); };
+void StagedFolder::check_target(const fs::path& target, Existing existing,
+                                std::span<const fs::path> input_folders) {
+  const fs::path place = absolute_target(target);
+  const auto refuse = [&place](const std::string& what) { throw Error(place.string() + what); };
   for (const fs::path& folder : input_folders) {
     std::error_code error;
     const fs::path input = fs::weakly_canonical(folder, error);
-    if (is_or_lies_in(target_, input) || is_or_lies_in(input, target_)) {
+    if (is_or_lies_in(place, input) || is_or_lies_in(input, place)) {
       refuse(": overlaps " + input.string() + ", which is read; write elsewhere");
     }
   }
   std::error_code ignored;
-  const fs::file_status status = fs::symlink_status(target_, ignored);
+  const fs::file_status status = fs::symlink_status(place, ignored);
   if (!fs::exists(status)) return;
   if (!fs::is_directory(status)) refuse(": exists and is not a folder");
-  if (is_empty_folder(target_)) return;
-  if (existing_ == Existing::kRefuse) {
+  if (is_empty_folder(place)) return;
+  if (existing == Existing::kRefuse) {
     refuse(": exists; choose another name, or --force to replace it");
   }
-  if (!holds_checkpoint(target_)) {
+  if (!holds_checkpoint(place)) {
     refuse(": holds neither config.json nor a .safetensors file, so it is not replaced");
   }
 }

@@ -32,6 +32,10 @@ class StagedFolder {
   StagedFolder(const StagedFolder&) = delete;
   StagedFolder& operator=(const StagedFolder&) = delete;
 
+  // What the constructor says of the target, but writes nothing: for a dry run.
+  static void check_target(const std::filesystem::path& target, Existing existing,
+                           std::span<const std::filesystem::path> input_folders);
+
   // Where the files are to be written, each synced by its writer (Writer, write_file).
   const std::filesystem::path& path() const { return contents_; }
   const std::filesystem::path& target() const { return target_; }
@@ -40,7 +44,6 @@ class StagedFolder {
 
  private:
   [[noreturn]] void fail(const std::string& what, int code) const;
-  void check_target(std::span<const std::filesystem::path> input_folders) const;
   void take_staging();
   bool lock_staging();
   void sync(const std::filesystem::path& folder, const char* what) const;

@@ -25,6 +25,8 @@ enum class Call {
   kFlock,
   kFallocate,
   kPwrite,
+  kPread,
+  kReserve,
   kFsync,
   kRename,
   kUnlink,
@@ -33,6 +35,15 @@ enum class Call {
   kExchange,
   kCount
 };
+
+// One name per kind: a kind without one does not compile.
+inline const char* name_of(Call call) {
+  constexpr auto kNames = std::to_array<const char*>(
+      {"open", "close", "stat", "fstat", "fchmod", "flock", "fallocate", "pwrite", "pread",
+       "reserve", "fsync", "rename", "unlink", "mkdir", "rmdir", "exchange"});
+  static_assert(kNames.size() == static_cast<std::size_t>(Call::kCount));
+  return kNames.at(static_cast<std::size_t>(call));
+}
 
 // Counts calls, from any thread; the `at`-th call of `kind` (from 0) fails with `code` and has no
 // effect.
@@ -47,6 +58,7 @@ class FaultyFileOps : public FileOps {
   int count(Call kind) const { return counts_[static_cast<std::size_t>(kind)]; }
   // At most so many bytes in one write, as the system may do.
   void shorten_writes(std::size_t size_bytes) { longest_write_ = size_bytes; }
+  void shorten_reads(std::size_t size_bytes) { longest_read_ = size_bytes; }
 
   int open(const char* path, int flags, mode_t mode) override {
     return fails(Call::kOpen) ? -1 : FileOps::open(path, flags, mode);
@@ -78,6 +90,13 @@ class FaultyFileOps : public FileOps {
     return fails(Call::kPwrite) ? -1
                                 : FileOps::pwrite(fd, data, std::min(size, longest_write_), offset);
   }
+  ssize_t pread(int fd, void* data, std::size_t size, std::uint64_t offset) override {
+    return fails(Call::kPread) ? -1
+                               : FileOps::pread(fd, data, std::min(size, longest_read_), offset);
+  }
+  int reserve(int fd, std::uint64_t offset, std::uint64_t size) override {
+    return fails(Call::kReserve) ? -1 : FileOps::reserve(fd, offset, size);
+  }
   // Without the disk: no test here outlives the machine, and thousands of real syncs take minutes.
   int fsync(int /*fd*/) override { return fails(Call::kFsync) ? -1 : 0; }
   int rename(const char* from, const char* to) override {
@@ -104,7 +123,7 @@ class FaultyFileOps : public FileOps {
 
   Call kind_ = Call::kCount;
   int at_ = 0, code_ = 0;
-  std::size_t longest_write_ = SIZE_MAX;
+  std::size_t longest_write_ = SIZE_MAX, longest_read_ = SIZE_MAX;
   std::array<std::atomic<int>, static_cast<std::size_t>(Call::kCount)> counts_{};
 };
 

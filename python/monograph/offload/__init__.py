@@ -1,0 +1,26 @@
+"""Offload: tensors leave memory for a disk or the host as whole storages, once, and come back bit by bit.
+
+    with mg.offload_activations(model, to="disk"):       # what autograd keeps
+        ...
+    moved = mg.offload.StorageOffloader("disk").offload(layer)   # tensors that a program keeps
+    moved.reload()
+    handle = mg.ops.offload.offload(x)                   # nodes of a graph
+
+docs/offload.md says which to use.
+"""
+
+from monograph.offload import device_copies
+from monograph.offload.activations import offload_activations
+from monograph.offload.not_offloaded import mark_not_offload
+from monograph.offload.offloader import LeakedView, StorageOffloader
+from monograph.offload.spill import Counts, Spill
+
+__all__ = [
+    "Counts",
+    "LeakedView",
+    "Spill",
+    "StorageOffloader",
+    "device_copies",
+    "mark_not_offload",
+    "offload_activations",
+]

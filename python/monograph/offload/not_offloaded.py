@@ -1,0 +1,95 @@
+"""Storages that stay where they are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from monograph.integrations.torch.private_names import StorageWeakRef, version_if_counted
+
+_LOCK = threading.Lock()
+_MARKED: dict[int, StorageWeakRef] = {}
+
+
+def mark_not_offload(*tensors: torch.Tensor) -> None:
+    """Keeps the storages of these tensors, and so all views of them, out of every offload.
+
+    mg.mark_not_offload(attention_output)      # its backward comes first, or it is cheap to keep
+    """
+    for place, tensor in enumerate(tensors):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(
+                f"mark_not_offload: argument {place} is a {type(tensor).__name__}, wanted a tensor: "
+                "mark_not_offload(x, y), or mark_not_offload(*tensors) for a list"
+            )
+    with _LOCK:
+        for address in [a for a, ref in _MARKED.items() if ref.expired()]:
+            del _MARKED[address]
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            _MARKED[storage.data_ptr()] = StorageWeakRef(storage)
+
+
+def is_marked(storage: torch.UntypedStorage) -> bool:
+    with _LOCK:
+        ref = _MARKED.get(storage.data_ptr())
+        return ref is not None and not ref.expired()
+
+
+class Stayed:
+    """A tensor that autograd saved and that stays. Torch compares no versions behind hooks: this does."""
+
+    __slots__ = ("tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        # The tensor that the hook was given has the counter of the original.
+        self.tensor, self.version = tensor, version_if_counted(tensor)
+
+    def unchanged(self) -> torch.Tensor:
+        found = version_if_counted(self.tensor)
+        if found != self.version:
+            raise RuntimeError(
+                "offload_activations: one of the variables needed for gradient computation has been modified "
+                f"by an inplace operation: {self.tensor.dtype} {list(self.tensor.shape)} is at version "
+                f"{found}, wanted version {self.version}, that of its saving"
+            )
+        return self.tensor
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors_in(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _tensors_in(part)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _tensors_in(getattr(value, field.name))
+
+
+def storages_of(model: nn.Module) -> set[int]:
+    """The addresses of the storages of a model: parameters, buffers, and tensors that its modules keep."""
+    found: set[int] = set()
+    for module in model.modules():
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        for name, value in vars(module).items():
+            if not name.startswith("_"):
+                own += _tensors_in(value)
+        for tensor in own:
+            if has_storage(tensor):
+                found.add(tensor.untyped_storage().data_ptr())
+    return found - {0}
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is an ordinary one with bytes: no subclass, fake, sparse or quantised one."""
+    plain = type(tensor) in (torch.Tensor, nn.Parameter)
+    return plain and tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
