@@ -3,7 +3,9 @@
     python -m monograph.bench.trl_contender '{"contender": "ours", "kind": "sft", "folder": "...", ...}'
 
 Prints one JSON object per line: after two steps {"loss", "load_s", "first_step_s"}, then for each line read
-from stdin {"ms", "cpu_ms", "loss"} of the next step. It ends with its input.
+from stdin {"ms", "cpu_ms", "generation_cpu_ms", "loss"} of the next step. It ends with its input. With
+"watched": N it takes N steps at once and prints how the log-probabilities of generator and trainer differ:
+{"tokens", "differing", "largest", "mean"}.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def trainer(job: dict[str, Any], output: str) -> Any:
         options["max_length"] = job["length"]
     arguments = config(
         output_dir=output,
-        max_steps=100_000,
+        max_steps=job.get("watched") or 100_000,
         learning_rate=2e-4,
         lr_scheduler_type="constant",
         logging_strategy="no",
@@ -89,6 +91,7 @@ def trainer(job: dict[str, Any], output: str) -> Any:
         disable_tqdm=True,
         seed=0,
         torch_compile=job["compiled"],
+        **({"torch_compile_backend": "aot_eager"} if job.get("regions") else {}),
         **options,
     )
     rewards = {"reward_funcs": last_words} if kind == "grpo" else {}
@@ -103,7 +106,7 @@ def trainer(job: dict[str, Any], output: str) -> Any:
     if job["contender"] == "ours":
         import monograph as mg
 
-        mg.optimize(made.model)
+        mg.optimize(made.model, regions=job.get("regions", False))
     return made
 
 
@@ -123,12 +126,14 @@ class Paced(transformers.TrainerCallback):
         self.losses: list[float] = []
         self.seconds: list[tuple[float, float]] = []
         self.loaded = self.mark = (0.0, 0.0)
+        self.generation = 0.0  # processor time of this step
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.loaded = (time.perf_counter(), time.process_time())
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.mark = (time.perf_counter(), time.process_time())
+        self.generation = 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **__: Any) -> None:
         used = (time.perf_counter() - self.mark[0], time.process_time() - self.mark[1])
@@ -139,12 +144,36 @@ class Paced(transformers.TrainerCallback):
             load = self.loaded[0] - self.began
             self._say({"loss": self.losses[0], "load_s": load, "first_step_s": self.seconds[0][0]})
         else:
-            self._say({"ms": used[0] * 1e3, "cpu_ms": used[1] * 1e3, "loss": self.losses[-1]})
+            times = {"ms": used[0], "cpu_ms": used[1], "generation_cpu_ms": self.generation}
+            self._say({name: 1e3 * x for name, x in times.items()} | {"loss": self.losses[-1]})
         if not sys.stdin.readline():
             control.should_training_stop = True
 
+    def time_generation(self, base: Any) -> None:
+        generate = base.generate
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            began = time.process_time()
+            try:
+                return generate(*arguments, **options)
+            finally:
+                self.generation += time.process_time() - began
+
+        base.generate = timed
+
     def _say(self, answer: dict[str, float]) -> None:
         print(json.dumps(answer), file=self.out, flush=True)
+
+
+def watched(job: dict[str, Any], output: str) -> dict[str, float]:
+    """Steps without a pause; how far trainer and generator are from each other."""
+    from monograph.integrations.trl.mismatch import watch
+
+    made = trainer(job, output)
+    mismatch = watch(made)
+    made.train()
+    names = ("tokens", "differing", "largest", "mean")
+    return {name: getattr(mismatch, name) for name in names}
 
 
 def main() -> None:
@@ -153,6 +182,9 @@ def main() -> None:
     sys.stdout = sys.stderr  # libraries print, too
     torch.set_num_threads(job["threads"])
     with tempfile.TemporaryDirectory() as output:
+        if job.get("watched"):
+            print(json.dumps(watched(job, output)), file=out, flush=True)
+            return
         paced = Paced(out, time.perf_counter())
         made = trainer(job, output)
         training_step = made.training_step
@@ -163,6 +195,7 @@ def main() -> None:
             return loss
 
         made.training_step = step
+        paced.time_generation(made.model.get_base_model())
         made.add_callback(paced)
         made.train()
 

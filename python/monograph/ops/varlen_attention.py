@@ -21,10 +21,13 @@ from monograph.ops.argument_checks import (
     check_tensors,
     dtype_name,
     require,
+    require_on_device,
 )
-from monograph.ops.autocast import cast
+from monograph.ops.attention_choice import Asked, attention_path
+from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 from monograph.ops.documents import check_offsets, document_of
+from monograph.ops.flash_documents import flash_documents
 
 
 def varlen_attention(
@@ -40,48 +43,77 @@ def varlen_attention(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
     key_lengths: torch.Tensor | None = None,
+    longest: tuple[int, int] | None = None,
 ) -> torch.Tensor:
     """Attention of q [tokens, heads, size] over k and v [key tokens, key heads, size], document by document.
 
     Causal is aligned at the bottom right: the last query of a document sees its last key. `window` counts the
     keys seen to the left, the query's own position included (0: all); `sinks` holds one learned logit per
     head, in float32; `softcap` c turns a score s into c tanh(s / c).
+
+    On CUDA `torch.nn.attention.varlen` computes it, and what that cannot do is a ValueError
+    (attention_choice.py). `longest` bounds the queries and the keys of a document, for its launch alone.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     cu_k = cu_q if cu_k is None else cu_k
+    if q.device.type == "cuda":
+        if torch.is_autocast_enabled(q.device.type):
+            q, k, v = (cast(t) for t in (q, k, v))
+        asked = Asked(
+            q.dtype, q.shape[-1], v.shape[-1], softcap, sinks is not None, scale, q.shape[0], cu_q.numel() - 1
+        )
+        if attention_path(q.device, asked) == "varlen":
+            _check_arguments(
+                "varlen_attention", q, k, v, cu_q, cu_k, key_lengths, sinks, window, scale, softcap
+            )
+            return flash_documents(
+                q, k, v, cu_q, cu_k, key_lengths, causal=causal, window=window, scale=scale, longest=longest
+            )
     out, _ = torch.ops.monograph.varlen_attention(
         q, k, v, cu_q, cu_k, key_lengths, sinks, causal, window, scale, softcap
     )
     return out
 
 
-def _visible(
-    cu_q: torch.Tensor,
-    cu_k: torch.Tensor,
-    key_lengths: torch.Tensor | None,
-    sizes: tuple[int, int],
-    causal: bool,
-    window: int,
-) -> torch.Tensor:
-    """[query tokens, key tokens], True where a query sees a key."""
-    count = cu_q.numel() - 1
-    doc_q, doc_k = document_of(cu_q, sizes[0]), document_of(cu_k, sizes[1])
-    if key_lengths is None:
-        key_lengths = cu_k[1:] - cu_k[:-1]
-    inside_q, inside_k = doc_q.clamp(0, max(count - 1, 0)), doc_k.clamp(0, max(count - 1, 0))
-    place_k = torch.arange(sizes[1], device=cu_k.device) - cu_k[inside_k]
-    query_lengths = cu_q[1:] - cu_q[:-1]
-    place_q = torch.arange(sizes[0], device=cu_q.device) - cu_q[inside_q]
-    place_q = place_q + (key_lengths - query_lengths)[inside_q]
-    valid_q, valid_k = (doc_q >= 0) & (doc_q < count), (doc_k >= 0) & (doc_k < count)
-    seen = (doc_q[:, None] == doc_k[None, :]) & valid_q[:, None] & valid_k[None, :]
-    seen = seen & (place_k < key_lengths[inside_k])[None, :]
-    distance = place_q[:, None] - place_k[None, :]
-    if causal:
-        seen = seen & (distance >= 0)
-    if window > 0:
-        seen = seen & (distance.abs() < window)
-    return seen
+# Scores of the portable implementation that exist at a time, of all heads.
+PORTABLE_SCORES = 1 << 22
+
+
+class _Sight:
+    """Who sees whom: rows of [query tokens, key tokens] at a time."""
+
+    def __init__(
+        self,
+        cu_q: torch.Tensor,
+        cu_k: torch.Tensor,
+        key_lengths: torch.Tensor | None,
+        sizes: tuple[int, int],
+        causal: bool,
+        window: int,
+    ) -> None:
+        self.causal, self.window = causal, window
+        count = cu_q.numel() - 1
+        self.doc_q, self.doc_k = document_of(cu_q, sizes[0]), document_of(cu_k, sizes[1])
+        if key_lengths is None:
+            key_lengths = cu_k[1:] - cu_k[:-1]
+        inside_q, inside_k = (doc.clamp(0, max(count - 1, 0)) for doc in (self.doc_q, self.doc_k))
+        self.place_k = torch.arange(sizes[1], device=cu_k.device) - cu_k[inside_k]
+        place_q = torch.arange(sizes[0], device=cu_q.device) - cu_q[inside_q]
+        self.place_q = place_q + (key_lengths - (cu_q[1:] - cu_q[:-1]))[inside_q]
+        self.valid_q = (self.doc_q >= 0) & (self.doc_q < count)
+        valid_k = (self.doc_k >= 0) & (self.doc_k < count)
+        self.valid_k = valid_k & (self.place_k < key_lengths[inside_k])
+
+    def rows(self, part: slice) -> torch.Tensor:
+        """[rows of the part, key tokens], True where a query sees a key."""
+        seen = self.doc_q[part, None] == self.doc_k[None, :]
+        seen = seen & self.valid_q[part, None] & self.valid_k[None, :]
+        distance = self.place_q[part, None] - self.place_k[None, :]
+        if self.causal:
+            seen = seen & (distance >= 0)
+        if self.window > 0:
+            seen = seen & (distance.abs() < self.window)
+        return seen
 
 
 def _check_arguments(
@@ -123,8 +155,45 @@ def _check_arguments(
         found = dtype_name(key_lengths.dtype)
         require(key_lengths.dtype == torch.int32, op, f"key_lengths has dtype {found}, wanted int32")
         room = cu_k[1:] - cu_k[:-1]
-        inside = bool(((key_lengths >= 0) & (key_lengths <= room)).all())
-        require(inside, op, f"key_lengths is {key_lengths.tolist()}, the documents have {room.tolist()} keys")
+        inside = ((key_lengths >= 0) & (key_lengths <= room)).all()
+        if key_lengths.device.type != "cpu":
+            require_on_device(inside, op, "key_lengths is wrong, wanted 0 to the keys of each document")
+            return
+        found = f"key_lengths is {key_lengths.tolist()}, the documents have {room.tolist()} keys"
+        require(bool(inside), op, found)
+
+
+def _parts(rows: int, scores: int) -> list[slice]:
+    """Rows of queries, so many that their scores with all keys are PORTABLE_SCORES or fewer."""
+    size = max(1, PORTABLE_SCORES // max(scores, 1))
+    return [slice(begin, min(begin + size, rows)) for begin in range(0, rows, size)]
+
+
+class _Weights:
+    """Of some rows of queries: what they give to each key, heads first."""
+
+    def __init__(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        seen: torch.Tensor,
+        sinks: torch.Tensor | None,
+        scale: float,
+        softcap: float,
+    ) -> None:
+        scores = scale * queries @ keys.transpose(1, 2)
+        self.slope: torch.Tensor | float = scale
+        if softcap > 0:
+            bent = torch.tanh(scores / softcap)
+            scores, self.slope = softcap * bent, scale * (1 - bent * bent)
+        scores = scores.masked_fill(~seen, float("-inf"))
+        joined = scores
+        if sinks is not None:
+            joined = torch.cat((scores, sinks[:, None, None].expand(-1, scores.shape[1], 1)), dim=2)
+        self.lse = torch.logsumexp(joined, dim=2)
+        self.finite_lse = self.lse.masked_fill(self.lse.isinf(), 0.0)
+        weights = torch.exp(scores - self.finite_lse[..., None])
+        self.weights = torch.where(seen, weights, 0.0)  # also where the row's lse is NaN
 
 
 def portable_varlen_attention(
@@ -140,59 +209,59 @@ def portable_varlen_attention(
     scale: float,
     softcap: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The operator in aten operations, for any device. Builds the whole score matrix: right, not lean."""
+    """The operator in aten operations, for any device, some rows of queries at a time: every key is
+    multiplied with every query. Right, and bounded in memory, not quick."""
     op = "varlen_attention"
     _check_arguments(op, q, k, v, cu_q, cu_k, key_lengths, sinks, window, scale, softcap)
     group = q.shape[1] // k.shape[1]
     kind = torch.float64 if q.dtype == torch.float64 else torch.float32
-    queries, keys, values = (t.transpose(0, 1).to(kind) for t in (q, k, v))
-    scores = scale * queries @ keys.repeat_interleave(group, 0).transpose(1, 2)
-    if softcap > 0:
-        scores = softcap * torch.tanh(scores / softcap)
-    seen = _visible(cu_q, cu_k, key_lengths, (q.shape[0], k.shape[0]), causal, window)
-    scores = scores.masked_fill(~seen, float("-inf"))
-    if sinks is not None:
-        column = sinks.to(kind)[:, None, None].expand(-1, q.shape[0], 1)
-        scores = torch.cat((scores, column), dim=2)
-    lse = torch.logsumexp(scores, dim=2)
-    weights = torch.exp(scores - lse.masked_fill(lse.isinf(), 0.0)[..., None])[..., : k.shape[0]]
-    weights = torch.where(seen, weights, 0.0)  # also where the row's lse is NaN, and for its gradient
+    keys, values = (t.transpose(0, 1).to(kind).repeat_interleave(group, 0) for t in (k, v))
     # 0 times the NaN of another document would be NaN: only rows that see such a value take it.
-    values = values.repeat_interleave(group, 0)
     finite = values.isfinite()
-    out = weights @ torch.where(finite, values, 0.0)
-    poisoned = seen.to(kind) @ (~finite).to(kind) > 0
-    out = out.masked_fill(poisoned, float("nan"))
-    document = document_of(cu_q, q.shape[0])
-    inside = (document >= 0) & (document < cu_q.numel() - 1)
-    lse = torch.where(inside[None, :], lse, 0.0)
-    out = torch.where(inside[None, :, None], out, 0.0)
-    return out.transpose(0, 1).to(q.dtype).contiguous(), lse.float()
+    values, bad = torch.where(finite, values, 0.0), (~finite).to(kind)
+    sight = _Sight(cu_q, cu_k, key_lengths, (q.shape[0], k.shape[0]), causal, window)
+    sink = None if sinks is None else sinks.to(kind)
+    out = torch.zeros([*q.shape[:2], v.shape[2]], dtype=q.dtype, device=q.device)
+    lse = torch.zeros([q.shape[1], q.shape[0]], dtype=torch.float32, device=q.device)
+    for part in _parts(q.shape[0], q.shape[1] * k.shape[0]):
+        seen, inside = sight.rows(part), sight.valid_q[part]
+        found = _Weights(q[part].transpose(0, 1).to(kind), keys, seen, sink, scale, softcap)
+        rows = found.weights @ values
+        rows = rows.masked_fill(seen.to(kind) @ bad > 0, float("nan"))
+        out[part] = torch.where(inside[None, :, None], rows, 0.0).transpose(0, 1).to(q.dtype)
+        lse[:, part] = torch.where(inside[None, :], found.lse, 0.0).float()
+    return out, lse
 
 
 def _finite(t: torch.Tensor) -> torch.Tensor:
     return torch.where(t.isfinite(), t, 0.0)
 
 
-def _reached(
-    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where dq, dk and dv meet a NaN or an infinity; as wide as a head, or one element for all of it."""
-    group = q.shape[1] // k.shape[1]
-    pairs = seen.float()
-    bad_q, bad_k, bad_v = ((~t.isfinite()).any(dim=2).T for t in (q, k, v))  # [heads, tokens]
-    bad_k, bad_v = (t.repeat_interleave(group, 0).float() for t in (bad_k, bad_v))
-    bad_dout = (~dout.isfinite()).transpose(0, 1)
-    scores = (bad_q & seen.any(dim=1)) | (bad_k @ pairs.T > 0)
-    rows = scores | (bad_dout.any(dim=2) & seen.any(dim=1)) | (bad_v @ pairs.T > 0)
-    values = (scores[..., None] | bad_dout).float()
+class _Reach:
+    """Where dq, dk and dv meet a NaN or an infinity, collected over rows of queries."""
 
-    def of_keys(marked: torch.Tensor) -> torch.Tensor:
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor) -> None:
+        self.group = q.shape[1] // k.shape[1]
+        self.bad_q, bad_k, bad_v = ((~t.isfinite()).any(dim=2).T for t in (q, k, v))  # [heads, tokens]
+        self.bad_k, self.bad_v = (t.repeat_interleave(self.group, 0).float() for t in (bad_k, bad_v))
+        self.bad_dout = (~dout.isfinite()).transpose(0, 1)
+        self.rows = torch.zeros_like(self.bad_q)
+        self.of_k = torch.zeros([*k.shape[:2], 1], dtype=torch.bool, device=q.device)
+        self.of_v = torch.zeros(v.shape, dtype=torch.bool, device=q.device)
+
+    def add(self, part: slice, seen: torch.Tensor) -> None:
+        pairs, any_seen = seen.float(), seen.any(dim=1)
+        scores = (self.bad_q[:, part] & any_seen) | (self.bad_k @ pairs.T > 0)
+        bad_dout = self.bad_dout[:, part]
+        rows = scores | (bad_dout.any(dim=2) & any_seen) | (self.bad_v @ pairs.T > 0)
+        self.rows[:, part] = rows
+        self.of_k |= self._of_keys(pairs, rows[..., None])
+        self.of_v |= self._of_keys(pairs, scores[..., None] | bad_dout)
+
+    def _of_keys(self, pairs: torch.Tensor, marked: torch.Tensor) -> torch.Tensor:
         """[heads, queries, n] to [keys, key heads, n]."""
-        met = pairs.T @ marked > 0
-        return met.unflatten(0, (-1, group)).any(dim=1).transpose(0, 1)
-
-    return rows.T[..., None], of_keys(rows[..., None].float()), of_keys(values)
+        met = pairs.T @ marked.float() > 0
+        return met.unflatten(0, (-1, self.group)).any(dim=1).transpose(0, 1)
 
 
 def portable_varlen_attention_backward(
@@ -211,7 +280,9 @@ def portable_varlen_attention_backward(
     scale: float,
     softcap: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients in aten operations: autograd through the portable forward.
+    """The gradients in aten operations, some rows of queries at a time; the weights are computed again.
+
+        dv = p^T dout,  ds = p (dout v^T - sum dout out) slope,  dq = ds k,  dk = ds^T q
 
     On values without NaN and infinities; what those reach, pair by pair that sees each other, is NaN.
     """
@@ -223,23 +294,37 @@ def portable_varlen_attention_backward(
         check_shape(op, what, t, [*q.shape[:2], v.shape[2]])
     check_float(op, "lse", lse, torch.float32)
     check_shape(op, "lse", lse, [q.shape[1], q.shape[0]])
-    qf, kf, vf = (_finite(t.detach().float()).requires_grad_() for t in (q, k, v))
-    sink = None if sinks is None else sinks.detach().requires_grad_()
-    with torch.enable_grad():
-        result, _ = portable_varlen_attention(
-            qf, kf, vf, cu_q, cu_k, key_lengths, sink, causal, window, scale, softcap
-        )
-    inputs = [qf, kf, vf] if sink is None else [qf, kf, vf, sink]
-    grads = torch.autograd.grad(result, inputs, _finite(dout.float()), allow_unused=True)
-    seen = _visible(cu_q, cu_k, key_lengths, (q.shape[0], k.shape[0]), causal, window)
-    reached = _reached(dout, q, k, v, seen)
+    group = q.shape[1] // k.shape[1]
+    qf, kf, vf, df = (_finite(t.float()).transpose(0, 1) for t in (q, k, v, dout))
+    keys, values = (t.repeat_interleave(group, 0) for t in (kf, vf))
+    sight = _Sight(cu_q, cu_k, key_lengths, (q.shape[0], k.shape[0]), causal, window)
+    sink = None if sinks is None else sinks.float()
+    dq, dk, dv = torch.zeros_like(qf), torch.zeros_like(keys), torch.zeros_like(values)
+    dsinks = torch.zeros([0 if sinks is None else q.shape[1]], dtype=torch.float32, device=q.device)
+    reach = _Reach(q, k, v, dout)
+    for part in _parts(q.shape[0], q.shape[1] * k.shape[0]):
+        seen = sight.rows(part)
+        found = _Weights(qf[:, part], keys, seen, sink, scale, softcap)
+        up = torch.where(sight.valid_q[part][None, :, None], df[:, part], 0.0)
+        delta = (up * (found.weights @ values)).sum(dim=2, keepdim=True)
+        # Of finite values, too, a product may be infinite: keys out of sight have no part in it.
+        along = torch.where(seen, up @ values.transpose(1, 2), 0.0)
+        ds = found.weights * (along - delta) * found.slope
+        dv += found.weights.transpose(1, 2) @ up
+        dq[:, part] = ds @ keys
+        dk += ds.transpose(1, 2) @ qf[:, part]
+        if sink is not None:
+            dsinks -= (torch.exp(sink[:, None] - found.finite_lse) * delta[..., 0]).sum(dim=1)
+        reach.add(part, seen)
+    grads = [dq, *(t.unflatten(0, (-1, group)).sum(1) for t in (dk, dv))]
+    reached = (reach.rows.T[..., None], reach.of_k, reach.of_v)
     dq, dk, dv = (
-        (torch.zeros_like(t) if g is None else g.to(t.dtype)).masked_fill(nan, float("nan"))
-        for g, t, nan in zip(grads, (q, k, v), reached, strict=False)
+        g.transpose(0, 1).to(t.dtype).masked_fill(nan, float("nan"))
+        for g, t, nan in zip(grads, (q, k, v), reached, strict=True)
     )
-    if sink is None:
-        return dq, dk, dv, q.new_zeros(0, dtype=torch.float32)
-    return dq, dk, dv, grads[3].masked_fill(reached[0].any(dim=0)[:, 0], float("nan"))
+    if sinks is not None:
+        dsinks = dsinks.masked_fill(reach.rows.any(dim=1), float("nan"))
+    return dq.contiguous(), dk.contiguous(), dv.contiguous(), dsinks
 
 
 @torch.library.register_fake("monograph::varlen_attention")
@@ -284,13 +369,13 @@ register_autograd("varlen_attention", _backward, _setup_context)
 register_not_differentiable("varlen_attention_backward")
 
 
-@torch.library.impl("monograph::varlen_attention", "AutocastCPU")
+@autocast_rule("varlen_attention")
 def _autocast(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, *rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As torch treats its own attention: a rotary embedding in float32 leaves q and k wider than v."""
     q, k, v = (cast(t) for t in (q, k, v))
-    with torch.amp.autocast("cpu", enabled=False):
+    with without_autocast(q):
         return torch.ops.monograph.varlen_attention(q, k, v, cu_q, cu_k, *rest)
 
 

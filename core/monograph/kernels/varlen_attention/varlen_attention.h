@@ -7,9 +7,11 @@
 // gradients accumulate in fp32; with bf16 on matrix units the probabilities and their gradients are
 // rounded to bf16 before they enter a product, as flash attention does.
 //
-// The same bits for any number of threads and any neighbours: blocks are anchored at the start of a
-// document and nothing is read across its border. Memory beyond the outputs is O(longest document)
-// per thread, never O(length^2).
+// The same bits for any number of threads, any neighbours, and (but on matrix units, where vector
+// code serves few queries) for a query alone against its past or inside its sequence: blocks are
+// anchored at the start of a document, what a query does not see adds nothing to its sums, and
+// nothing is read across a document's border. Memory beyond the outputs is O(longest document) per
+// thread, never O(length^2).
 #pragma once
 
 #include <cstddef>

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from monograph.integrations.trl.private_names import fused_head_variables
+from monograph.ops.has_kernel import has_kernel
 from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.ops.linear_log_probs import linear_log_probs
 from monograph.training.loss import head_weight, next_labels, readable_head
@@ -49,6 +50,24 @@ def _computable(settings: _Settings, model: Any) -> bool:
     return not (settings.cast_lm_head_to_fp32 or routed or (capped and settings.temperature != 1.0))
 
 
+def _ours_on(device: torch.device) -> bool:
+    """TRL has Triton kernels of its own for CUDA and XPU; there ours wait for a kernel."""
+    return device.type not in ("cuda", "xpu") or has_kernel("linear_log_probs", device)
+
+
+def _positions(model: Any, options: dict[str, Any]) -> torch.Tensor | None:
+    """Positions of a padded batch as `generate` counts them, from a row's first token on; None where the
+    model counts for itself. TRL pads prompts on the left and says nothing of positions, and rotary embeddings
+    of shifted positions have other last bits."""
+    mask = options.get("attention_mask")
+    told = options.get("position_ids") is not None
+    if told or not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+        return None
+    if any(hasattr(part, "get_rope_index") for part in (model, model.base_model)):  # one position per axis
+        return None
+    return (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
+
+
 def take_over(model: nn.Module) -> bool:
     """Whether the model had TRL's head and now computes it with `linear_log_probs`."""
     trl_forward: Any = model.__dict__.get("forward")
@@ -70,11 +89,13 @@ def take_over(model: nn.Module) -> bool:
         wanted = labels if shift_labels is None else shift_labels
         routed = options.get("output_router_logits", False)  # asks for the router's loss, too
         for_trl = not fused_lm_head or routed
-        if for_trl or wanted is None or head is None or head.weight.device.type != "cpu":
+        if for_trl or wanted is None or head is None or not _ours_on(head.weight.device):
             given = {"labels": labels, "shift_labels": shift_labels, "num_items_in_batch": num_items_in_batch}
             given = {name: value for name, value in given.items() if value is not None}
             return trl_forward(*arguments, fused_lm_head=fused_lm_head, **given, **options)
         options["use_cache"] = False
+        if (positions := _positions(self, options)) is not None:
+            options["position_ids"] = positions
         hidden = getattr(self, settings.backbone_attr)(*arguments, **options).last_hidden_state
         # The last token has no next one: it is ignored here, and cut off below.
         targets = wanted if shift_labels is not None else next_labels(wanted)

@@ -11,6 +11,7 @@
 
 #include "monograph/base/error.h"
 #include "monograph/kernels/varlen_attention/tests/written_out.h"
+#include "monograph/kernels/varlen_attention/unit.h"
 
 namespace monograph {
 namespace {
@@ -135,6 +136,42 @@ TEST(VarlenAttention, ADocumentHasTheSameBitsAloneAndPacked) {
       expect_same_document(packed, d, one, 0);
     }
   });
+}
+
+// Decoding and prefilling in pieces give what the whole sequence gives; not on matrix units, whose
+// few queries are served by vector code.
+TEST(VarlenAttention, AQueryHasTheSameBitsAloneAndInItsSequence) {
+  const Shape whole[] = {
+      {.lengths = {{300, 300}}, .heads = 4, .kv_heads = 2, .key_size = 128, .value_size = 128},
+      {.lengths = {{300, 300}}, .key_size = 40, .value_size = 24, .softcap = 5, .sinks = true},
+      {.lengths = {{300, 300}}, .key_size = 80, .value_size = 72, .window = 90, .row_gap = 3},
+  };
+  for (const Shape& shape : whole)
+    for_variants([&](const AttentionVariant& variant) {
+      if (variant.run->few == nullptr) return;
+      Case sequence(shape, variant.dtype, 11);
+      sequence.run(variant);
+      for (const int keys : {2, 64, 65, 257, 300})
+        for (const int queries : {1, 4, 5}) {
+          if (queries > keys) continue;
+          Shape s = shape;
+          s.lengths = {{queries, keys}};
+          Case last(s, variant.dtype, 0);
+          const std::size_t first = static_cast<std::size_t>(keys - queries);
+          last.sinks = sequence.sinks;
+          last.q.copy_rows(0, sequence.q, first, static_cast<std::size_t>(queries));
+          last.k.copy_rows(0, sequence.k, 0, static_cast<std::size_t>(keys));
+          last.v.copy_rows(0, sequence.v, 0, static_cast<std::size_t>(keys));
+          last.run(variant);
+          ASSERT_EQ(sequence.out.rows(first, static_cast<std::size_t>(queries)),
+                    last.out.rows(0, static_cast<std::size_t>(queries)))
+              << "shape " << &shape - whole << ", " << queries << " queries, " << keys << " keys";
+          for (std::size_t h = 0; h < s.heads; ++h)
+            for (std::size_t i = 0; i < static_cast<std::size_t>(queries); ++i)
+              ASSERT_EQ(std::bit_cast<std::uint32_t>(sequence.lse[h * 300 + first + i]),
+                        std::bit_cast<std::uint32_t>(last.lse[h * last.q.tokens + i]));
+        }
+    });
 }
 
 TEST(VarlenAttention, ThreadsDoNotChangeABit) {

@@ -1,9 +1,12 @@
 // The forward for a few queries against many keys (decoding): bound by reading K and V once, so
-// nothing is packed. Lanes run along the head; a chunk of keys serves every query and every head of
-// the group while it is in the cache.
+// only a block of keys is packed at a time, and it serves every query and every head of the group
+// while it is in the cache. Blocks, chains and sums are those of forward.h: a query has the same
+// bits alone against a cache and inside its sequence.
 #pragma once
 
 #include "monograph/cpu/carver.h"
+#include "monograph/kernels/varlen_attention/vector/forward.h"
+#include "monograph/kernels/varlen_attention/vector/product.h"
 #include "monograph/kernels/varlen_attention/vector/rows.h"
 #include "monograph/kernels/varlen_attention/vector/softmax_row.h"
 
@@ -12,18 +15,19 @@ namespace monograph {
 template <class V, class T>
 struct FewQueries {
   using L = Lanes<V>;
-  static constexpr std::int64_t kKeys = 128;
+  static constexpr std::int64_t kKeys = VectorForward<V, T>::kKeys;
   static constexpr std::int64_t kPairs = 4;  // of vectors of the output in registers
 
   // A row is one query of one head of the group.
   struct Scratch {
-    float *q, *scores, *out, *peak, *sum;
+    float *q, *keys, *scores, *out, *peak, *sum;
   };
   static Scratch scratch(const AttentionProblem& p, Carver& carver) {
     const std::int64_t rows = kFewQueries * static_cast<std::int64_t>(p.heads / p.kv_heads);
     Scratch result;
     result.q = carver.take<float>(rows * padded(p.key_size));
-    result.scores = carver.take<float>(kKeys);
+    result.keys = carver.take<float>(kKeys * padded(p.key_size));
+    result.scores = carver.take<float>(rows * kKeys);
     result.out = carver.take<float>(rows * padded(p.value_size));
     result.peak = carver.take<float>(rows);
     result.sum = carver.take<float>(rows);
@@ -44,48 +48,29 @@ struct FewQueries {
       __builtin_prefetch(row + c);
   }
 
-  // A row as load_two() gives it: whole pairs of vectors first, the rest in order.
-  static void widen_query(const T* in, std::int64_t size, float* out) {
-    std::int64_t c = 0;
-    for (; c + 2 * L::kLanes <= size; c += 2 * L::kLanes) {
-      typename L::F32 a, b;
-      L::load_two(in + c, a, b);
-      L::store(out + c, a);
-      L::store(out + c + L::kLanes, b);
-    }
-    for (; c < size; ++c) out[c] = to_float(in[c]);
+  // Of `size` outputs so many are in pairs of vectors as load_two() gives them, the rest in order.
+  [[gnu::always_inline]] static std::int64_t paired(std::int64_t size) {
+    return size / (2 * L::kLanes) * (2 * L::kLanes);
   }
 
-  // The inverse, times `factor`; 0 for a row that saw nothing, even where the document holds NaN.
+  // out in the order of the sums, times `factor`; 0 for a row that saw nothing, even where the
+  // document holds NaN.
   static void narrow_output(const float* in, float factor, std::int64_t size, T* out) {
-    const std::int64_t paired = size / (2 * L::kLanes) * (2 * L::kLanes);
     for (std::int64_t c = 0; c < size; ++c) {
       const std::int64_t at = c % (2 * L::kLanes);
-      const bool split = L::template kSplits<T> && c < paired;
+      const bool split = L::template kSplits<T> && c < paired(size);
       const std::int64_t from = split ? c - at + at / 2 + at % 2 * L::kLanes : c;
       out[c] = from_float<T>(factor == 0 ? 0.f : in[from] * factor);
     }
   }
 
-  [[gnu::always_inline]] static float dot(const float* q, const T* k, std::int64_t size) {
-    typename L::F32 a = L::set(0.f), b = L::set(0.f), x, y;
-    std::int64_t c = 0;
-    for (; c + 2 * L::kLanes <= size; c += 2 * L::kLanes) {
-      L::load_two(k + c, x, y);
-      a = L::fma(L::load(q + c), x, a);
-      b = L::fma(L::load(q + c + L::kLanes), y, b);
-    }
-    float tail = 0;
-    for (; c < size; ++c) tail += q[c] * to_float(k[c]);
-    return L::reduce_add(L::add(a, b)) + tail;
-  }
-
-  // out[..] += sum over keys of p[j] * v[j][..] for kCount pairs of vectors.
+  // out[..] += (sum over keys of p[j] * v[j][..]) for kCount pairs of vectors: one chain from 0 per
+  // block, then added, as product() does it.
   template <std::int64_t kCount>
   [[gnu::always_inline]] static void add_values(const float* p, const T* v, std::ptrdiff_t stride,
                                                 std::int64_t keys, float* out) {
     typename L::F32 sum[2 * kCount], x, y;
-    for (std::int64_t n = 0; n < 2 * kCount; ++n) sum[n] = L::load(out + n * L::kLanes);
+    for (std::int64_t n = 0; n < 2 * kCount; ++n) sum[n] = L::set(0.f);
     for (std::int64_t j = 0; j < keys; ++j, v += stride) {
       if (j + kAhead < keys) fetch(v + kAhead * stride, 2 * kCount * L::kLanes);
       const typename L::F32 weight = L::set(p[j]);
@@ -95,7 +80,22 @@ struct FewQueries {
         sum[2 * n + 1] = L::fma(weight, y, sum[2 * n + 1]);
       }
     }
-    for (std::int64_t n = 0; n < 2 * kCount; ++n) L::store(out + n * L::kLanes, sum[n]);
+    for (std::int64_t n = 0; n < 2 * kCount; ++n) {
+      float* const at = out + n * L::kLanes;
+      L::store(at, L::add(L::load(at), sum[n]));
+    }
+  }
+
+  // The same of the `count` elements, at most a vector, behind the pairs.
+  static void add_last_values(const float* p, const T* v, std::ptrdiff_t stride, std::int64_t keys,
+                              std::int64_t count, float* out) {
+    typename L::F32 sum = L::set(0.f);
+    float row[L::kLanes] = {};
+    for (std::int64_t j = 0; j < keys; ++j, v += stride) {
+      for (std::int64_t c = 0; c < count; ++c) row[c] = to_float(v[c]);
+      sum = L::fma(L::set(p[j]), L::load(row), sum);
+    }
+    L::store(out, L::add(L::load(out), sum));
   }
 
   static void add_all_values(const float* p, const T* v, std::ptrdiff_t stride, std::int64_t keys,
@@ -105,29 +105,21 @@ struct FewQueries {
       add_values<kPairs>(p, v + c, stride, keys, out + c);
     for (; c + 2 * L::kLanes <= size; c += 2 * L::kLanes)
       add_values<1>(p, v + c, stride, keys, out + c);
-    for (; c < size; ++c)
-      for (std::int64_t j = 0; j < keys; ++j) out[c] += p[j] * to_float(v[j * stride + c]);
+    for (; c < size; c += L::kLanes)
+      add_last_values(p, v + c, stride, keys, size - c < L::kLanes ? size - c : L::kLanes, out + c);
   }
 
-  // Keys [j, end) of the document for one row.
-  static void attend_chunk(const ForwardUnit& unit, const Scratch& s, std::int64_t row,
-                           std::int64_t j, std::int64_t end) {
-    const AttentionProblem& p = unit.job.problem;
-    const std::int64_t width = padded(p.value_size), count = end - j;
-    const T* const k = row_of<T>(unit.job.k, unit.document.key_begin + j, unit.kv_head);
-    const T* const v = row_of<T>(unit.job.v, unit.document.key_begin + j, unit.kv_head);
-    const float* const q = s.q + row * padded(p.key_size);
-    const std::int64_t size = static_cast<std::int64_t>(p.key_size);
-    for (std::int64_t n = 0; n < count; ++n) {
-      const T* const key = k + n * unit.job.k.token_stride;
-      if (n + kAhead < count) fetch(key + kAhead * unit.job.k.token_stride, size);
-      s.scores[n] = dot(q, key, size);
-    }
-    for (std::int64_t n = count; n < kKeys; ++n) s.scores[n] = 0;
-    softmax_row<V>(p, s.scores, kKeys, 0, count, s.peak[row], s.sum[row], s.out + row * width,
-                   width);
-    add_all_values(s.scores, v, unit.job.v.token_stride, count,
-                   static_cast<std::int64_t>(p.value_size), s.out + row * width);
+  // Scores of all rows against the packed block of keys; fewer rows at a time change no bit.
+  static void score(const Scratch& s, std::int64_t rows, std::int64_t size, std::int64_t width) {
+    std::int64_t r = 0;
+    const auto some = [&]<std::int64_t kRows>() __attribute__((always_inline)) {
+      for (; r + kRows <= rows; r += kRows)
+        product_rows<V, kRows>({s.q + r * width, width, 1}, s.keys, kKeys, s.scores + r * kKeys,
+                               kKeys, kKeys, size, /*accumulate=*/false);
+    };
+    some.template operator()<4>();
+    some.template operator()<2>();
+    some.template operator()<1>();
   }
 
   static void attend(const ForwardUnit& unit, std::int64_t block, std::byte* memory) {
@@ -139,25 +131,38 @@ struct FewQueries {
     const std::int64_t i = block * kFewQueries;
     const std::int64_t queries = d.queries - i < kFewQueries ? d.queries - i : kFewQueries;
     const std::int64_t rows = queries * static_cast<std::int64_t>(unit.group());
+    const std::int64_t key_size = static_cast<std::int64_t>(p.key_size);
     const std::int64_t key_width = padded(p.key_size), width = padded(p.value_size);
     const auto query = [&](std::int64_t row) { return i + row % queries; };
     const auto head = [&](std::int64_t row) {
       return unit.kv_head * unit.group() + static_cast<std::size_t>(row / queries);
     };
     for (std::int64_t r = 0; r < rows; ++r) {
-      widen_query(row_of<T>(unit.job.q, d.query_begin + query(r), head(r)),
-                  static_cast<std::int64_t>(p.key_size), s.q + r * key_width);
+      widen_row<V>(row_of<T>(unit.job.q, d.query_begin + query(r), head(r)), key_size, key_width,
+                   s.q + r * key_width);
       s.peak[r] = kNoScore;
       s.sum[r] = 0;
     }
     clear_floats<V>(s.out, rows * width);
-    for (std::int64_t j = sees.begin(i) / kKeys * kKeys; j < sees.end(i + queries - 1); j += kKeys)
+    const std::int64_t end_of_keys = sees.end(i + queries - 1);
+    float row[kLargestHead];
+    for (std::int64_t j = sees.begin(i) / kKeys * kKeys; j < end_of_keys; j += kKeys) {
+      const std::int64_t count = end_of_keys - j < kKeys ? end_of_keys - j : kKeys;
+      widen_transposed<V, T>(unit.job.k, d.key_begin + j, count, unit.kv_head, key_size, kKeys, row,
+                             s.keys);
+      score(s, rows, key_size, key_width);
       for (std::int64_t r = 0; r < rows; ++r) {
-        const std::int64_t begin = sees.begin(query(r)), end = sees.end(query(r));
-        const std::int64_t first = begin > j ? begin : j;
-        const std::int64_t last = end < j + kKeys ? end : j + kKeys;
-        if (first < last) attend_chunk(unit, s, r, first, last);
+        const std::int64_t begin = sees.begin(query(r)) - j, end = sees.end(query(r)) - j;
+        const std::int64_t first = begin < 0 ? 0 : begin, last = end > kKeys ? kKeys : end;
+        if (first >= last) continue;
+        float* const scores = s.scores + r * kKeys;
+        softmax_row<V>(p, scores, kKeys, first, last, s.peak[r], s.sum[r], s.out + r * width,
+                       width);
+        const T* const v = row_of<T>(unit.job.v, d.key_begin + j + first, unit.kv_head);
+        add_all_values(scores + first, v, unit.job.v.token_stride, last - first,
+                       static_cast<std::int64_t>(p.value_size), s.out + r * width);
       }
+    }
     for (std::int64_t r = 0; r < rows; ++r) {
       float* const lse = unit.job.lse + head(r) * p.query_tokens +
                          static_cast<std::size_t>(d.query_begin + query(r));

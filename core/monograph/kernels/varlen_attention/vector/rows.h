@@ -32,13 +32,33 @@ template <class V, class T>
   for (; i < size; ++i) out[i] = from_float<T>(in[i] * factor);
 }
 
+// Blocks of kTokens rows by kElements, widened and transposed at once; kTokens is 0 where an
+// instruction set has nothing for it. Specialised beside the intrinsics.
+template <class V, class T>
+struct TurnTokens {
+  static constexpr std::int64_t kTokens = 0;
+};
+
 // `rows` tokens from `token` on to out[size, columns], transposed; missing columns are zero. `row`
 // holds `width` floats.
 template <class V, class T>
 void widen_transposed(const HeadsView& view, std::int64_t token, std::int64_t rows,
                       std::size_t head, std::int64_t size, std::int64_t columns, float* row,
                       float* out) {
-  for (std::int64_t r = 0; r < columns; ++r) {
+  using Turn = TurnTokens<V, T>;
+  std::int64_t r = 0;
+  if constexpr (Turn::kTokens > 0) {
+    for (; r + Turn::kTokens <= rows && Turn::takes(view.token_stride); r += Turn::kTokens) {
+      const T* const from = row_of<T>(view, token + r, head);
+      std::int64_t i = 0;
+      for (; i + Turn::kElements <= size; i += Turn::kElements)
+        Turn::run(from + i, view.token_stride, out + i * columns + r, columns);
+      for (; i < size; ++i)
+        for (std::int64_t t = 0; t < Turn::kTokens; ++t)
+          out[i * columns + r + t] = to_float(from[t * view.token_stride + i]);
+    }
+  }
+  for (; r < columns; ++r) {
     if (r < rows) widen_row<V>(row_of<T>(view, token + r, head), size, size, row);
     for (std::int64_t i = 0; i < size; ++i) out[i * columns + r] = r < rows ? row[i] : 0.f;
   }

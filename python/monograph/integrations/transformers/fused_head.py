@@ -1,0 +1,49 @@
+"""The head of a transformers model on our `linear`, where no gradient is asked for: generation, evaluation.
+
+torch's product gives a row other last bits in another batch. Ours does not, and it is the product inside
+`linear_log_probs`: the logits that a token is drawn from are those that a trainer scores it with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from monograph.integrations.torch.instance_class import put_before
+from monograph.integrations.transformers.stand_in import KERNEL_TYPES, runs_here
+from monograph.ops.layout import plain_layout
+from monograph.ops.linear import linear
+
+
+class FusedHead(nn.Module):
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        plain = type(self.weight) in (nn.Parameter, torch.Tensor)  # not cut by fully_shard
+        if not plain or not runs_here(input, self.weight) or torch.is_grad_enabled() or _cast(input.dtype):
+            return super().forward(input)
+        return linear(input, self.weight.contiguous(), [], plain_layout(self.weight.shape), self.bias)
+
+
+def _cast(dtype: torch.dtype) -> bool:
+    """Whether autocast would bring the input to another dtype than the weight has."""
+    return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") != dtype
+
+
+def take_head(model: Any) -> bool:
+    """Whether the head of the model is one of ours now. A QuantLinear computes so by itself."""
+    head: Any = model.get_output_embeddings()
+    if isinstance(head, FusedHead):
+        return True
+    known = (
+        type(head) is nn.Linear
+        and "forward" not in head.__dict__
+        and head.weight.device.type == "cpu"
+        and head.weight.dtype in KERNEL_TYPES
+    )
+    if known:
+        put_before(FusedHead, head)
+    return known
