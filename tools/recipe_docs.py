@@ -8,6 +8,7 @@ As a program:
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 import sys
@@ -18,9 +19,13 @@ from monograph.recipe.check_value import wanted
 from monograph.recipe.compile_options import OPTIONS
 from monograph.recipe.foreign_keys import IGNORED
 from monograph.recipe.keys import DATASET_KEYS, KEYS, DatasetKeys, Recipe
-from monograph.recipe.refused_keys import REFUSED
+from monograph.recipe.known_keys import State, state_of
+from monograph.recipe.refused_keys import DATASET_REFUSED, REFUSED, TYPE_REFUSED
+from monograph.recipe.trl.fields import FIELDS, OF_DOCUMENTS, WITHOUT_FIELD
+from monograph.recipe.trl.keys import TRL_KEYS, TrlDatasetKeys, TrlRecipe
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "recipe.md"
+AXOLOTL = pathlib.Path(__file__).parent / "axolotl_schema.json"
 
 
 def _default(entry: Field[Any]) -> str:
@@ -34,8 +39,24 @@ def _keys(entries: dict[str, Field[Any]], owner: type) -> str:
     hints = get_type_hints(owner)
     rows = ["| key | value | default | what it does |", "|---|---|---|---|"]
     for name, entry in entries.items():
-        kind = "a list" if name.endswith("datasets") else wanted(hints[name]).removesuffix(" or empty")
+        kind = (
+            "a list"
+            if name in ("datasets", "test_datasets")
+            else wanted(hints[name]).removesuffix(" or empty")
+        )
         rows.append(f"| `{name}` | {kind} | {_default(entry)} | {entry.metadata['about']} |")
+    return "\n".join(rows)
+
+
+def _trl_fields() -> str:
+    """What the keys of a recipe set in TRL's config, and which of them it does not have."""
+    renamed = {name: field for name, field in FIELDS.items() if name in KEYS and name != field}
+    same = [f"`{name}`" for name, field in FIELDS.items() if name in KEYS and name == field]
+    gone = [f"`{name}`" for name in KEYS if name not in FIELDS.keys() | WITHOUT_FIELD | OF_DOCUMENTS]
+    rows = ["| keys | under TRL |", "|---|---|"]
+    rows += [f"| `{name}` | `{field}` |" for name, field in renamed.items()]
+    rows.append(f"| {', '.join(same)} | the field of the same name |")
+    rows.append(f"| {', '.join(gone)} | refused: they are for Monograph's own trainer |")
     return "\n".join(rows)
 
 
@@ -48,14 +69,51 @@ def _reasons(entries: dict[str, str], heading: str) -> str:
     return "\n".join(rows + [f"| {', '.join(names)} | {reason} |" for reason, names in shared.items()])
 
 
+_STATES = {
+    State("honoured", "honoured"): "honoured",
+    State("honoured", "refused"): "honoured; refused with `trainer: trl`",
+    State("refused", "honoured"): "honoured with `trainer: trl`, `rl` or `reward_model`; else refused",
+    State("ignored", "honoured"): "honoured with `trainer: trl`, `rl` or `reward_model`; else ignored",
+    State("ignored", "ignored"): "ignored",
+    State("refused", "refused"): "refused",
+}
+
+
+def _axolotl() -> str:
+    """Every key of axolotl's schema by its state; inside one that is not honoured all share its state."""
+    kept = json.loads(AXOLOTL.read_text(encoding="utf-8"))
+    by_state: dict[State | None, list[str]] = {}
+    for name in kept["keys"]:
+        state, outer = state_of(name), state_of(name.split(".")[0])
+        if name.startswith("test_datasets.") or ("." in name and outer and "honoured" not in outer):
+            continue
+        by_state.setdefault(state, []).append(f"`{name}`")
+    rows = [f"| state | keys of axolotl {kept['axolotl']} |", "|---|---|"]
+    rows += [f"| {words} | {', '.join(by_state.pop(state, []))} |" for state, words in _STATES.items()]
+    assert not by_state, by_state
+    return "\n".join(rows)
+
+
 def tables() -> dict[str, str]:
     """The tables of the page by name."""
     options = {name: reason or "has an effect" for name, reason in OPTIONS.items()}
     return {
         "keys": _keys(KEYS, Recipe),
         "dataset keys": _keys(DATASET_KEYS, DatasetKeys),
+        "trl keys": _keys(TRL_KEYS, TrlRecipe),
+        "trl dataset keys": _keys(
+            {
+                entry.name: entry
+                for entry in TrlDatasetKeys.__dataclass_fields__.values()
+                if entry.name not in DATASET_KEYS
+            },
+            TrlDatasetKeys,
+        ),
+        "trl fields": _trl_fields(),
         "ignored": _reasons(IGNORED, "why"),
         "refused": _reasons(REFUSED, "instead"),
+        "refused in datasets": _reasons(DATASET_REFUSED | TYPE_REFUSED, "instead"),
+        "axolotl": _axolotl(),
         "options": _reasons(options, "on a CPU"),
     }
 

@@ -284,10 +284,29 @@ def test_a_template_that_refuses_or_asks_otherwise_is_an_error(run):
 
 def test_keys_that_number_messages_are_no_error(run):
     chat = [
-        {**message, "id": str(number), "weight": 1} for number, message in enumerate(CHATS["a tool call"])
+        {**message, "id": str(number), "weight": int(message["role"] == "assistant")}
+        for number, message in enumerate(CHATS["a tool call"])
     ]
     tokenizer, prepared = run(PLAIN, [{"messages": chat}])
     check_mask(tokenizer, prepared, CHATS["a tool call"], None, MARKED)
+
+
+def test_no_role_to_train_wants_flags_of_messages(run):
+    rows = [{"messages": [user("a"), answer("b"), user("c"), answer("d", train=True)]}]
+    rows.append({"messages": [user("a"), answer("b"), user("c"), answer("d", train=False)]})
+    flags = {"message_field_training": "train", "roles_to_train": []}
+    tokenizer, prepared = run(PLAIN, rows, flags)
+    assert len(prepared.train) == 1  # the other has no target
+    labels = prepared.train[0]["labels"]
+    assert tokenizer.decode([label for label in labels if label != -100]) == "d<|im_end|>"
+    with pytest.raises(ValueError, match=r"datasets.0.roles_to_train is \[\] without message_field_training"):
+        run(PLAIN, rows, {"roles_to_train": []})
+
+
+def test_a_chat_whose_answers_all_weigh_nothing_is_left_out(run):
+    chats = [[user("a"), answer("b", weight=weight)] for weight in (0, 1)]
+    _, prepared = run(PLAIN, [{"messages": chat} for chat in chats])
+    assert len(prepared.train) == 1
 
 
 def test_prepared_data_follow_the_contents_of_a_template_file(run, tmp_path):

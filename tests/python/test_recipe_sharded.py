@@ -28,6 +28,7 @@ def recipe_of(root, name):
         "eval_steps": 2,
         "save_steps": 2,
         "gradient_checkpointing": True,
+        "calibration": 2,
     }
     return small_recipe(root, "instruction", **changes) | WAYS[name]
 
@@ -61,6 +62,8 @@ def test_the_adapter_and_the_losses_are_those_of_whole_ranks(root):
     assert len(losses(whole)) >= 7
     assert losses(other) == losses(whole)
     assert sha256(other / "adapter_model.safetensors") == sha256(whole / "adapter_model.safetensors")
+    sketches = "calibration.safetensors"
+    assert sha256(other / sketches) == sha256(whole / sketches)
     for name in ("base", "schema_version"):
         records = [json.loads((folder / "monograph.json").read_text())[name] for folder in (whole, other)]
         assert records[0] == records[1]

@@ -81,11 +81,24 @@ def test_events_fall_where_the_keys_say():
     epochs = Epochs([10, 7])
     assert [epochs.place(step) for step in (0, 9, 10, 16)] == [(0, 0), (0, 9), (1, 0), (1, 6)]
     assert (epochs.share(0), epochs.share(10), epochs.share(17)) == (0.0, 1.0, 2.0)
+    assert Epochs([10, 7], last_whole=10).share(17) == pytest.approx(1.7)
     assert event_steps(epochs, 2, None) == {5, 10, 14, 17}
     assert event_steps(epochs, None, 6) == {6, 12}
     assert event_steps(epochs, None, 0.25) == {4, 8, 12, 16}
     assert event_steps(epochs, 100, None) == set(range(1, 18))
     assert event_steps(epochs, None, None) == set()
+
+
+@pytest.mark.parametrize("cut", [{"max_steps": 2}, {"num_epochs": 0.5}, {"num_epochs": 1.5}])
+def test_the_epoch_of_a_step_is_the_share_of_the_data(recipe, root, cut):
+    """A run that is cut says the same of its steps as one that is not."""
+    read = recipe(sample_packing=False, gradient_accumulation_steps=1, **cut)
+    tokenizer = load_tokenizer(read, str(root / "model"))
+    batches = Batches(read, prepare(read, tokenizer).train, tokenizer.pad_token_id, training=True)
+    epochs, whole = batches.epochs(read), batches.sampler.steps(0)
+    assert epochs.total % whole  # it is cut
+    shares = [epochs.share(step) for step in range(epochs.total + 1)]
+    assert shares == pytest.approx([step / whole for step in range(epochs.total + 1)])
 
 
 @pytest.mark.parametrize("packing", [True, False])

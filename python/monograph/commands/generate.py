@@ -15,6 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from monograph.commands.recipe_arguments import run_recipe
 from monograph.recipe import Recipe
@@ -87,7 +88,9 @@ def _generate(recipe: Recipe, options: argparse.Namespace) -> int:
 
     folder = options.config if os.path.isdir(options.config) else None  # the folder of an adapter
     adapter = None if options.base else options.adapter_dir or folder or find_adapter(recipe)
-    if adapter is None and not options.base:
+    if recipe.adapter is None and not options.base:  # the weights themselves were trained
+        recipe, adapter = replace(recipe, base_model=folder or recipe.output_dir), None
+    elif adapter is None and not options.base:
         raise ValueError(
             f"there is no adapter in output_dir ({recipe.output_dir}); train first, or give "
             "--adapter-dir or --base"

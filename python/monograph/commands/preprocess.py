@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
+from typing import Any
 
 from monograph.commands.recipe_arguments import run_recipe
 from monograph.recipe import Recipe
+from monograph.recipe.trl.keys import TrlRecipe
 
 
 def run(arguments: list[str]) -> int:
@@ -24,6 +27,8 @@ def _preprocess(recipe: Recipe, options: argparse.Namespace) -> int:
     from monograph.recipe.show_labels import show_labels
 
     tokenizer = load_tokenizer(recipe, model_folder(recipe))
+    if isinstance(recipe, TrlRecipe) and recipe.method.rows != "documents":
+        return _show_rows(recipe, tokenizer, options.debug_num_examples if options.debug else 0)
     prepared = prepare(recipe, tokenizer)
     if options.debug:
         some = prepared.train.select(range(min(options.debug_num_examples, len(prepared.train))))
@@ -31,4 +36,19 @@ def _preprocess(recipe: Recipe, options: argparse.Namespace) -> int:
     for name, count in prepared.counts.items():
         print(f"{name:20} {count:>12,}")
     print(f"prepared in {prepared.folder}")
+    return 0
+
+
+def _show_rows(recipe: TrlRecipe, tokenizer: Any, count: int) -> int:
+    """Rows as TRL is given them; it tokenises them itself."""
+    from monograph.recipe.trl.datasets import make_datasets
+
+    made = make_datasets(recipe, tokenizer)
+    for row in made.train.select(range(min(count, len(made.train)))):
+        print(json.dumps(row, ensure_ascii=False))
+    if made.told:
+        print(made.told)
+    for name, rows in (("train", made.train), ("eval", made.eval)):
+        if rows is not None:
+            print(f"{name + ' rows':20} {len(rows):>12,}")
     return 0

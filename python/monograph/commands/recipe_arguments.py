@@ -54,6 +54,9 @@ def run_recipe(
         print(f"note: {notice}", file=sys.stderr)
     try:
         return work(read.recipe, options)
+    except ConfigError as error:  # what only a run can look up, as names of callbacks
+        _say(str(error), rank)
+        return 2
     except (ValueError, OSError) as error:  # OSError: also what transformers and the Hub say of a model
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 3

@@ -84,6 +84,11 @@ def _train(recipe: Recipe, options: argparse.Namespace) -> int:
         sys.stderr.write(f"{failure}\n" if str(failure) else "")
         sys.stderr.flush()
         os._exit(failure.code)  # the group waits for ranks that are gone
+    if outcome.signal is None and recipe.serve_with and outcome.writes:
+        from monograph.commands import serve
+
+        if code := serve.convert(recipe):
+            return code
     if outcome.signal is None and recipe.merge_lora and outcome.writes:
         from monograph.commands import merge, native
 

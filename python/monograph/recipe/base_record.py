@@ -48,7 +48,7 @@ def _sha256(weight: Any) -> str:
     """Of the values of a packed weight, or layer."""
     import torch
 
-    values = weight.values.detach().contiguous().view(torch.uint8).flatten().numpy().data
+    values = weight.values.detach().contiguous().view(torch.uint8).flatten().cpu().numpy().data
     return hashlib.sha256(values).hexdigest()
 
 

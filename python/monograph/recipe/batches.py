@@ -76,10 +76,20 @@ class Batches:
         steps = (self.sampler.batches(0, step) for step in range(self.sampler.steps(0)))
         return LazyBatches(self._batch, [pieces for batches in steps for pieces in batches if pieces])
 
+    def first(self, count: int) -> LazyBatches:
+        """The first micro-batches of the run, not more than an epoch has."""
+        found: list[list[Piece]] = []
+        for step in range(self.sampler.steps(0)):
+            found += [pieces for pieces in self.sampler.batches(0, step) if pieces]
+            if len(found) >= count:
+                break
+        return LazyBatches(self._batch, found[:count])
+
     def epochs(self, recipe: Recipe) -> Epochs:
         """The steps of the run: num_epochs, cut by max_steps."""
         whole, part = int(recipe.num_epochs), recipe.num_epochs % 1
         lengths: list[int] = []
+        last_whole = None
         for epoch in range(whole + (part > 0)):
             steps = self.sampler.steps(epoch)
             wanted = steps if epoch < whole else max(1, round(steps * part))
@@ -88,7 +98,8 @@ class Batches:
             if wanted <= 0:
                 break
             lengths.append(wanted)
-        return Epochs(lengths)
+            last_whole = steps
+        return Epochs(lengths, last_whole)
 
 
 class LazyBatches(Sequence[dict[str, Any]]):

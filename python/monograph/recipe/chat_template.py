@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from typing import Any
 
+from monograph.recipe.document import Span
 from monograph.recipe.keys import Recipe
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+_MARKS_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 Message = dict[str, Any]
 Tools = list[dict[str, Any]]
@@ -65,18 +69,42 @@ class ChatRenderer:
 
     def __call__(self, messages: Sequence[Message], tools: Tools | None, *, prompt: bool = False) -> str:
         """prompt: with what stands in front of an answer behind it. ValueError if the template refuses."""
+        return self._apply(messages, tools, tokenize=False, add_generation_prompt=prompt)
+
+    def generated(self, messages: Sequence[Message], tools: Tools | None) -> list[Span] | None:
+        """What the template marks with `{% generation %}` in the text, as transformers' mask of the assistant
+        has it: whole tokens. None for a template without marks."""
+        if not _MARKS_GENERATION.search(self._template(tools)):
+            return None
+        found = self._apply(
+            messages,
+            tools,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            tokenizer_kwargs={"return_offsets_mapping": True, "verbose": False},
+        )
+        spans: list[Span] = []
+        for kept, (begin, end) in zip(found["assistant_masks"], found["offset_mapping"], strict=True):
+            if kept and spans and begin <= spans[-1].end:
+                spans[-1] = Span(spans[-1].begin, max(end, spans[-1].end))
+            elif kept:
+                spans.append(Span(begin, end))
+        return spans
+
+    def _template(self, tools: Tools | None) -> str:
+        if bool(tools) not in self._templates:
+            self._templates[bool(tools)] = chat_template(self._recipe, self._tokenizer, self._own, tools)
+        return self._templates[bool(tools)]
+
+    def _apply(self, messages: Sequence[Message], tools: Tools | None, **options: Any) -> Any:
         from jinja2 import TemplateError
 
-        if bool(tools) not in self._templates:
-            template = chat_template(self._recipe, self._tokenizer, self._own, tools)
-            self._templates[bool(tools)] = template
-        options: Mapping[str, Any] = {"tools": tools} if tools else {}
+        if tools:
+            options["tools"] = tools
         try:
             return self._tokenizer.apply_chat_template(
                 list(messages),
-                chat_template=self._templates[bool(tools)],
-                tokenize=False,
-                add_generation_prompt=prompt,
+                chat_template=self._template(tools),
                 **options,
                 **self._recipe.chat_template_kwargs,
             )

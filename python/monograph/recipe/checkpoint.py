@@ -17,6 +17,7 @@ import torch
 
 from monograph.recipe.base_record import NAME as BASE_RECORD
 from monograph.recipe.keys import Recipe
+from monograph.recipe.new_tokens import save_adapter
 from monograph.recipe.remembered import write_recipe
 
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -72,8 +73,8 @@ def save_checkpoint(
     from safetensors.torch import save_file
 
     def write(folder: str) -> None:
-        model.save_pretrained(folder)
-        save_file(dict(optimizer), os.path.join(folder, OPTIMIZER))
+        save_adapter(model, folder)
+        save_file({name: tensor.cpu() for name, tensor in optimizer.items()}, os.path.join(folder, OPTIMIZER))
         with open(os.path.join(folder, STATE), "w", encoding="utf-8") as file:
             json.dump(state, file, indent=1)
         write_recipe(recipe, folder)

@@ -29,8 +29,8 @@ OPTIONS: dict[str, str | None] = {
 }
 
 
-# Modes that differ from `default` by what a CPU does not have.
-_GPU_MODES = {"reduce-overhead": "CUDA graphs need a GPU"}
+# Modes that are nothing but CUDA graphs.
+_CUDA_GRAPHS = ("reduce-overhead",)
 
 
 def check_compile_options(
@@ -41,7 +41,7 @@ def check_compile_options(
     device: str = "cpu",
     mode: str | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Errors and notices about options and mode; both empty without them."""
+    """Errors and notices about options and mode on a kind of device; both empty without them."""
     errors, notices = [], []
     said = "missing" if torch_compile is None else "false"
     if options and not torch_compile:
@@ -54,8 +54,11 @@ def check_compile_options(
             f"torch_compile_mode: torch_compile is {said}, so it would do nothing; "
             "write torch_compile: true (or auto) beside it"
         )
-    if device == "cpu" and mode in _GPU_MODES:
-        notices.append(f"torch_compile_mode: {mode} has no effect on this device (cpu): {_GPU_MODES[mode]}")
+    if device != "cuda" and mode in _CUDA_GRAPHS:
+        errors.append(
+            f"torch_compile_mode: {mode} means CUDA graphs, and the device is {device}; leave it out, or "
+            "write device: cuda"
+        )
     for name, value in (options or {}).items():
         if name not in OPTIONS:
             near = difflib.get_close_matches(str(name), OPTIONS, n=1, cutoff=0.5)
@@ -71,6 +74,10 @@ def check_compile_options(
             notices.append(
                 f"torch_compile_options: {name} has no effect on this device (cpu): {OPTIONS[name]}"
             )
+    if device != "cuda" and device != "cpu" and (options or {}).get("triton.cudagraphs") is True:
+        errors.append(
+            f"torch_compile_options: triton.cudagraphs is true, and the device is {device}; leave it out"
+        )
     if packing and (options or {}).get("triton.cudagraphs") is True:
         notices.append(
             "torch_compile_options: triton.cudagraphs with sample_packing: a CUDA graph replays fixed "

@@ -5,10 +5,17 @@ from __future__ import annotations
 import difflib
 import os
 
-from monograph.recipe.adapter_start import check_start_keys
+from monograph.base_memory.sizes import bytes_of
+from monograph.recipe.adapter_start import check_start_keys, start_of
+from monograph.recipe.device_keys import check_device, device_type
 from monograph.recipe.keys import DatasetKeys, Recipe
+from monograph.recipe.offload_keys import check_offload
+from monograph.recipe.refused_keys import TYPE_REFUSED
 from monograph.recipe.remembered import NAME as REMEMBERED
 from monograph.recipe.sharding_keys import check_sharding
+from monograph.recipe.trl.keys import TrlRecipe
+from monograph.recipe.trl.row_types import check_columns, check_type
+from monograph.recipe.trl.whole_model import check_whole_model
 
 # Every AdamW is the same AdamW here: moments of an adapter are small, so they are kept in 32 bits.
 ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "paged_adamw_32bit")
@@ -42,7 +49,7 @@ PROMPT_KEYS = (
 )
 CHAT_TEMPLATES = ("tokenizer_default", "chatml", "jinja", "tokenizer_default_fallback_chatml")
 QUANT_KWARGS = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
-SPECIAL_TOKENS = ("pad_token", "eos_token", "bos_token", "unk_token")
+SPECIAL_TOKENS = ("pad_token", "eos_token", "bos_token", "unk_token", "additional_special_tokens")
 
 
 def check_together(recipe: Recipe) -> tuple[list[str], list[str]]:
@@ -55,6 +62,7 @@ def check_together(recipe: Recipe) -> tuple[list[str], list[str]]:
     _check_training(recipe, errors, notices)
     _check_step_mode(recipe, errors)
     _check_serving(recipe, notices)
+    errors += check_device(recipe)
     wrong, told = check_sharding(recipe)
     return errors + wrong, notices + told
 
@@ -72,9 +80,18 @@ def _check_model(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
     start = recipe.lora_model_dir
     if start and _looks_local(start) and not os.path.isfile(f"{start}/adapter_config.json"):
         errors.append(f"lora_model_dir: {start} has no adapter_config.json; wanted the folder of an adapter")
-    if recipe.adapter is None:
+    whole = recipe.adapter is None and isinstance(recipe, TrlRecipe)
+    if isinstance(recipe, TrlRecipe):
+        errors += check_whole_model(recipe)
+    elif recipe.adapter is None:
         errors.append(
-            "adapter: missing; only adapters are trained, the base stays frozen: write adapter: qlora"
+            "adapter: missing; only adapters are trained, the base stays frozen: write adapter: qlora; or "
+            "trainer: trl, which trains the weights of a 16-bit base"
+        )
+    if whole and not errors:
+        notices.append(
+            "adapter: missing; the weights themselves are trained"
+            + (", in bfloat16, which loses small changes; write bf16: false" if recipe.bf16 else "")
         )
     if recipe.adapter == "qlora" and recipe.load_in_4bit is False:
         errors.append("adapter is qlora and load_in_4bit false; write adapter: lora for a 16-bit base")
@@ -82,6 +99,7 @@ def _check_model(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
         errors.append("adapter is lora and load_in_4bit true; write adapter: qlora")
     if recipe.fp16 and recipe.bf16 in (True, "full"):
         errors.append(f"fp16 is true and bf16 {str(recipe.bf16).lower()}; write one of the two")
+    _check_base_memory(recipe, errors)
     _check_expert_targets(recipe, errors)
     if recipe.router_aux_loss_coef is not None and not recipe.output_router_logits:
         errors.append(
@@ -89,7 +107,7 @@ def _check_model(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
             "output_router_logits: true, or leave both out"
         )
     targets = recipe.lora_target_linear or recipe.lora_target_modules or recipe.lora_target_parameters
-    if not (targets or recipe.lora_model_dir):
+    if not (targets or recipe.lora_model_dir or whole):
         errors.append("lora_target_modules: missing; write lora_target_linear: true for all linear layers")
     for name, value in recipe.bnb_config_kwargs.items():
         if name not in QUANT_KWARGS:
@@ -98,6 +116,14 @@ def _check_model(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
             errors.append(f"bnb_config_kwargs.{name} is {value!r}, wanted nf4 or fp4")
         elif name == "bnb_4bit_use_double_quant" and not isinstance(value, bool):
             errors.append(f"bnb_config_kwargs.{name} is {value!r}, wanted true or false")
+    kind = device_type(recipe)
+    if kind not in ("cpu", "cuda") and recipe.attention == "monograph":
+        packs = recipe.sample_packing or recipe.packs_evaluation
+        notices.append(
+            f"attn_implementation: on {kind} packed rows are computed with every score: bounded and slow"
+            if packs
+            else f"attn_implementation: monograph has no kernel on {kind}; sdpa is taken"
+        )
     if recipe.attn_implementation in OWN_ATTENTION:
         notices.append(
             f"attn_implementation: {recipe.attn_implementation} is done by Monograph's own attention"
@@ -108,6 +134,27 @@ def _check_model(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
         notices.append(
             f"attn_implementation: {recipe.attn_implementation} would build a dense mask for packed rows; "
             "Monograph's own attention is taken"
+        )
+
+
+def _check_base_memory(recipe: Recipe, errors: list[str]) -> None:
+    if recipe.base_memory is None:
+        return
+    try:
+        bytes_of(recipe.base_memory)
+    except ValueError as error:
+        errors.append(str(error))
+    if recipe.shard_size is not None or recipe.fsdp or recipe.fsdp_config:
+        errors.append(
+            "base_memory and a sharded base (shard_size, fsdp): a rank holds its part in memory already; "
+            "write one of the two"
+        )
+    if (kind := device_type(recipe)) != "cpu":
+        errors.append(f"base_memory and the device {kind}: the base is mapped on a CPU; leave one out")
+    start, _ = start_of(recipe)
+    if isinstance(start, str) and start.startswith(("pissa", "loftq", "olora")):
+        errors.append(
+            f"base_memory and the start {start}: it makes a base of its own in memory; leave one out"
         )
 
 
@@ -140,12 +187,24 @@ def _check_data(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
         errors.append("datasets: missing; write `- path: train.jsonl` and `type: alpaca` below it")
     for where in ("datasets", "test_datasets"):
         for number, dataset in enumerate(getattr(recipe, where)):
-            _check_dataset(dataset, f"{where}.{number}", errors)
+            if not dataset.path:
+                errors.append(f"{where}.{number}.path: missing; write a .jsonl or .parquet file")
+            if isinstance(recipe, TrlRecipe) and recipe.method.rows != "documents":
+                errors.extend(check_type(recipe, dataset, f"{where}.{number}"))
+            else:
+                _check_dataset(dataset, f"{where}.{number}", errors)
+                errors.extend(check_columns(dataset, f"{where}.{number}"))
     if recipe.test_datasets and recipe.val_set_size:
         errors.append("test_datasets and val_set_size both say what to evaluate on; leave one out")
-    for name in recipe.special_tokens:
+    for name, value in recipe.special_tokens.items():
         if name not in SPECIAL_TOKENS:
             errors.append(f"special_tokens.{name}: unknown; wanted one of {', '.join(SPECIAL_TOKENS)}")
+            continue
+        several = name == "additional_special_tokens"
+        tokens = value if several and isinstance(value, list) else [None if several else value]
+        if not all(isinstance(token, str) and token for token in tokens):
+            wanted = "a list of tokens" if several else "a token"
+            errors.append(f"special_tokens.{name} is {value!r}, wanted {wanted}")
     if recipe.pad_to_sequence_len is False and recipe.sample_packing:
         notices.append(
             "pad_to_sequence_len: ignored; packed rows have one length, or each packing would be compiled"
@@ -161,13 +220,13 @@ def _check_data(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
 
 
 def _check_dataset(dataset: DatasetKeys, where: str, errors: list[str]) -> None:
-    if not dataset.path:
-        errors.append(f"{where}.path: missing; write a .jsonl or .parquet file")
     kind = dataset.type
     if isinstance(kind, dict):
         known = PROMPT_KEYS
         for name in kind:
-            if name not in known:
+            if name in TYPE_REFUSED:
+                errors.append(f"{where}.type.{name}: not supported; {TYPE_REFUSED[name]}")
+            elif name not in known:
                 errors.append(f"{where}.type.{name}: unknown key; allowed are {', '.join(known)}")
         return
     base = kind.split(":")[0].split(".")[0]
@@ -176,17 +235,24 @@ def _check_dataset(dataset: DatasetKeys, where: str, errors: list[str]) -> None:
         hint = {"sharegpt": "chat_template", "chatml": "chat_template"}.get(base, near[0] if near else None)
         suffix = f"; did you mean {hint}?" if hint else ""
         errors.append(f"{where}.type is {kind!r}, wanted one of {', '.join(DATASET_TYPES)}{suffix}")
+    if dataset.roles_to_train == [] and dataset.message_field_training is None:
+        errors.append(
+            f"{where}.roles_to_train is [] without message_field_training, so nothing is trained; wanted "
+            "roles, or message_field_training, the key of a message that says whether it is a target"
+        )
 
 
 def _check_training(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
-    if recipe.optimizer in SMALLER_ADAMW:
+    if isinstance(recipe, TrlRecipe):
+        pass  # transformers has more: see trl/check_values.py
+    elif recipe.optimizer in SMALLER_ADAMW:
         notices.append(
             f"optimizer: {recipe.optimizer} is AdamW with 32-bit moments here; an adapter's are small"
         )
     elif recipe.optimizer not in ADAMW:
         errors.append(
-            f"optimizer is {recipe.optimizer}, only AdamW is in the graph; write adamw_torch; or use TRL: "
-            "SFTConfig(optim=...), with mg.optimize(trainer.model) as in the README"
+            f"optimizer is {recipe.optimizer}, only AdamW is in the graph; write adamw_torch; or write "
+            "trainer: trl"
         )
     for name in (
         "micro_batch_size",
@@ -199,6 +265,8 @@ def _check_training(recipe: Recipe, errors: list[str], notices: list[str]) -> No
     ):
         if getattr(recipe, name) < 1:
             errors.append(f"{name} is {getattr(recipe, name)}, wanted 1 or more")
+    if recipe.calibration_rows < 0:
+        errors.append(f"calibration is {recipe.calibration}, wanted true, false or a number of rows")
     if recipe.virtual_shards is not None and recipe.virtual_shards < 1:
         errors.append(f"virtual_shards is {recipe.virtual_shards}, wanted 1 or more")
     for name in ("learning_rate", "num_epochs", "lora_alpha"):
@@ -225,11 +293,7 @@ def _check_training(recipe: Recipe, errors: list[str], notices: list[str]) -> No
             errors.append(f"{name}: nothing is evaluated; write val_set_size: 0.05 and evals_per_epoch: 1")
     if (recipe.evals_per_epoch or recipe.eval_steps) and not evaluates:
         notices.append("evals_per_epoch: ignored; val_set_size is 0, so there is nothing to evaluate")
-    if isinstance(recipe.gradient_checkpointing, str):
-        notices.append(
-            f"gradient_checkpointing: {recipe.gradient_checkpointing} is plain recomputation here; "
-            "nothing is offloaded"
-        )
+    check_offload(recipe, errors, notices)
 
 
 def _check_step_mode(recipe: Recipe, errors: list[str]) -> None:
@@ -245,17 +309,18 @@ def _check_step_mode(recipe: Recipe, errors: list[str]) -> None:
 
 
 def _check_serving(recipe: Recipe, notices: list[str]) -> None:
-    """What the server named by serve_with is known not to load."""
-    if recipe.serve_with is None:
-        return
+    if recipe.serve_with is not None:
+        notices.extend(
+            f"serve_with: {recipe.serve_with} cannot load {feature} from an adapter; merge it"
+            for feature in features_not_served(recipe)
+        )
+
+
+def features_not_served(recipe: Recipe) -> list[str]:
+    """What no server but PEFT loads from an adapter; `monograph adapter convert` takes care of the rest."""
     doubts = {
         "DoRA (peft_use_dora)": recipe.peft_use_dora,
         "whole layers (lora_modules_to_save)": bool(recipe.lora_modules_to_save),
-        "ranks by layer (lora_rank_pattern)": bool(recipe.lora_rank_pattern),
-        "alphas by layer (lora_alpha_pattern)": bool(recipe.lora_alpha_pattern),
+        "trained tokens (peft_trainable_token_indices)": bool(recipe.peft_trainable_token_indices),
     }
-    if recipe.serve_with == "llama.cpp":
-        doubts["rsLoRA scaling (peft_use_rslora)"] = recipe.peft_use_rslora
-    for feature, used in doubts.items():
-        if used:
-            notices.append(f"serve_with: {recipe.serve_with} cannot load {feature} from an adapter; merge it")
+    return [feature for feature, used in doubts.items() if used]

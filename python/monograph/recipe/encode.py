@@ -8,6 +8,7 @@ from monograph.packing.collator import IGNORED
 from monograph.recipe.document import Document
 from monograph.recipe.keys import Recipe
 from monograph.recipe.model_folder import naming
+from monograph.recipe.new_tokens import add_tokens
 
 
 class Encoded(NamedTuple):
@@ -16,7 +17,7 @@ class Encoded(NamedTuple):
 
 
 def load_tokenizer(recipe: Recipe, folder: str) -> Any:
-    """The tokenizer of the model with the special tokens of the recipe, which must exist in it."""
+    """The tokenizer of the model with the tokens of the recipe; the adapter must train those that are new."""
     from transformers import AutoTokenizer
 
     key = "tokenizer_config" if recipe.tokenizer_config else "base_model"
@@ -27,14 +28,8 @@ def load_tokenizer(recipe: Recipe, folder: str) -> Any:
             f"{recipe.tokenizer_config or folder}: the tokenizer is {type(tokenizer).__name__}, which does "
             "not say where its tokens lie in a text; wanted a fast one (tokenizer.json)"
         )
+    add_tokens(recipe, tokenizer)
     known = tokenizer.get_vocab()
-    for name, token in recipe.special_tokens.items():
-        if token not in known:
-            raise ValueError(
-                f"special_tokens.{name}: {token!r} is not a token of the model, and its vocabulary stays as "
-                "it is; name one that exists"
-            )
-        setattr(tokenizer, name, token)
     for token in recipe.eot_tokens or []:
         if token not in known:
             raise ValueError(f"eot_tokens: {token!r} is not a token of the model")

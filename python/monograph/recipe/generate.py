@@ -11,11 +11,14 @@ import torch
 from transformers import TextStreamer
 
 from monograph.recipe.chat_template import chat_template
+from monograph.recipe.device_keys import device_of
 from monograph.recipe.documents import prompt_of
 from monograph.recipe.encode import load_tokenizer
 from monograph.recipe.keys import Recipe
-from monograph.recipe.load_model import load_base
+from monograph.recipe.load_model import load_base, takes_ours
 from monograph.recipe.model_folder import model_folder
+from monograph.recipe.trl.keys import TrlRecipe
+from monograph.recipe.trl.rows import prompt_wording
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,17 @@ class Generator:
     """
 
     def __init__(self, recipe: Recipe, adapter: str | None, kind: str | None = None) -> None:
+        self._device = device_of(recipe)
         folder = model_folder(recipe)
         self._recipe = recipe
         self.tokenizer = load_tokenizer(recipe, folder)
         written = recipe.datasets[0].type
-        self._prompt = prompt_of(written)
+        preferences = isinstance(recipe, TrlRecipe) and recipe.method.rows != "documents"
+        if recipe.reward_model:
+            raise ValueError("reward_model: it gives rewards, and no answers")
+        self._prompt = (
+            prompt_wording(written) if preferences and isinstance(written, dict) else prompt_of(written)
+        )
         self.kind = kind or _kind(written)
         if self.kind == "instruction" and self._prompt is None:
             self._prompt = prompt_of("alpaca")
@@ -84,13 +93,14 @@ class Generator:
             from monograph.integrations.peft.optimize import optimize
 
             self.model = PeftModel.from_pretrained(self.model, adapter)
-            optimize(self.model, attention=recipe.attention == "monograph")
+            optimize(self.model, attention=takes_ours(recipe, self._device.type))
         self.model.eval()
         known = self.tokenizer.get_vocab()
         self._ends = [self.tokenizer.eos_token_id, *(known[token] for token in recipe.eot_tokens or [])]
 
     def tokens(self, prompt: str, history: list[dict[str, str]] | None = None) -> torch.Tensor:
-        """The prompt as the model saw prompts in training, int64 [1, T]; `history` is the chat so far."""
+        """The prompt as the model saw prompts in training, int64 [1, T], on its device; `history` is the chat
+        so far."""
         if self.kind == "chat":
             system = self._recipe.default_system_message
             messages = [{"role": "system", "content": system}] if system else []
@@ -107,7 +117,7 @@ class Generator:
             ids = self.tokenizer(asked)["input_ids"]
         if not ids:
             raise ValueError("the prompt has no tokens")
-        return torch.tensor([ids])
+        return torch.tensor([ids], device=self._device)
 
     @torch.inference_mode()
     def answer(self, tokens: torch.Tensor, sampling: Sampling, write: Callable[[str], None]) -> str:

@@ -41,7 +41,9 @@ class DatasetKeys:
     split_thinking: bool = key(False, "chat_template: `<think>...</think>` in a content becomes reasoning")
     message_field_training: str | None = key(None, "chat_template: a boolean per message: is it a target?")
     roles: dict[str, list[str]] | None = key(None, "chat_template: other names of the roles")
-    roles_to_train: list[str] | None = key(None, "chat_template: whose messages are targets; [assistant]")
+    roles_to_train: list[str] | None = key(
+        None, "chat_template: whose messages are targets; [assistant]; `[]`: those flagged true alone"
+    )
     train_on_eos: Literal["all", "turn", "last", "none"] | None = key(
         None, "chat_template: whether the end of a turn is a target; `turn`: of the turns trained on"
     )
@@ -55,6 +57,15 @@ class DatasetKeys:
 class Recipe:
     """All keys that are honoured, with the values of one run."""
 
+    # Who trains what
+    trainer: Literal["monograph", "trl"] | None = key(
+        None,
+        "monograph by default, or trl: a trainer of TRL; `rl` and `reward_model` choose it; ours",
+    )
+    rl: Literal["dpo", "ipo", "kto", "orpo", "simpo", "grpo", "gdpo"] | None = key(
+        None, "tuning by preferences or rewards, by TRL"
+    )
+    reward_model: bool = key(False, "trains a model that gives a reward, by TRL")
     # The model
     base_model: str = key("", "folder of the model, or its name on the Hub")
     revision_of_model: str | None = key(None, "commit or tag on the Hub")
@@ -66,6 +77,15 @@ class Recipe:
     )
     fp16: bool = key(False, "float16 instead of bfloat16, with the loss scaled as torch's GradScaler does")
     attn_implementation: str = key("monograph", "flash, flex and xformers names mean monograph; sdpa, eager")
+    device: str | int | None = key(
+        None, "where the run computes: cpu, cuda, cuda:0, auto (an accelerator if there is one); see below"
+    )
+    device_map: str | int | dict[str, str | int] | None = key(
+        None, "the same as axolotl writes it; a mapping may name one device"
+    )
+    base_memory: int | str | None = key(
+        None, "how much of the mapped base may be in memory, e.g. 3GiB; all of it by default"
+    )
     output_router_logits: bool | None = key(
         None, "adds the loss of a mixture's routers; as config.json of the model by default"
     )
@@ -85,6 +105,13 @@ class Recipe:
         None, "names of experts' weights: `mlp.experts.gate_up_proj`, `mlp.experts.down_proj`"
     )
     lora_modules_to_save: list[str] | None = key(None, "layers trained whole and saved with the adapter")
+    peft_trainable_token_indices: list[int] | dict[str, list[int]] | None = key(
+        None,
+        "rows of the embedding to train, or `{embed_tokens: [...], lm_head: [...]}`; a tied head has them",
+    )
+    peft_ensure_weight_tying: bool = key(
+        False, "tied embedding and head stay one tensor in lora_modules_to_save"
+    )
     lora_rank_pattern: dict[str, int] = key({}, "rank by name of the layer")
     lora_alpha_pattern: dict[str, int | float] = key({}, "alpha by name of the layer")
     peft_use_rslora: bool = key(False, "scale alpha / sqrt(r)")
@@ -117,7 +144,11 @@ class Recipe:
     chat_template_kwargs: dict[str, Any] = key({}, "handed to the template")
     default_system_message: str | None = key(None, "put in front of chats that have none")
     eot_tokens: list[str] | None = key(None, "tokens that end a turn, besides eos")
-    special_tokens: dict[str, Any] = key({}, "pad_token, eos_token, bos_token, unk_token: tokens that exist")
+    special_tokens: dict[str, Any] = key(
+        {},
+        "pad_token, eos_token, bos_token, unk_token, additional_special_tokens: a list; new ones: see below",
+    )
+    tokens: list[str] | None = key(None, "tokens that are added to the vocabulary: see below")
     # Training
     output_dir: str = key("outputs/out", "adapter, checkpoints, metrics and plot")
     seed: int = key(42, "order of the data, dropout, start of the adapter")
@@ -132,8 +163,17 @@ class Recipe:
     max_steps: int | None = key(None, "ends earlier")
     optimizer: str = key("adamw_torch", "AdamW with 32-bit moments, inside the graph")
     learning_rate: float = key(2e-4, "at its peak")
-    lr_scheduler: Literal["cosine", "linear", "constant", "constant_with_warmup"] = key("cosine", "decay")
-    cosine_min_lr_ratio: float | None = key(None, "cosine ends at this share of the peak")
+    lr_scheduler: Literal[
+        "cosine",
+        "linear",
+        "constant",
+        "constant_with_warmup",
+        "inverse_sqrt",
+        "rex",
+        "wsd",
+        "warmup_stable_decay",
+    ] = key("cosine", "decay; wsd, warmup_stable_decay: in the last tenth of the steps")
+    cosine_min_lr_ratio: float | None = key(None, "cosine and rex end at this share of the peak")
     warmup_ratio: float | None = key(None, "share of the steps with a rising rate")
     warmup_steps: int | None = key(None, "the same in steps")
     weight_decay: float = key(0.0, "AdamW's")
@@ -141,9 +181,10 @@ class Recipe:
     adam_beta2: float = key(0.999, "AdamW's")
     adam_epsilon: float = key(1e-8, "AdamW's")
     max_grad_norm: float = key(1.0, "gradients are clipped to this norm")
-    gradient_checkpointing: bool | Literal["offload", "unsloth"] = key(
-        False, "recomputes each block in the backward pass"
+    gradient_checkpointing: bool | Literal["offload", "offload_disk", "unsloth"] = key(
+        False, "recomputes each block in the backward pass; offload_disk: its input waits in a file"
     )
+    offload_folder: str | None = key(None, "of that file, on a disk; output_dir if missing; ours")
     torch_compile: bool | Literal["auto"] | None = key(
         None, "true: Inductor's code; false: nothing is compiled; auto or missing: as `step_mode` says"
     )
@@ -193,8 +234,12 @@ class Recipe:
     use_wandb: bool = key(False, "report_to: wandb")
     use_tensorboard: bool = key(False, "report_to: tensorboard")
     merge_lora: bool = key(False, "after training `monograph merge` writes a folder output_dir-merged")
-    serve_with: Literal["vllm", "llama.cpp"] | None = key(
-        None, "warns of adapter features this server cannot load; ours"
+    calibration: bool | int = key(
+        False,
+        "writes calibration.safetensors for `merge --rounding calibrated` from so many rows; true: 16; ours",
+    )
+    serve_with: Literal["vllm", "sglang", "llama.cpp"] | None = key(
+        None, "after training the form of the adapter that this server applies, beside output_dir; ours"
     )
 
     def trackers(self) -> list[str]:
@@ -222,9 +267,19 @@ class Recipe:
         return generated.get(written, written) if self.wants_inductor else written
 
     @property
+    def offloads(self) -> bool:
+        """Whether what a forward keeps leaves memory for a file."""
+        return self.gradient_checkpointing in ("offload", "offload_disk")
+
+    @property
     def leaves(self) -> int:
         """Virtual shards of a step."""
         return self.virtual_shards or self.gradient_accumulation_steps
+
+    @property
+    def calibration_rows(self) -> int:
+        """Rows that the calibration reads, 0 for none."""
+        return 16 if self.calibration is True else int(self.calibration)
 
     @property
     def attention(self) -> str:

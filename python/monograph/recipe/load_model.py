@@ -10,15 +10,18 @@ import torch
 
 from monograph.distributed.world import World
 from monograph.recipe.adapter_start import start_of
+from monograph.recipe.device_keys import device_of
 from monograph.recipe.keys import Recipe
 from monograph.recipe.model_folder import naming
+from monograph.recipe.new_tokens import check_new_rows_are_trained, grow_vocabulary, has_new_rows
 from monograph.recipe.sharding_keys import Sharding, sharding_of
 
 _log = logging.getLogger("monograph")
 
 
 def load_base(recipe: Recipe, folder: str) -> Any:
-    """The frozen base: quantised while it loads, or as it is if the folder is quantised."""
+    """The frozen base: quantised while it loads, or as it is if the folder is quantised. Of a reward model
+    its head, which gives one number, is drawn by `seed`."""
     from monograph.integrations.transformers import experts
     from monograph.integrations.transformers.experts import has_known_experts
     from monograph.integrations.transformers.loading import from_pretrained, stored_quantization
@@ -34,12 +37,48 @@ def load_base(recipe: Recipe, folder: str) -> Any:
             double_quant=options.get("bnb_4bit_use_double_quant", True),
         )
     dtype = torch.float16 if recipe.fp16 else torch.bfloat16 if recipe.bf16 else torch.float32
+    device = device_of(recipe)
+    where: dict[str, Any] = {} if device.type == "cpu" else {"device_map": {"": device}}
+    if recipe.reward_model:
+        from transformers import AutoConfig, AutoModelForSequenceClassification
+
+        where["config"] = AutoConfig.from_pretrained(folder, num_labels=1)
+        where["model_class"] = AutoModelForSequenceClassification
+        torch.manual_seed(recipe.seed)
     with naming("base_model", recipe.base_model):
-        model = from_pretrained(folder, wanted, dtype=dtype, attn_implementation=recipe.attention)
+        attention = attention_on(recipe, device.type)
+        model = from_pretrained(
+            folder,
+            wanted,
+            dtype=dtype,
+            attn_implementation=attention,
+            base_memory=recipe.base_memory,
+            **where,
+        )
+    grow_vocabulary(model, recipe, folder)
+    if recipe.base_memory is not None and "rows_before_new_tokens" in vars(model):
+        raise ValueError(
+            "base_memory and new tokens: embedding and head have grown and lie in memory, not in the files; "
+            "add the tokens to the folder of the model first, or leave base_memory out"
+        )
     model.config.use_cache = False
     if has_known_experts(model):
         model.set_experts_implementation(experts.NAME)
     return model
+
+
+def attention_on(recipe: Recipe, device: str) -> str:
+    """The attention of a recipe on a kind of device: elsewhere than on a CPU and CUDA ours has no kernel, and
+    only packed rows, which need it, take it."""
+    packs = recipe.sample_packing or recipe.packs_evaluation
+    return (
+        recipe.attention if device in ("cpu", "cuda") or packs or recipe.attention != "monograph" else "sdpa"
+    )
+
+
+def takes_ours(recipe: Recipe, device: str) -> bool:
+    """What `optimize` is told: True refuses by name what cannot be, False keeps the attention there is."""
+    return recipe.attention == "monograph" and device in ("cpu", "cuda")
 
 
 def is_packed(model: Any) -> bool:
@@ -76,6 +115,8 @@ def lora_config(recipe: Recipe) -> Any:
         target_modules=modules,
         target_parameters=[parameters] if isinstance(parameters, str) else parameters,
         modules_to_save=recipe.lora_modules_to_save,
+        trainable_token_indices=recipe.peft_trainable_token_indices,
+        ensure_weight_tying=recipe.peft_ensure_weight_tying,
         rank_pattern=recipe.lora_rank_pattern,
         alpha_pattern=recipe.lora_alpha_pattern,
         use_rslora=recipe.peft_use_rslora,
@@ -84,11 +125,11 @@ def lora_config(recipe: Recipe) -> Any:
         layers_pattern=recipe.peft_layers_pattern,
         init_lora_weights=start,  # type: ignore[arg-type]
         loftq_config=loftq,
-        task_type="CAUSAL_LM",
+        task_type="SEQ_CLS" if recipe.reward_model else "CAUSAL_LM",
     )
 
 
-def _set_router_loss(recipe: Recipe, base: Any) -> None:
+def set_router_loss(recipe: Recipe, base: Any) -> None:
     """As a config of transformers says it; TrainStep reads it there."""
     config = base.config.get_text_config()
     if recipe.output_router_logits is not None:
@@ -112,7 +153,7 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
     if held.shard > 1:
         read_small_tensors(folder)
     base = load_base(recipe, folder)
-    _set_router_loss(recipe, base)
+    set_router_loss(recipe, base)
     if recipe.sample_packing or recipe.packs_evaluation:
         refuse_packed(base, "sample_packing: true")
     if recipe.gradient_checkpointing:
@@ -122,7 +163,13 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
         model = PeftModel.from_pretrained(base, recipe.lora_model_dir, is_trainable=True)
     else:
         model = get_peft_model(base, all_linear_without_router(base, lora_config(recipe)))
-    optimize(model, attention=recipe.attention == "monograph")
+    check_new_rows_are_trained(model)
+    if held.shard > 1 and has_new_rows(model):
+        raise ValueError(
+            f"shard_size is {held.shard} and tokens are new: a vocabulary that grew is not sharded; write "
+            "shard_size: 1, or add the tokens to the folder of the model first"
+        )
+    optimize(model, attention=takes_ours(recipe, device_of(recipe).type))
     if recipe.sample_packing or recipe.packs_evaluation:
         refuse_attention_without_borders(base, "sample_packing: true")
     if held.shard > 1:

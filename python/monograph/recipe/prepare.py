@@ -21,13 +21,13 @@ from monograph.recipe.keys import DatasetKeys, Recipe
 from monograph.recipe.wrong_files import naming_files
 
 _COUNTS = "counts.json"  # written last
-_VERSION = 3  # of the prepared files; a change of their meaning raises it
+_VERSION = 5  # of the prepared files; a change of their meaning raises it
 
 # The keys that change what tokens are prepared; others leave prepared data as it is.
 _DATA_KEYS = (
     "datasets test_datasets val_set_size sequence_len excess_length_strategy min_sample_len "
     "train_on_inputs chat_template chat_template_jinja chat_template_kwargs "
-    "default_system_message eot_tokens special_tokens seed"
+    "default_system_message eot_tokens special_tokens tokens seed"
 )
 
 
@@ -65,7 +65,7 @@ def _files(dataset: DatasetKeys) -> list[str] | None:
     return None
 
 
-def _load(dataset: DatasetKeys, where: str) -> Any:
+def load_rows(dataset: DatasetKeys, where: str, *, streaming: bool = False) -> Any:
     """The rows of a dataset, by the `datasets` library; `where` names it in errors."""
     from datasets import load_dataset
 
@@ -73,14 +73,16 @@ def _load(dataset: DatasetKeys, where: str) -> Any:
     split = dataset.split or "train"
     if files is None:
         with naming_files(where, dataset.path, None, ""):
-            rows = load_dataset(dataset.path, dataset.name, split=split, revision=dataset.revision)
+            rows = load_dataset(
+                dataset.path, dataset.name, split=split, revision=dataset.revision, streaming=streaming
+            )
     else:
         kinds = {dataset.ds_type or ("parquet" if name.endswith(".parquet") else "json") for name in files}
         if len(kinds) != 1:
             raise ValueError(f"datasets: {dataset.path} holds both JSON and Parquet; write data_files")
         kind = kinds.pop()
         with naming_files(where, dataset.path, files, kind):
-            rows = load_dataset(kind, data_files={"train": files}, split="train")
+            rows = load_dataset(kind, data_files={"train": files}, split="train", streaming=streaming)
     if dataset.shards:
         rows = rows.shard(dataset.shards, dataset.shards_idx or 0)
     return rows
@@ -169,15 +171,11 @@ class _Encoder:
 
 def _dataset(recipe: Recipe, where: str, tokenizer: Any, counts: Counter[str], scratch: str) -> Any:
     """All documents of `datasets` or `test_datasets`, encoded; `scratch` holds files until they are saved."""
-    from datasets import Features, List, Value, concatenate_datasets
+    from datasets import concatenate_datasets
 
-    tokens = List(Value("int32"))
-    features = Features(
-        {"input_ids": tokens, "labels": tokens, "status": Value("int8"), "cut": Value("int8")}
-    )
     parts, found = [], Counter[str]()
     for number, entry in enumerate(getattr(recipe, where)):
-        rows = _load(entry, f"{where}.{number}")
+        rows = load_rows(entry, f"{where}.{number}")
         counts["rows"] += len(rows)
         # JSON that is not UTF-8 is read as it is, and decoded here.
         with naming_files(f"{where}.{number}", entry.path, _files(entry), "json", only=UnicodeDecodeError):
@@ -186,7 +184,7 @@ def _dataset(recipe: Recipe, where: str, tokenizer: Any, counts: Counter[str], s
                 batched=True,
                 with_indices=True,
                 remove_columns=rows.column_names,
-                features=features,
+                features=_features(),
                 num_proc=recipe.dataset_processes,
                 load_from_cache_file=False,
                 cache_file_name=os.path.join(scratch, f"{where}.{number}.arrow"),
@@ -204,6 +202,30 @@ def _dataset(recipe: Recipe, where: str, tokenizer: Any, counts: Counter[str], s
     return concatenate_datasets(parts)
 
 
+def encoded_stream(recipe: Recipe, entry: DatasetKeys, where: str, tokenizer: Any) -> Any:
+    """Documents of one dataset as they are read, encoded; those that are not kept are passed over."""
+    rows = load_rows(entry, where, streaming=True)
+    encoded = rows.map(
+        _Encoder(recipe, entry, where, tokenizer),
+        batched=True,
+        with_indices=True,
+        remove_columns=rows.column_names,
+        features=_features(),
+    )
+    return encoded.filter(_is_kept).remove_columns(["status", "cut"])
+
+
+def _is_kept(row: dict[str, Any]) -> bool:
+    return bool(row["status"] == _KEPT)
+
+
+def _features() -> Any:
+    from datasets import Features, List, Value
+
+    tokens = List(Value("int32"))
+    return Features({"input_ids": tokens, "labels": tokens, "status": Value("int8"), "cut": Value("int8")})
+
+
 def _why_empty(found: Counter[str]) -> str:
     if found.keys() == {"without a target"}:
         return (
@@ -213,7 +235,7 @@ def _why_empty(found: Counter[str]) -> str:
     return ", ".join(f"{count} {name}" for name, count in found.items()) or "the files are empty"
 
 
-def _split(recipe: Recipe, documents: Any) -> tuple[Any, Any]:
+def split_rows(recipe: Recipe, documents: Any) -> tuple[Any, Any]:
     """Training and evaluation documents; which is which is a function of seed and number."""
     size = recipe.val_set_size
     count = int(size) if size >= 1 else max(1, round(len(documents) * size))
@@ -269,7 +291,7 @@ def _write(recipe: Recipe, tokenizer: Any, folder: str) -> None:
         if recipe.test_datasets:
             held = _dataset(recipe, "test_datasets", tokenizer, counts, scratch)
         elif recipe.val_set_size:
-            train, held = _split(recipe, train)
+            train, held = split_rows(recipe, train)
         for name, part in (("train", train), ("eval", held)):
             if part is not None:
                 part.save_to_disk(os.path.join(unfinished, name))

@@ -11,6 +11,7 @@ import torch
 
 from monograph.distributed.tree import Tree
 from monograph.distributed.world import World
+from monograph.recipe.device_keys import check_ranks_of_device, device_of
 from monograph.recipe.keys import Recipe
 from monograph.recipe.sharding_keys import sharding_of
 
@@ -18,6 +19,7 @@ from monograph.recipe.sharding_keys import sharding_of
 def check_ranks(recipe: Recipe, world: World) -> None:
     """Refuses what these ranks cannot do."""
     sharding_of(recipe, world.size)
+    check_ranks_of_device(device_of(recipe), world.size)
     steps = recipe.gradient_accumulation_steps
     if recipe.mode in ("whole_step", "inductor_whole_step") and steps > world.size:
         ranks = f", on {world.size} ranks" if world.size > 1 else ""

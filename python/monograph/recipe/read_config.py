@@ -6,7 +6,7 @@ import difflib
 import os
 import shutil
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
 import yaml
@@ -14,11 +14,15 @@ import yaml
 from monograph.recipe.check_value import checked
 from monograph.recipe.compile_options import check_compile_options
 from monograph.recipe.cross_checks import check_together
+from monograph.recipe.device_keys import device_type
 from monograph.recipe.foreign_keys import IGNORED, KERNEL_PLUGINS, OTHER_NAMES, SYNONYMS
-from monograph.recipe.keys import DATASET_KEYS, KEYS, DatasetKeys, Recipe
+from monograph.recipe.keys import DatasetKeys, Recipe
 from monograph.recipe.overrides import apply_overrides, parse_overrides
 from monograph.recipe.refused_keys import DATASET_REFUSED, REFUSED
 from monograph.recipe.remembered import folder_of_run, recipe_file
+from monograph.recipe.trl.check import check_trl
+from monograph.recipe.trl.choose import wants_trl
+from monograph.recipe.trl.keys import TrlDatasetKeys, TrlRecipe
 
 
 class ConfigError(ValueError):
@@ -80,19 +84,22 @@ def read_config(path: str, arguments: Sequence[str] = ()) -> ReadRecipe:
 
 
 def check_keys(keys: Mapping[str, Any], source: str = "recipe") -> ReadRecipe:
-    """A mapping as read from YAML to a recipe."""
+    """A mapping as read from YAML to a recipe; a TrlRecipe if TRL trains it."""
     errors: list[str] = []
     notices: list[str] = []
     values: dict[str, Any] = {}
-    hints = get_type_hints(Recipe)
+    engine = TrlRecipe if wants_trl(keys) else Recipe
+    of_dataset = TrlDatasetKeys if engine is TrlRecipe else DatasetKeys
+    known = [entry.name for entry in fields(engine)]
+    hints = get_type_hints(engine)
     for written, value in keys.items():
         name = SYNONYMS.get(str(written), str(written))
         if name in ("datasets", "test_datasets"):
-            values[name] = _datasets(value, name, errors)
-        elif name in KEYS:
+            values[name] = _datasets(value, name, errors, of_dataset)
+        elif name in known:
             if isinstance(value, dict):  # so is `pad_token:` alone inside special_tokens
                 value = {inside: entry for inside, entry in value.items() if entry is not None}
-            if value is not None:  # `key:` alone is as if left out
+            if value is not None and not (name == "rl" and not value):  # `key:` alone is as if left out
                 _take(values, name, value, hints[name], name, errors)
         elif name in REFUSED:
             if value:
@@ -103,16 +110,21 @@ def check_keys(keys: Mapping[str, Any], source: str = "recipe") -> ReadRecipe:
             if value:
                 notices.append(f"{name}: ignored; {IGNORED[name]}")
         else:
-            errors.append(_unknown(name, (*KEYS, *IGNORED, *REFUSED), OTHER_NAMES))
-    recipe = Recipe(**values)
+            errors.append(_unknown(name, (*known, *IGNORED, *REFUSED), OTHER_NAMES))
+    recipe = engine(**values)
     if not errors:
         more_errors, more_notices = check_together(recipe)
+        errors += more_errors
+        notices += more_notices
+    if not errors and isinstance(recipe, TrlRecipe):
+        more_errors, more_notices = check_trl(recipe)
         errors += more_errors
         notices += more_notices
     more_errors, more_notices = check_compile_options(
         recipe.torch_compile_options,
         torch_compile=recipe.torch_compile,
         packing=recipe.sample_packing,
+        device=device_type(Recipe(device="auto") if isinstance(recipe, TrlRecipe) else recipe),  # TRL's own
         mode=recipe.torch_compile_mode,
     )
     errors += more_errors + _surroundings(recipe)
@@ -128,7 +140,7 @@ def _take(values: dict[str, Any], name: str, value: Any, hint: Any, where: str, 
         errors.append(str(error))
 
 
-def _datasets(value: Any, where: str, errors: list[str]) -> list[DatasetKeys]:
+def _datasets(value: Any, where: str, errors: list[str], kind: type[DatasetKeys]) -> list[DatasetKeys]:
     if value is None:
         return []
     if not isinstance(value, list):
@@ -136,7 +148,7 @@ def _datasets(value: Any, where: str, errors: list[str]) -> list[DatasetKeys]:
             f"{where} is {value!r}, wanted a list: `- path: train.jsonl` and `type: alpaca` below it"
         )
         return []
-    hints = get_type_hints(DatasetKeys)
+    hints = get_type_hints(kind)
     entries = []
     for number, entry in enumerate(value):
         entry_name = f"{where}.{number}"
@@ -145,14 +157,15 @@ def _datasets(value: Any, where: str, errors: list[str]) -> list[DatasetKeys]:
             continue
         values: dict[str, Any] = {}
         for name, given in entry.items():
-            if name in DATASET_REFUSED:
+            if name in hints:
+                if given is not None:
+                    _take(values, name, given, hints[name], f"{entry_name}.{name}", errors)
+            elif name in DATASET_REFUSED:
                 if given:
                     errors.append(f"{entry_name}.{name}: not supported; {DATASET_REFUSED[name]}")
-            elif name not in DATASET_KEYS:
-                errors.append(_unknown(str(name), tuple(DATASET_KEYS), {}, f"{entry_name}."))
-            elif given is not None:
-                _take(values, name, given, hints[name], f"{entry_name}.{name}", errors)
-        entries.append(DatasetKeys(**values))
+            else:
+                errors.append(_unknown(str(name), tuple(hints), {}, f"{entry_name}."))
+        entries.append(kind(**values))
     return entries
 
 

@@ -27,7 +27,7 @@ def _absolute(path: str) -> str:
 
 def remembered_keys(recipe: Recipe) -> dict[str, Any]:
     """The keys of a recipe that are not at their defaults, as YAML would have them."""
-    default = asdict(Recipe())
+    default = asdict(type(recipe)())
     keys = {name: value for name, value in asdict(recipe).items() if value != default[name]}
     for name in _NOT_KEPT:
         keys.pop(name, None)
@@ -43,7 +43,7 @@ def remembered_keys(recipe: Recipe) -> dict[str, Any]:
     for name in ("datasets", "test_datasets"):
         if name in keys:
             keys[name] = [
-                {key: value for key, value in entry.items() if value != plain[key]}
+                {key: value for key, value in entry.items() if value != plain.get(key)}
                 | {"path": _absolute(entry["path"])}
                 for entry in keys[name]
             ]

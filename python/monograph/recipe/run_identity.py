@@ -15,7 +15,7 @@ from monograph.recipe.prepare import data_keys, files_sha256
 _ADAPTER_KEYS = (
     "adapter lora_r lora_alpha lora_dropout lora_target_linear lora_target_modules lora_modules_to_save "
     "lora_rank_pattern lora_alpha_pattern peft_use_rslora peft_use_dora peft_layers_to_transform "
-    "peft_layers_pattern peft_init_lora_weights peft"
+    "peft_layers_pattern peft_init_lora_weights peft peft_trainable_token_indices peft_ensure_weight_tying"
 )
 _ROW_KEYS = "sample_packing shuffle_merged_datasets micro_batch_size gradient_accumulation_steps"
 _UPDATE_KEYS = "weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm"
@@ -39,6 +39,8 @@ _PEFT_NAMES = {
     "peft_use_dora": "use_dora",
     "peft_layers_to_transform": "layers_to_transform",
     "peft_layers_pattern": "layers_pattern",
+    "peft_trainable_token_indices": "trainable_token_indices",
+    "peft_ensure_weight_tying": "ensure_weight_tying",
 }
 
 

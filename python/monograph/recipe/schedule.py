@@ -22,19 +22,40 @@ def learning_rate(recipe: Recipe, step: int, total: int) -> float:
         return recipe.learning_rate * (step + 1) / warmup
     if recipe.lr_scheduler.startswith("constant"):
         return recipe.learning_rate
+    return recipe.learning_rate * _decayed(recipe, step, warmup, total)
+
+
+def _decayed(recipe: Recipe, step: int, warmup: int, total: int) -> float:
+    """The share of the peak after the warm-up, as transformers' schedules of these names have it."""
     progress = (step - warmup) / max(1, total - warmup)
-    if recipe.lr_scheduler == "linear":
-        return recipe.learning_rate * (1.0 - progress)
     least = recipe.cosine_min_lr_ratio or 0.0
-    return recipe.learning_rate * (least + (1.0 - least) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+    if recipe.lr_scheduler == "linear":
+        return 1.0 - progress
+    if recipe.lr_scheduler == "rex":
+        return rex(progress, least)
+    if recipe.lr_scheduler == "inverse_sqrt":
+        scale = warmup or 10_000
+        return 1.0 / math.sqrt((step + scale - warmup) / scale)
+    if recipe.lr_scheduler in ("wsd", "warmup_stable_decay"):
+        decay = math.ceil(total / 10)
+        progress = max(0.0, (step - (total - decay)) / decay)
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+    return least + (1.0 - least) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def rex(progress: float, least: float) -> float:
+    """REX (arXiv 2107.04197) with axolotl's constants: high for long, and down to `least` at the end."""
+    left = 1.0 - progress
+    return least + (1.0 - least) * left / (0.1 + 0.9 * left)
 
 
 class Epochs:
-    """Steps of a run: `lengths[e]` steps in epoch e, the last perhaps cut."""
+    """Steps of a run: `lengths[e]` steps in epoch e, the last perhaps cut from `last_whole` steps."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int], last_whole: int | None = None) -> None:
         self.ends = [sum(lengths[: number + 1]) for number in range(len(lengths))]
         self.lengths = list(lengths)
+        self._whole = [*self.lengths[:-1], last_whole or self.lengths[-1]] if self.lengths else []
 
     @property
     def total(self) -> int:
@@ -46,9 +67,9 @@ class Epochs:
         return epoch, step - (self.ends[epoch - 1] if epoch else 0)
 
     def share(self, step: int) -> float:
-        """Epochs done after `step` steps."""
+        """Epochs done after `step` steps: 0.5 is half of the data, also where the run ends there."""
         epoch, inside = self.place(min(step, self.total - 1))
-        return epoch + (inside + (step >= self.total)) / self.lengths[epoch]
+        return epoch + (inside + (step >= self.total)) / self._whole[epoch]
 
 
 def event_steps(epochs: Epochs, per_epoch: int | None, every: int | float | None) -> set[int]:

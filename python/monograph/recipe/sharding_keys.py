@@ -44,6 +44,9 @@ _WORDS: dict[str, tuple[dict[Any, str | None], str]] = {
         "FULL_SHARD",
     ),
 }
+# Entries that are followed or need not be, and those that are refused whatever their value.
+FSDP_ENTRIES = (*_WORDS, *_WITHOUT_EFFECT, "activation_checkpointing", "mixed_precision_policy")
+FSDP_REFUSED = ("min_num_params",)
 # The words of the older key `fsdp`.
 _LEGACY: dict[str, str | None] = {
     "full_shard": None,
@@ -109,8 +112,7 @@ def _wrong_entry(recipe: Recipe, written: str, value: Any) -> list[str]:
         own = "fp16" if recipe.fp16 else "bf16" if recipe.bf16 else "no"
         alike = value in (own, {"no": "fp32", "bf16": "bfloat16", "fp16": "float16"}[own])
         return [] if alike else [f"{where} is {value}, and bf16 and fp16 mean {own}; leave it out"]
-    known = (*_WORDS, *_WITHOUT_EFFECT, "activation_checkpointing", "mixed_precision_policy")
-    return [f"{where}: unknown; known are {', '.join(sorted(known))}"]
+    return [f"{where}: unknown; known are {', '.join(sorted(FSDP_ENTRIES))}"]
 
 
 def _refused(where: str, value: Any, meanings: dict[Any, str | None], wanted: str) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -31,6 +33,8 @@ from monograph.recipe.keys import Recipe
 from monograph.recipe.load_model import check_start, is_packed, load_model
 from monograph.recipe.metrics import Metrics, NoMetrics
 from monograph.recipe.model_folder import model_folder
+from monograph.recipe.new_tokens import save_adapter
+from monograph.recipe.offload_keys import offload_folder, offload_place
 from monograph.recipe.prepare import prepare, read_prepared
 from monograph.recipe.progress import Reporter, peak_memory_kib
 from monograph.recipe.ranks import check_ranks, check_same_start, idle_ranks, quiet_unless_first
@@ -38,7 +42,11 @@ from monograph.recipe.remembered import write_recipe
 from monograph.recipe.restarts import launch_name, own_checkpoint, restarted
 from monograph.recipe.run_identity import compare, run_identity
 from monograph.recipe.schedule import event_steps, learning_rate
+from monograph.recipe.trl.keys import TrlRecipe
 from monograph.training import TrainStep, verify_head, verify_packing
+from monograph.training.calibration import FILE as CALIBRATION
+from monograph.training.calibration import input_sketches, save_sketches
+from monograph.training.input_sketch import InputSketch
 
 
 @dataclass
@@ -79,6 +87,10 @@ def train(recipe: Recipe, world: World | None = None) -> Outcome:
 
     world: ranks that have joined already; nobody watches them.
     """
+    if isinstance(recipe, TrlRecipe):
+        from monograph.recipe.trl.run import train as train_by_trl
+
+        return train_by_trl(recipe)
     if world is not None:
         return _train(recipe, world)
     with together(recipe.ddp_timeout) as world, quiet_unless_first(world):
@@ -136,6 +148,8 @@ class Run:
             seed=recipe.seed,
             world=self.world,
             virtual_shards=recipe.leaves,
+            offload=offload_place(recipe),
+            offload_folder=offload_folder(recipe),
         )
         # The packed bytes of a sharded base are read by all ranks together.
         reads = self.world.first or shard_group_of(self.model) is not None
@@ -212,7 +226,8 @@ class Run:
                     "--resume-from-checkpoint auto"
                 )
             else:
-                by_first(self.world, "save", lambda: self._finish(reporter, metrics.plot()))
+                sketches = self._calibrate(reporter)
+                by_first(self.world, "save", lambda: self._finish(reporter, metrics.plot(), sketches))
         metrics.close()
         return Outcome(
             progress.step, total, self.signal or None, progress.best_step, recipe.output_dir, self.world.first
@@ -348,18 +363,43 @@ class Run:
             return True
         return False
 
-    def _finish(self, reporter: Reporter, plot: str) -> None:
-        """Writes the adapter that the run was for."""
+    def _take_best(self) -> None:
         recipe, progress = self.recipe, self.progress
         if recipe.load_best_model_at_end and progress.best_step not in (None, progress.step):
             best = os.path.join(recipe.output_dir, f"checkpoint-{progress.best_step}")
             self.step.load_state_dict(load_checkpoint(best)[0])
+
+    def _calibrate(self, reporter: Reporter) -> dict[str, InputSketch]:
+        """What layers are given on the first rows, with the adapter that is written. Ranks that share a base
+        run it together."""
+        wanted = self.recipe.calibration_rows
+        if not wanted or not (self.world.first or shard_group_of(self.model) is not None):
+            return {}
+        self.world.doing("save")
+        self._take_best()
+        began, batches = time.monotonic(), self.batches.first(-(-wanted // self.batches.rows))
+        sketches = input_sketches(self.model, batches)
+        reporter.say(
+            f"calibration: {len(sketches)} weights from {token_counts(batches)[0]:,} tokens in "
+            f"{time.monotonic() - began:.1f} s"
+        )
+        return sketches
+
+    def _finish(self, reporter: Reporter, plot: str, sketches: dict[str, InputSketch]) -> None:
+        """Writes the adapter that the run was for, and a calibration or none: not that of another run."""
+        recipe = self.recipe
+        if not sketches:
+            self._take_best()
+            with suppress(FileNotFoundError):
+                os.remove(os.path.join(recipe.output_dir, CALIBRATION))
         final = os.path.join(recipe.output_dir, "final")
-        write_folder(final, self._write_adapter)
+        write_folder(final, lambda folder: self._write_adapter(folder, sketches))
         move_into(final, recipe.output_dir)
         reporter.say(f"adapter in {recipe.output_dir}; losses in {plot}")
 
-    def _write_adapter(self, folder: str) -> None:
-        self.model.save_pretrained(folder)
+    def _write_adapter(self, folder: str, sketches: dict[str, InputSketch]) -> None:
+        save_adapter(self.model, folder)
         self.tokenizer.save_pretrained(folder)
         write_recipe(self.recipe, folder)
+        if sketches:
+            save_sketches(sketches, folder, self.progress.base_sha256)

@@ -1,0 +1,73 @@
+"""What a run under TRL writes and watches besides TRL's own: metrics.jsonl, recipe.yml, signals, losses."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from typing import Any
+
+from transformers import TrainerCallback
+
+from monograph.recipe.base_record import NAME as BASE_RECORD
+from monograph.recipe.interrupt import Interrupt
+from monograph.recipe.metrics import read_metrics
+from monograph.recipe.remembered import write_recipe
+from monograph.recipe.trl.keys import TrlRecipe
+
+
+class Records(TrainerCallback):
+    """One line of metrics.jsonl per log; recipe.yml and monograph.json in every checkpoint."""
+
+    def __init__(self, recipe: TrlRecipe) -> None:
+        self._recipe = recipe
+        self.path = os.path.join(recipe.output_dir, "metrics.jsonl")
+        self.lines: list[dict[str, Any]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.lines = [line for line in read_metrics(self.path) if line["step"] <= state.global_step]
+        with open(self.path, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in self.lines)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        line = {"step": state.global_step, **(logs or {})}
+        if "train_runtime" in line:
+            return  # the end of the run, in sums
+        self.lines.append(line)
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
+        if os.path.isdir(folder):
+            write_recipe(self._recipe, folder)
+            shutil.copyfile(
+                os.path.join(self._recipe.output_dir, BASE_RECORD), os.path.join(folder, BASE_RECORD)
+            )
+
+
+class Watch(TrainerCallback):
+    """Ends a run whose loss is no number, stays above `loss_watchdog_threshold`, or that got a signal."""
+
+    def __init__(self, recipe: TrlRecipe, interrupt: Interrupt) -> None:
+        self._threshold, self._patience = recipe.loss_watchdog_threshold, recipe.loss_watchdog_patience
+        self._interrupt, self._too_high = interrupt, 0
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        loss = (logs or {}).get("loss")
+        if loss is None:
+            return
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"step {state.global_step}: loss {loss}; lower learning_rate, or look at the data with "
+                "`preprocess --debug`"
+            )
+        high = self._threshold is not None and loss > self._threshold
+        self._too_high = self._too_high + 1 if high else 0
+        if self._too_high >= self._patience:
+            control.should_training_stop = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._interrupt.asked:
+            control.should_save = control.should_training_stop = True

@@ -1,0 +1,211 @@
+"""A run of a recipe under TRL: packed base, TRL's trainer, Monograph's layers beneath it, the same files."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from monograph.offload import offload_activations
+from monograph.recipe.base_record import packing_of, write_base_record
+from monograph.recipe.checkpoint import STATE, checkpoint_to_resume, move_into, write_folder
+from monograph.recipe.compile_options import compile_options
+from monograph.recipe.encode import load_tokenizer
+from monograph.recipe.interrupt import Interrupt
+from monograph.recipe.load_model import is_packed, load_base, lora_config, set_router_loss
+from monograph.recipe.metrics import plot_losses
+from monograph.recipe.model_folder import model_folder, naming
+from monograph.recipe.offload_keys import offload_folder, offload_place
+from monograph.recipe.read_config import ConfigError
+from monograph.recipe.remembered import write_recipe
+from monograph.recipe.train import Outcome
+from monograph.recipe.trl.arguments import config_arguments, field_names
+from monograph.recipe.trl.by_name import callback_classes, reward_functions
+from monograph.recipe.trl.callbacks import Records, Watch
+from monograph.recipe.trl.choose import trainer_classes
+from monograph.recipe.trl.datasets import make_datasets
+from monograph.recipe.trl.keys import TrlRecipe
+from monograph.recipe.trl.optimizers import put_optimizer, put_schedule
+from monograph.recipe.trl.whole_model import unfreeze
+
+_OPTIMIZER = "optimizer.pt"  # as transformers saves it
+
+
+def make_trainer(recipe: TrlRecipe) -> Any:
+    """The trainer of TRL with Monograph's layers beneath it, ready for `train()`."""
+    from monograph.integrations.peft.optimize import optimize
+
+    if (os.environ.get("WORLD_SIZE") or "1") != "1":
+        raise ValueError(
+            f"trainer: trl runs in one process, and WORLD_SIZE is {os.environ['WORLD_SIZE']}; start it "
+            "without torchrun, or write a script (docs/training.md, other trainers on several ranks)"
+        )
+    recipe = replace(recipe, device=None, device_map=None)  # the CPU, as TRL's arguments say
+    trainer_class, config_class = trainer_classes(recipe.method)
+    extra: dict[str, Any] = {}
+    with _wrong_recipe():
+        if recipe.method.rows == "prompts":
+            extra["reward_funcs"] = reward_functions(recipe)
+        classes = callback_classes(recipe)
+    callbacks = [made() for made in classes]
+    _name_project(recipe)
+    with _wrong_recipe():
+        arguments = config_class(**config_arguments(recipe, field_names(config_class)))
+    folder = model_folder(recipe)
+    tokenizer = load_tokenizer(recipe, folder)
+    datasets = make_datasets(recipe, tokenizer)
+    if datasets.told:
+        print(datasets.told, file=sys.stderr)
+    model, peft_config = _model(recipe, folder)
+    trainer = trainer_class(
+        model=model,
+        args=arguments,
+        train_dataset=datasets.train,
+        eval_dataset=datasets.eval,
+        processing_class=tokenizer,
+        peft_config=peft_config,
+        callbacks=callbacks,
+        **extra,
+    )
+    with warnings.catch_warnings():
+        if recipe.adapter is None:  # no LoRA layers are meant to be there
+            warnings.filterwarnings("ignore", "monograph.optimize fused no layer")
+        optimize(
+            trainer.model,
+            attention=recipe.attention == "monograph",
+            regions=recipe.step_mode in ("graph", "regions"),
+        )
+    with _wrong_recipe():
+        put_optimizer(recipe, trainer)
+    put_schedule(recipe, trainer)
+    return trainer
+
+
+@contextmanager
+def _wrong_recipe() -> Iterator[None]:
+    """What is said inside is about the recipe, not about data."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError("recipe", [" ".join(str(error).split())]) from error
+
+
+@contextmanager
+def _naming_metric(recipe: TrlRecipe, records: Records) -> Iterator[None]:
+    """A metric that no evaluation gives is a mistake of the recipe; transformers raises KeyError."""
+    try:
+        yield
+    except KeyError as error:
+        if "metric_for_best_model" not in str(error):
+            raise
+        found = sorted({name for line in records.lines for name in line if name.startswith("eval_")})
+        text = f"metric_for_best_model is {recipe.metric_for_best_model}, wanted one of {', '.join(found)}"
+        raise ConfigError("recipe", [text]) from error
+
+
+def _model(recipe: TrlRecipe, folder: str) -> tuple[Any, Any]:
+    """The base with the adapter of lora_model_dir, or the base and the config of the adapter it will get."""
+    from peft import PeftModel
+
+    from monograph.integrations.peft.lora_experts import all_linear_without_router
+    from monograph.packing.layers_with_state import refuse_packed
+
+    base = load_base(recipe, folder)
+    set_router_loss(recipe, base)
+    if recipe.sample_packing or recipe.packs_evaluation:
+        refuse_packed(base, "sample_packing: true")
+    if recipe.adapter is None:
+        with _wrong_recipe():
+            unfreeze(base, recipe.unfrozen_parameters)
+        return base, None
+    if recipe.lora_model_dir:
+        with naming("lora_model_dir", recipe.lora_model_dir):
+            return PeftModel.from_pretrained(base, recipe.lora_model_dir, is_trainable=True), None
+    return base, all_linear_without_router(base, lora_config(recipe))
+
+
+def _name_project(recipe: TrlRecipe) -> None:
+    """Weights & Biases takes them from the environment."""
+    for name, value in (("WANDB_PROJECT", recipe.wandb_project), ("WANDB_ENTITY", recipe.wandb_entity)):
+        if value:
+            os.environ[name] = value
+
+
+def train(recipe: TrlRecipe) -> Outcome:
+    """Runs a recipe to its end, or to the next Ctrl-C or SIGTERM."""
+    if os.path.exists(recipe.output_dir) and not os.path.isdir(recipe.output_dir):
+        raise ValueError(f"output_dir: {recipe.output_dir} is a file, wanted a folder")
+    os.makedirs(recipe.output_dir, exist_ok=True)
+    resumed = _checkpoint(recipe)
+    trainer = make_trainer(recipe)
+    write_base_record(
+        model_folder(recipe),
+        recipe.output_dir,
+        quantised=is_packed(trainer.model),
+        packed=packing_of(trainer.model),
+    )
+    records = Records(recipe)
+    with (
+        compile_options(recipe.torch_compile_options, recipe.torch_compile_mode),
+        _offload(recipe, trainer.model),
+        Interrupt() as interrupt,
+    ):
+        trainer.add_callback(records)
+        trainer.add_callback(Watch(recipe, interrupt))
+        if recipe.early_stopping_patience:
+            from transformers import EarlyStoppingCallback
+
+            trainer.add_callback(EarlyStoppingCallback(recipe.early_stopping_patience))
+        with _naming_metric(recipe, records):
+            trainer.train(resume_from_checkpoint=resumed)
+    state = trainer.state
+    if interrupt.signal is None:
+        _finish(recipe, trainer, records)
+    else:
+        print(f"stopped after step {state.global_step}; go on with --resume-from-checkpoint auto")
+    return Outcome(
+        state.global_step, state.max_steps, interrupt.signal, state.best_global_step, recipe.output_dir
+    )
+
+
+def _offload(recipe: TrlRecipe, model: Any) -> AbstractContextManager[Any]:
+    """What autograd keeps inside waits elsewhere."""
+    place = offload_place(recipe)
+    if place is None:
+        return nullcontext()
+    return offload_activations(model, to=place, folder=offload_folder(recipe))
+
+
+def _checkpoint(recipe: TrlRecipe) -> str | None:
+    """Where the run goes on; a checkpoint of Monograph's own trainer is no such place."""
+    found = checkpoint_to_resume(
+        recipe.output_dir, recipe.resume_from_checkpoint, recipe.auto_resume_from_checkpoints
+    )
+    for name in (STATE, _OPTIMIZER) if found else ():
+        if not os.path.isfile(os.path.join(str(found), name)):
+            raise ValueError(
+                f"resume_from_checkpoint: {found} has no {name}; wanted one of a run with trainer: trl"
+            )
+    return found
+
+
+def _finish(recipe: TrlRecipe, trainer: Any, records: Records) -> None:
+    """The adapter that the run was for, with tokenizer, recipe and plot."""
+
+    def write(folder: str) -> None:
+        trainer.model.save_pretrained(folder)
+        trainer.processing_class.save_pretrained(folder)
+        write_recipe(recipe, folder)
+
+    final = os.path.join(recipe.output_dir, "final")
+    write_folder(final, write)
+    move_into(final, recipe.output_dir)
+    plot = os.path.join(recipe.output_dir, "loss.png")
+    plot_losses({"": records.lines}, plot)
+    if recipe.hub_model_id:
+        trainer.push_to_hub()
+    print(f"{'adapter' if recipe.adapter else 'model'} in {recipe.output_dir}; losses in {plot}")
