@@ -1,0 +1,95 @@
+"""`python -m monograph estimate MODEL`: the bytes that training takes, before anything is loaded.
+
+MODEL is a folder with a config.json of transformers, or that file; weights need not be there. Base, adapter,
+moments and gradients are counted to the byte by the rules that loading and training follow. Activations are
+the peak of an eager step with checkpointing whose tensors have no memory.
+
+    python -m monograph estimate Llama-3.1-8B --format nf4 --rank 16 --tokens 4096
+    python -m monograph estimate config.json --format mxfp4 --tokens 8192 --no-checkpointing --json
+
+Not counted: Python, torch and its compilers (0.5 GB or so), and scratch inside kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+
+def run(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    if options.tokens < 1 or options.rank < 1:
+        wanted = "--tokens" if options.tokens < 1 else "--rank"
+        found = options.tokens if options.tokens < 1 else options.rank
+        print(f"monograph estimate: {wanted} is {found}, wanted 1 or more", file=sys.stderr)
+        return 2
+    try:
+        found = estimate(
+            options.model,
+            format_name=options.format,
+            double_quant=not options.no_double_quant,
+            rank=options.rank,
+            tokens=options.tokens,
+            checkpointing=not options.no_checkpointing,
+        )
+    except (OSError, ValueError) as error:
+        print(f"monograph estimate: {error}", file=sys.stderr)
+        return 2
+    total = sum(found.values())
+    if options.json:
+        print(json.dumps({"schema_version": 1, "bytes": found, "total_bytes": total}))
+    else:
+        for name, size in [*found.items(), ("together", total)]:
+            print(f"{name:14}{size / 1e9:>10.3f} GB")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m monograph estimate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("model", help="a folder with a config.json of transformers, or the file")
+    add(
+        "--format",
+        default=None,
+        help="of the base: nf4 (default), fp4, mxfp4, mxfp8, nvfp4, fp8-block, none",
+    )
+    add("--no-double-quant", action="store_true", help="float32 scales for nf4 and fp4")
+    add("--rank", type=int, default=16, help="of LoRA on all linear layers; default 16")
+    add("--tokens", type=int, default=4096, help="of a micro-batch; default 4096")
+    add("--no-checkpointing", action="store_true", help="keep all activations of the forward")
+    add("--json", action="store_true", help="one JSON object")
+    return parser
+
+
+def estimate(
+    model: str, *, format_name: str | None, double_quant: bool, rank: int, tokens: int, checkpointing: bool
+) -> dict[str, int]:
+    """Bytes by what they are for: one process, one micro-batch a step."""
+    from peft import LoraConfig
+
+    from monograph.distributed.model_sizes import read_sizes
+    from monograph.distributed.plan import Mesh, Step, make_plan
+    from monograph.integrations.peft.optimize import add_lora
+    from monograph.integrations.transformers.planned_model import planned_model
+    from monograph.training.fake_step import activation_bytes
+
+    # Memory that nobody writes to costs nothing.
+    base = planned_model(model, format_name, double_quant).to_empty(device="cpu")
+    if checkpointing:
+        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    tuned = add_lora(base, LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM"))
+    tuned.train()
+    sizes = read_sizes(tuned)
+    plan = make_plan(sizes, Mesh(1, 1), Step(tokens, 1))
+    return {
+        "base": sizes.base_bytes,
+        "adapter": plan.memory["adapter"],
+        "moments": plan.memory["moments"],
+        "gradients": plan.memory["gradients"],
+        "activations": activation_bytes(tuned, tokens),
+    }

@@ -1,0 +1,33 @@
+"""The model of a folder or a config.json without memory, as a plan wants it: nothing is loaded."""
+
+from __future__ import annotations
+
+import os
+
+from transformers import AutoConfig, PreTrainedModel
+
+from monograph.integrations.transformers.config import MonographConfig
+from monograph.integrations.transformers.meta_model import meta_model
+
+
+def planned_model(path: str, format_name: str | None, double_quant: bool) -> PreTrainedModel:
+    """On the meta device, its linear layers packed in a format: None for nf4, "none" for dense ones.
+
+    double_quant holds for nf4 and fp4. Of a folder that is quantised the format must be named.
+    """
+    folder = os.path.dirname(path) if os.path.isfile(path) else path
+    if not os.path.isfile(os.path.join(folder, "config.json")):
+        raise ValueError(f"{path}: has no config.json, wanted a folder of transformers or that file")
+    config = AutoConfig.from_pretrained(folder or ".")
+    quantization = None
+    if format_name != "none":
+        name = format_name or "nf4"
+        quantization = MonographConfig(name, double_quant=double_quant and name in ("nf4", "fp4"))
+    stored = getattr(config, "quantization_config", None)
+    if stored is not None:
+        if format_name is None:
+            method = stored.get("quant_method")
+            raise ValueError(f"{folder} is quantised by {method!r}; wanted --format, the one to plan with")
+        del config.quantization_config
+    config.use_cache = False
+    return meta_model(config, quantization)
