@@ -12,6 +12,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
   m.def(
       "quantize(Tensor input, int format, int block, bool double_quant, bool saturate_nonfinite, "
       "int rule=0, int scale_bytes=0) -> Tensor[]");
+  m.def(
+      "split_quantize(Tensor input, SymInt[] splits, int format, int block, bool rowwise, "
+      "bool columnwise, bool saturate_nonfinite, int rule) -> Tensor[]");
   m.def("dequantize(Tensor values, Tensor[] scales, SymInt[] layout, ScalarType dtype) -> Tensor");
   m.def("dequantize_out(Tensor values, Tensor[] scales, SymInt[] layout, Tensor(a!) out) -> ()");
   m.def(
@@ -120,7 +123,18 @@ STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
   m.def(
       "pack_stream(Tensor lengths, Tensor open, int next_row, int capacity, int max_documents, "
       "int max_open) -> Tensor[]");
+  m.def("offload(Tensor x, int file, int slot) -> Tensor");
+  m.def("reload(Tensor handle, Tensor after) -> Tensor");
+  m.def("wait(Tensor handle, Tensor after, SymInt[] shape, ScalarType dtype) -> Tensor");
+  m.def("spill_open(Tensor folder) -> int");
+  m.def("spill_close(int file) -> ()");
+  m.def("spill_same(Tensor handle, Tensor bytes) -> bool");
+  m.def("spill_counts(int file) -> int[]");
   m.def("system_info() -> int[]");
+  m.def("read_ahead_open(int[] tensors, int[] files, int allowed) -> int");
+  m.def("read_ahead_close(int number) -> ()");
+  m.def("read_ahead_numbers(int number) -> int[]");
+  m.def("read_ahead_events(int number) -> int[]");
   m.def("limit_move(Tensor input, Tensor(a!) out) -> ()");
   m.def("limit_tiles(int steps) -> float");
 }

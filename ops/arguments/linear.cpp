@@ -98,6 +98,7 @@ LinearWeight check_weight(const char* op, const Tensor& values, const std::vecto
                           const Layout& layout) {
   STD_TORCH_CHECK(layout.shape.size() == 2, op, ": the weight has ", layout.shape.size(),
                   " dimensions, wanted 2");
+  note_weight(values, scales);
   if (layout.format != static_cast<std::int64_t>(Format::kPlain)) {
     const PackedGrids packed = check_packed(op, values, scales, layout).weight;
     STD_TORCH_CHECK(packed.count == 1, op, ": the weight has ", packed.count, " grids, wanted 1");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 
 namespace monograph::ops {
 namespace {
@@ -39,8 +40,6 @@ SharedLayouts read_layouts(const char* op, std::size_t weights, std::size_t scal
   return read;
 }
 
-}  // namespace
-
 std::vector<LinearWeight> check_weights(const char* op, const std::vector<Tensor>& values,
                                         const std::vector<Tensor>& scales,
                                         const std::vector<std::int64_t>& layouts) {
@@ -56,6 +55,7 @@ std::vector<LinearWeight> check_weights(const char* op, const std::vector<Tensor
   return weights;
 }
 
+// None, or one for each of the n weights.
 void check_count(const char* op, const char* what, const std::vector<Tensor>& list, std::size_t n) {
   STD_TORCH_CHECK(list.empty() || list.size() == n, op, ": ", what, " has ", list.size(),
                   " entries, wanted 0 or ", n);
@@ -65,6 +65,74 @@ void check_together(const char* op, const char* first, const std::vector<Tensor>
                     const char* second, const std::vector<Tensor>& other) {
   STD_TORCH_CHECK(one.size() == other.size(), op, ": ", first, " has ", one.size(), " entries, ",
                   second, " has ", other.size(), "; they must come together");
+}
+
+}  // namespace
+
+LinearSharedArguments check_linear_shared(
+    const char* op, const Tensor& x, const std::vector<Tensor>& values,
+    const std::vector<Tensor>& scales, const std::vector<std::int64_t>& layouts,
+    const std::vector<Tensor>& bias, const std::vector<Tensor>& u, const std::vector<Tensor>& b,
+    const std::vector<Tensor>& a) {
+  std::vector<LinearWeight> weights = check_weights(op, values, scales, layouts);
+  const std::size_t n = weights.size();
+  check_count(op, "bias", bias, n);
+  check_count(op, "u", u, n);
+  check_together(op, "u", u, "b", b);
+  check_count(op, "a", a, u.size());
+  LinearSharedArguments found = {
+      std::move(weights), rows_of(op, "x", x), {}, {}, std::vector<Tensor>(u.size()), {}};
+  found.bias.reserve(bias.size());
+  found.u.reserve(u.size());
+  found.low_rank.reserve(u.size());
+  for (std::size_t i = 0; i < n; ++i) {
+    const PackedView& weight = found.weights[i].packed;
+    STD_TORCH_CHECK(found.x.matrix.cols == weight.cols, op, ": x has ", found.x.matrix.cols,
+                    " columns, weight ", i, " has ", weight.cols);
+    if (!bias.empty())
+      found.bias.push_back(vector_of(op, "bias", bias[i], weight.rows, found.x.dtype));
+    if (u.empty()) continue;
+    found.u.push_back(rows_matching(op, "u", u[i], x, found.x));
+    const Matrix& low = found.u.back().matrix;
+    found.low_rank.push_back(
+        {low, plain_weight(op, "b", b[i], weight.rows, low.cols, found.b_owners[i])});
+    if (!a.empty()) check_a(op, a[i], low.cols, weight.cols);
+  }
+  return found;
+}
+
+LinearSharedDxArguments check_linear_shared_dx(const char* op, const std::vector<Tensor>& dy,
+                                               const std::vector<Tensor>& values,
+                                               const std::vector<Tensor>& scales,
+                                               const std::vector<std::int64_t>& layouts,
+                                               const std::vector<Tensor>& du,
+                                               const std::vector<Tensor>& a) {
+  const std::vector<LinearWeight> weights = check_weights(op, values, scales, layouts);
+  const std::size_t n = weights.size();
+  STD_TORCH_CHECK(dy.size() == n, op, ": dy has ", dy.size(), " entries, wanted ", n);
+  check_count(op, "du", du, n);
+  check_together(op, "du", du, "a", a);
+  const RowsArgument first = rows_of(op, "dy", dy[0]);
+  const std::size_t cols = weights[0].packed.cols;
+  LinearSharedDxArguments found = {{}, {}, std::vector<Tensor>(du.size()), {}};
+  found.dy.reserve(n);
+  found.du.reserve(du.size());
+  found.terms.reserve(n + du.size());
+  for (std::size_t i = 0; i < n; ++i) {
+    STD_TORCH_CHECK(weights[i].packed.cols == cols, op, ": weight ", i, " has ",
+                    weights[i].packed.cols, " columns, weight 0 has ", cols);
+    found.dy.push_back(rows_matching(op, "dy", dy[i], dy[0], first));
+    const Matrix& g = found.dy.back().matrix;
+    STD_TORCH_CHECK(g.cols == weights[i].packed.rows, op, ": dy[", i, "] has ", g.cols,
+                    " columns, weight ", i, " has ", weights[i].packed.rows, " rows");
+    found.terms.push_back({g, weights[i]});
+  }
+  for (std::size_t i = 0; i < du.size(); ++i) {
+    found.du.push_back(rows_matching(op, "du", du[i], dy[0], first));
+    const Matrix& g = found.du.back().matrix;
+    found.terms.push_back({g, plain_weight(op, "a", a[i], g.cols, cols, found.a_owners[i])});
+  }
+  return found;
 }
 
 }  // namespace monograph::ops

@@ -4,6 +4,7 @@
 
 #include "monograph/base/error.h"
 #include "monograph/formats/bind.h"
+#include "monograph/read_ahead/registry.h"
 
 namespace monograph::ops {
 namespace {
@@ -78,6 +79,13 @@ Layout read_layout(const char* op, const std::vector<std::int64_t>& numbers) {
   STD_TORCH_CHECK(numbers.size() >= 3, op, ": layout has ", numbers.size(),
                   " entries, wanted [format, block, *shape] with at least one dimension");
   return {numbers[0], numbers[1], {numbers.begin() + 2, numbers.end()}};
+}
+
+void note_weight(const Tensor& values, const std::vector<Tensor>& scales) {
+  if (!reads_ahead()) return;
+  if (values.defined()) note_use(values.const_data_ptr());
+  for (const Tensor& scale : scales)
+    if (scale.defined()) note_use(scale.const_data_ptr());
 }
 
 PackedArgument check_packed(const char* op, const Tensor& values, const std::vector<Tensor>& scales,

@@ -30,6 +30,9 @@ Layout read_layout(const char* op, const std::vector<std::int64_t>& numbers);
 // dimensions.
 Layout take_layout(const char* op, std::span<const std::int64_t>& numbers);
 
+// Tells the memory of a base that is read ahead that a weight is about to be read; waits for it.
+void note_weight(const Tensor& values, const std::vector<Tensor>& scales);
+
 struct PackedArgument {
   PackedGrids weight;
   std::vector<std::int64_t> shape;

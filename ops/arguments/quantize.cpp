@@ -7,16 +7,6 @@
 namespace monograph::ops {
 namespace {
 
-ScaleRule check_rule(const FormatInfo& info, std::int64_t number) {
-  std::string wanted;
-  for (const ScaleRule rule : info.rules) {
-    if (number == 0 || number == static_cast<std::int64_t>(rule)) return rule;
-    wanted += std::string(wanted.empty() ? "" : ", ") + std::to_string(static_cast<int>(rule)) +
-              " (" + name_of(rule) + ")";
-  }
-  refuse("quantize: rule is ", number, ", format ", info.name, " wants 0 (default), ", wanted);
-}
-
 ScaleKind check_kind(const FormatInfo& info, std::int64_t bytes) {
   for (const ScaleKind kind : info.kinds)
     if (bytes == 0 || bytes == static_cast<std::int64_t>(size_bytes(kind))) return kind;
@@ -38,6 +28,16 @@ MatrixShape check_shape(const FormatInfo& info, std::int64_t block, const Tensor
 
 }  // namespace
 
+ScaleRule check_rule(const char* op, const FormatInfo& info, std::int64_t number) {
+  std::string wanted;
+  for (const ScaleRule rule : info.rules) {
+    if (number == 0 || number == static_cast<std::int64_t>(rule)) return rule;
+    wanted += std::string(wanted.empty() ? "" : ", ") + std::to_string(static_cast<int>(rule)) +
+              " (" + name_of(rule) + ")";
+  }
+  refuse(op, ": rule is ", number, ", format ", info.name, " wants 0 (default), ", wanted);
+}
+
 QuantizeArguments check_quantize(const Tensor& input, std::int64_t format, std::int64_t block,
                                  bool double_quant, bool saturate_nonfinite, std::int64_t rule,
                                  std::int64_t scale_bytes) {
@@ -54,7 +54,7 @@ QuantizeArguments check_quantize(const Tensor& input, std::int64_t format, std::
   job.elements = shape.elements();
   job.block = static_cast<std::size_t>(block);
   job.nonfinite = saturate_nonfinite ? NonFinite::kSaturate : NonFinite::kError;
-  job.rule = check_rule(info, rule);
+  job.rule = check_rule("quantize", info, rule);
   job.kind = check_kind(info, scale_bytes);
   job.shape = info.shape;
   job.matrix_rows = shape.rows;

@@ -18,4 +18,7 @@ QuantizeArguments check_quantize(const Tensor& input, std::int64_t format, std::
                                  bool double_quant, bool saturate_nonfinite, std::int64_t rule,
                                  std::int64_t scale_bytes);
 
+// The number of a scale rule in a call; 0 is the format's first.
+ScaleRule check_rule(const char* op, const FormatInfo& info, std::int64_t number);
+
 }  // namespace monograph::ops

@@ -22,6 +22,7 @@ void dequantize_grids(const PackedGrids& weight, DType type, const Tensor& out, 
 Tensor dequantize_cpu(const Tensor& values, const std::vector<Tensor>& scales,
                       const std::vector<std::int64_t>& layout, ScalarType dtype) {
   check_device("dequantize", DeviceType::CPU, {{"values", values}, {"scales", scales}});
+  note_weight(values, scales);
   const PackedArgument weight =
       check_packed("dequantize", values, scales, read_layout("dequantize", layout));
   const DType type = dtype_of(dtype, "dequantize", "the output");
@@ -34,6 +35,7 @@ void dequantize_out_cpu(const Tensor& values, const std::vector<Tensor>& scales,
                         const std::vector<std::int64_t>& layout, const Tensor& out) {
   check_device("dequantize_out", DeviceType::CPU,
                {{"values", values}, {"scales", scales}, {"out", out}});
+  note_weight(values, scales);
   const PackedArgument weight =
       check_packed("dequantize_out", values, scales, read_layout("dequantize_out", layout));
   const DType type = check_output("dequantize_out", out, weight, values, scales);

@@ -1,7 +1,10 @@
 // monograph::experts and its gradients: a layer of experts on packed weights, with its LoRA.
 #include "arguments/experts.h"
 
+#include <algorithm>
+
 #include "arguments/device.h"
+#include "monograph/read_ahead/registry.h"
 
 namespace monograph::ops {
 namespace {
@@ -23,6 +26,30 @@ struct ExpertsTensors {
   ExpertsNumbers numbers;
 };
 
+// Of each stack the slices of the experts that are routed to.
+void note_experts(const ExpertsWeight& weight, const std::vector<std::size_t>& used,
+                  std::size_t experts) {
+  const auto note = [&](const Tensor& tensor) {
+    const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
+    const auto bytes = static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
+    if (bytes % experts != 0) return note_use(begin);
+    for (const std::size_t expert : used) note_use(begin + expert * (bytes / experts));
+  };
+  note(weight.values);
+  for (const Tensor& scale : weight.scales) note(scale);
+}
+
+void note_routed(const ExpertsTensors& given, const ExpertsProblem& problem) {
+  if (!reads_ahead() || problem.experts == 0) return;
+  std::vector<std::size_t> used(problem.ids, problem.ids + problem.all_slots());
+  std::sort(used.begin(), used.end());
+  used.erase(std::unique(used.begin(), used.end()), used.end());
+  // Ids outside are slots that nobody computes; negative ones have become large.
+  used.erase(std::lower_bound(used.begin(), used.end(), problem.experts), used.end());
+  note_experts(given.first, used, problem.experts);
+  note_experts(given.second, used, problem.experts);
+}
+
 // With `before` the arguments that a gradient has in front of them.
 ExpertsArguments check_all(const char* op, const ExpertsTensors& given,
                            std::initializer_list<NamedTensors> before) {
@@ -42,7 +69,9 @@ ExpertsArguments check_all(const char* op, const ExpertsTensors& given,
                 {"b1", first.b},
                 {"a2", second.a},
                 {"b2", second.b}});
-  return check_experts(op, x, ids, weights, first, second, numbers);
+  ExpertsArguments arguments = check_experts(op, x, ids, weights, first, second, numbers);
+  note_routed(given, arguments.problem);
+  return arguments;
 }
 
 std::tuple<Tensor, Tensor> experts_cpu(const Tensor& x, const Tensor& ids, const Tensor& weights,

@@ -19,24 +19,17 @@ Tensor linear_scaled_cpu(const Tensor& x, const Tensor& values, const std::vecto
                 {"u", u},
                 {"b", b},
                 {"a", a}});
-  const LinearWeight weight = check_weight(op, values, scales, layout);
-  const RowsArgument input = rows_of(op, "x", x);
-  STD_TORCH_CHECK(input.matrix.cols == weight.packed.cols, op, ": x has ", input.matrix.cols,
-                  " columns, the weight has ", weight.packed.cols);
-  const RowsArgument factors = vector_of(op, "gain", gain, weight.packed.rows, DType::kFloat32);
-  const RowsArgument low = rows_matching(op, "u", u, x, input);
-  Tensor b_owner;
-  const LinearTerm term = {low.matrix,
-                           plain_weight(op, "b", b, weight.packed.rows, low.matrix.cols, b_owner)};
-  check_a(op, a, low.matrix.cols, weight.packed.cols);
-  Tensor y = empty_rows(op, x, weight.packed.rows);
-  if (weight.packed.rows == 0) return y;
-  const LinearOutput output = {weight,
-                               {&term, 1},
+  const LinearArguments found = check_linear(op, x, values, scales, layout, std::nullopt, u, b, a);
+  const std::size_t cols = found.weight.packed.rows;
+  const RowsArgument factors = vector_of(op, "gain", gain, cols, DType::kFloat32);
+  Tensor y = empty_rows(op, x, cols);
+  if (cols == 0) return y;
+  const LinearOutput output = {found.weight,
+                               {&found.low_rank, 1},
                                nullptr,
-                               mutable_rows(y, input.matrix.rows, weight.packed.rows),
+                               mutable_rows(y, found.x.matrix.rows, cols),
                                static_cast<const float*>(factors.matrix.data)};
-  linear(input.dtype, input.matrix, {&output, 1}, torch_parallel_for);
+  linear(found.x.dtype, found.x.matrix, {&output, 1}, torch_parallel_for);
   return y;
 }
 

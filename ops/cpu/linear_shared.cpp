@@ -26,39 +26,21 @@ std::vector<Tensor> linear_shared_cpu(const Tensor& x, const std::vector<Tensor>
                 {"u", u},
                 {"b", b},
                 {"a", a}});
-  const std::vector<LinearWeight> weights = check_weights(op, values, scales, layouts);
-  const std::size_t n = weights.size();
-  check_count(op, "bias", bias, n);
-  check_count(op, "u", u, n);
-  check_together(op, "u", u, "b", b);
-  check_count(op, "a", a, u.size());
-  const RowsArgument input = rows_of(op, "x", x);
-  std::vector<RowsArgument> kept;  // views into tensors that must outlive the call
-  std::vector<Tensor> owners(n), results;
-  std::vector<LinearTerm> terms(n);
-  std::vector<LinearOutput> outputs(n);
-  kept.reserve(2 * n);
-  for (std::size_t i = 0; i < n; ++i) {
-    STD_TORCH_CHECK(input.matrix.cols == weights[i].packed.cols, op, ": x has ", input.matrix.cols,
-                    " columns, weight ", i, " has ", weights[i].packed.cols);
-    outputs[i].weight = weights[i];
-    if (!bias.empty()) {
-      kept.push_back(vector_of(op, "bias", bias[i], weights[i].packed.rows, input.dtype));
-      outputs[i].bias = kept.back().matrix.data;
-    }
-    if (!u.empty()) {
-      kept.push_back(rows_matching(op, "u", u[i], x, input));
-      const std::size_t rank = kept.back().matrix.cols;
-      terms[i] = {kept.back().matrix,
-                  plain_weight(op, "b", b[i], weights[i].packed.rows, rank, owners[i])};
-      outputs[i].low_rank = {&terms[i], 1};
-      if (!a.empty()) check_a(op, a[i], rank, input.matrix.cols);
-    }
-    results.push_back(empty_rows(op, x, weights[i].packed.rows));
-    outputs[i].y = mutable_rows(results.back(), input.matrix.rows, weights[i].packed.rows);
+  const LinearSharedArguments found =
+      check_linear_shared(op, x, values, scales, layouts, bias, u, b, a);
+  std::vector<Tensor> results;
+  std::vector<LinearOutput> outputs;
+  for (std::size_t i = 0; i < found.weights.size(); ++i) {
+    const std::size_t cols = found.weights[i].packed.rows;
+    results.push_back(empty_rows(op, x, cols));
+    LinearOutput output;
+    output.weight = found.weights[i];
+    if (!bias.empty()) output.bias = found.bias[i].matrix.data;
+    if (!u.empty()) output.low_rank = {&found.low_rank[i], 1};
+    output.y = mutable_rows(results.back(), found.x.matrix.rows, cols);
+    if (cols != 0) outputs.push_back(output);
   }
-  std::erase_if(outputs, [](const LinearOutput& output) { return output.y.cols == 0; });
-  if (!outputs.empty()) linear(input.dtype, input.matrix, outputs, torch_parallel_for);
+  if (!outputs.empty()) linear(found.x.dtype, found.x.matrix, outputs, torch_parallel_for);
   return results;
 }
 
@@ -69,35 +51,13 @@ Tensor linear_shared_dx_cpu(const std::vector<Tensor>& dy, const std::vector<Ten
   const char* const op = "linear_shared_dx";
   check_device(op, DeviceType::CPU,
                {{"dy", dy}, {"values", values}, {"scales", scales}, {"du", du}, {"a", a}});
-  const std::vector<LinearWeight> weights = check_weights(op, values, scales, layouts);
-  const std::size_t n = weights.size();
-  STD_TORCH_CHECK(dy.size() == n, op, ": dy has ", dy.size(), " entries, wanted ", n);
-  check_count(op, "du", du, n);
-  check_together(op, "du", du, "a", a);
-  const RowsArgument first = rows_of(op, "dy", dy[0]);
-  const std::size_t rows = first.matrix.rows, cols = weights[0].packed.cols;
-  std::vector<RowsArgument> kept;
-  std::vector<Tensor> owners(n);
-  std::vector<LinearTerm> terms;
-  kept.reserve(2 * n);
-  terms.reserve(2 * n);
-  for (std::size_t i = 0; i < n; ++i) {
-    STD_TORCH_CHECK(weights[i].packed.cols == cols, op, ": weight ", i, " has ",
-                    weights[i].packed.cols, " columns, weight 0 has ", cols);
-    kept.push_back(rows_matching(op, "dy", dy[i], dy[0], first));
-    STD_TORCH_CHECK(kept.back().matrix.cols == weights[i].packed.rows, op, ": dy[", i, "] has ",
-                    kept.back().matrix.cols, " columns, weight ", i, " has ",
-                    weights[i].packed.rows, " rows");
-    terms.push_back({kept.back().matrix, weights[i]});
-  }
-  for (std::size_t i = 0; i < du.size(); ++i) {
-    kept.push_back(rows_matching(op, "du", du[i], dy[0], first));
-    const std::size_t rank = kept.back().matrix.cols;
-    terms.push_back({kept.back().matrix, plain_weight(op, "a", a[i], rank, cols, owners[i])});
-  }
+  const LinearSharedDxArguments found =
+      check_linear_shared_dx(op, dy, values, scales, layouts, du, a);
+  const RowsArgument& first = found.dy[0];
+  const std::size_t rows = first.matrix.rows, cols = found.terms[0].weight.packed.cols;
   Tensor dx = empty_rows(op, dy[0], cols);
   if (cols == 0) return dx;
-  linear_dx(first.dtype, terms, mutable_rows(dx, rows, cols), torch_parallel_for);
+  linear_dx(first.dtype, found.terms, mutable_rows(dx, rows, cols), torch_parallel_for);
   return dx;
 }
 

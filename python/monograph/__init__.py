@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from monograph import nn, old_paths, ops, packing
 from monograph.integrations.when_imported import when_imported
+from monograph.offload.activations import offload_activations
+from monograph.offload.not_offloaded import mark_not_offload
 from monograph.packed_weight import PackedWeight, linear, quantize
+from monograph.quantized_tensor import QuantizedTensor, split_quantize
 from monograph.show_config import show_config
 from monograph.spellings.bitsandbytes import dequantize_4bit, from_bitsandbytes, to_bitsandbytes
 
@@ -26,24 +29,30 @@ if TYPE_CHECKING:
     from monograph.integrations.peft.optimize import adapter_start, add_lora, optimize
     from monograph.integrations.transformers.loading import from_pretrained
     from monograph.integrations.transformers.quantizer import MonographConfig
+    from monograph.training.calibration import calibrate
 
 __all__ = [
     "MonographConfig",
     "PackedWeight",
+    "QuantizedTensor",
     "adapter_start",
     "add_lora",
+    "calibrate",
     "dequantize_4bit",
     "doctor",
     "from_bitsandbytes",
     "from_pretrained",
     "linear",
+    "mark_not_offload",
     "nn",
+    "offload_activations",
     "ops",
     "optimize",
     "packing",
     "quantize",
     "shard",
     "show_config",
+    "split_quantize",
     "to_bitsandbytes",
     "unshard",
     "unsharded",
@@ -54,6 +63,7 @@ _ON_FIRST_USE = {
     "MonographConfig": "monograph.integrations.transformers.quantizer",
     "adapter_start": "monograph.integrations.peft.optimize",
     "add_lora": "monograph.integrations.peft.optimize",
+    "calibrate": "monograph.training.calibration",
     "doctor": "monograph.diagnosis",
     "from_pretrained": "monograph.integrations.transformers.loading",
     "optimize": "monograph.integrations.peft.optimize",
@@ -71,3 +81,5 @@ def __getattr__(name: str) -> Any:
 
 old_paths.install()
 when_imported("peft", "monograph.integrations.peft.packed_layers")
+when_imported("torch._inductor.decomposition", "monograph.integrations.torch.inductor_decompositions")
+when_imported("torch._inductor.lowering", "monograph.integrations.torch.inductor_fallbacks")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from monograph.commands import merge, native
+from monograph.commands import native
 
 # One command, one file: `run(arguments)` gives the exit code. As `monograph --help` lists them.
 COMMANDS = {
@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "fine-tune from a YAML file",
     "generate": "generate text with a checkpoint and an adapter",
     "doctor": "report graphs, breaks and recompiles of a training step",
+    "estimate": "bytes that training takes: base, adapter, activations",
 }
 
 USAGE = """\
@@ -24,6 +25,8 @@ Monograph fine-tunes quantised language models as one graph.
     python -m monograph train CONFIG.yml [--nproc-per-node N] [--key value ...]
     python -m monograph generate OUT_DIR [--prompt TEXT] [--key value ...]
     python -m monograph doctor CONFIG.yml [--json] [--key value ...]
+    python -m monograph doctor --device cuda [--json] [--out FILE]
+    python -m monograph estimate MODEL [--format nf4] [--rank 16] [--tokens 4096]
     python -m monograph merge CONFIG.yml [--to TYPE] [--out DIR]
 """
 
@@ -47,17 +50,28 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage(), end="", file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
-    if arguments[0] in COMMANDS:
-        command = importlib.import_module(f"monograph.commands.{arguments[0]}")
-        try:
-            return command.run(arguments[1:])
-        except KeyboardInterrupt:
-            return 130
-    if arguments[0] == "merge" and merge.names_a_recipe(arguments[1:]):
-        return merge.run(arguments[1:])
-    if arguments[0] == "merge" and (missing := merge.what_is_missing(arguments[1:])):
-        print(missing, file=sys.stderr)
-        return 2
+    try:
+        if arguments[0] in COMMANDS:
+            return importlib.import_module(f"monograph.commands.{arguments[0]}").run(arguments[1:])
+        if arguments[0] == "merge":
+            from monograph.commands import merge
+
+            if merge.names_a_recipe(arguments[1:]):
+                return merge.run(arguments[1:])
+            if missing := merge.what_is_missing(arguments[1:]):
+                print(missing, file=sys.stderr)
+                return 2
+    except KeyboardInterrupt:
+        return 130
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "monograph":
+            raise
+        print(
+            f"monograph: {arguments[0]} needs {error.name}, which is not installed: "
+            "pip install 'monograph[train]'",
+            file=sys.stderr,
+        )
+        return 1
     if arguments[0] in native.COMMANDS:
         return native.hand_over(arguments)
     wanted = ", ".join([*COMMANDS, *native.COMMANDS])

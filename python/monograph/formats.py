@@ -238,6 +238,19 @@ def format_numbered(number: int) -> Format:
     return _BY_NUMBER[number]
 
 
+_TABLES: dict[tuple[int, torch.device], torch.Tensor] = {}
+
+
 def value_table(fmt: Format, device: torch.device) -> torch.Tensor:
-    """The code values as float32."""
-    return torch.tensor(fmt.values, dtype=torch.float32, device=device)
+    """The code values as float32. Made once for a device: a copy to it would make the host wait each time.
+
+    On the CPU there is nothing to wait for, and a tracer would guard the table of tables.
+    """
+    if device.type == "cpu" or torch.compiler.is_compiling():
+        return torch.tensor(fmt.values, dtype=torch.float32, device=device)
+    kept = _TABLES.get((fmt.number, device))
+    if kept is None:
+        kept = torch.tensor(fmt.values, dtype=torch.float32, device=device)
+        if type(kept) is torch.Tensor and device.type != "meta":  # no stand-in of a tracer
+            _TABLES[fmt.number, device] = kept
+    return kept

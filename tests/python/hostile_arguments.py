@@ -5,7 +5,7 @@
 
 A call may be accepted, or refused with an error that names the operator. All else is a failure: a crash, a
 hang, an error of another kind, or (with --portable) a result that is not the portable implementation's. Calls
-are numbered; number and seed alone decide what a call is. Under AddressSanitizer: `.ci/run sanitizers`.
+are numbered; number and seed alone decide what a call is. Under AddressSanitizer: `.ci/run asan`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""tools/check_tree.py: the rule against circles of imports finds them, and nothing else."""
+"""tools/check_tree.py: circles of imports and speeds of GPUs are found, and nothing else."""
 
 import importlib.util
 import pathlib
@@ -51,3 +51,22 @@ def test_a_circle_is_found(tool, tmp_path, line):
 )
 def test_what_does_not_run_at_import_is_no_circle(tool, tmp_path, line):
     assert tool.check_import_circles(package(tmp_path, a=line)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("On an H100 it is 2.5 times as fast", True),
+        ("CUDA: 1200 tokens/s", True),
+        ("faster than on the GPU", True),
+        ("a kernel of sm_90 takes 0.3 ms", True),
+        ("on 2 cores it is 1.7 times as fast", False),
+        ("GPU kernels are compiled for sm_80", False),
+    ],
+)
+def test_a_speed_of_a_gpu_is_found(tool, line, found):
+    assert tool.speeds_of_gpus(f"before\n{line}\nbehind") == ([line] if found else [])
+
+
+def test_no_speed_of_a_gpu_is_claimed_without_a_report(tool):
+    assert tool.check_gpu_speeds() == []

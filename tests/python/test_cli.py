@@ -12,8 +12,10 @@ from monograph.__main__ import main
 from monograph.commands.native import find_program
 from native_tool import ROOT, program, run
 
-COMMANDS = ["inspect", "quantize", "dequantize", "merge", "verify", "diff", "completion", "man"]
-PYTHON_COMMANDS = ["example", "preprocess", "train", "generate", "doctor"]
+COMMANDS = [
+    "inspect", "quantize", "dequantize", "merge", "export", "adapter", "verify", "diff", "completion", "man",
+]  # fmt: skip
+PYTHON_COMMANDS = ["example", "preprocess", "train", "generate", "doctor", "estimate"]
 
 
 def test_needs_no_library_but_that_of_the_system():
@@ -38,6 +40,16 @@ def test_help_of_each_command_has_examples(command):
     assert "--quiet" in text
 
 
+@pytest.mark.parametrize("command", ["check", "convert"])
+def test_help_of_subcommands_is_in_help_man_page_and_completions(command):
+    text = run("adapter", command, "--help").stdout
+    assert f"Examples:\n  monograph adapter {command}" in text
+    assert f"\n  {command} " in run("adapter", "--help").stdout
+    assert f".SH MONOGRAPH adapter {command}\n" in run("man").stdout
+    for shell in ("bash", "zsh", "fish"):
+        assert "max-rank" in run("completion", shell).stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -46,6 +58,7 @@ def test_help_of_each_command_has_examples(command):
         (["man", "--loud"], "--loud"),
         (["completion", "csh"], "csh"),
         (["completion"], "shell is required"),
+        (["adapter"], "subcommand is required"),
     ],
 )
 def test_a_wrong_command_line_is_exit_code_2(arguments, message):
@@ -79,6 +92,7 @@ def test_bash_completes_commands_and_options():
 
     assert complete("comp", "", 1) == ["completion"]
     assert "--quiet" in complete("completion", "--q", 2)
+    assert complete("adapter", "c", 2) == ["check", "convert"]
 
 
 def test_man_page_is_roff_without_warnings():

@@ -11,7 +11,7 @@ import pytest
 
 from native_tool import ROOT, program
 
-# The sanitizers' build, if there is one: .ci/run sanitizers sets it.
+# The sanitizers' build, if there is one: .ci/run asan sets it.
 TOOL = os.environ.get("MONOGRAPH_TOOL")
 LIMIT_SECONDS = 1.0 if TOOL is None else 20.0
 LIMIT_BYTES = 200_000_000

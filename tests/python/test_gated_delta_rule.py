@@ -246,6 +246,23 @@ def test_the_gradient_of_g_is_in_its_own_dtype():
         assert far(found[3], want[3]) < 1e-2
 
 
+def test_any_sign_of_the_scale_is_taken_by_both_implementations():
+    """Against the recurrence in float64; numbers that float32 does not hold are refused by both alike."""
+    tensors, cu = drawn(tokens=20), offsets([0, 7, 20])
+    want = recurrence(*tensors, cu, scale=-1.0)[0]
+    portable = torch.ops.monograph.gated_delta_rule.default._op_dk
+    key = torch._C.DispatchKey.CompositeExplicitAutograd
+    for scale in (-1.0, float("nan"), float("-inf"), -1e-60):
+        arguments = (*tensors, cu, None, scale, True, True)
+        for run in (torch.ops.monograph.gated_delta_rule, lambda *a: portable(key, *a)):
+            if scale == -1.0:
+                got = run(*arguments)[0]
+                assert (got - want).abs().max() <= 1e-5 * want.abs().max()
+            else:
+                with pytest.raises((RuntimeError, ValueError), match=f"scale is {scale}, wanted a number in"):
+                    run(*arguments)
+
+
 def test_a_second_derivative_is_refused_by_name():
     tensors = [t.requires_grad_() for t in drawn("plain", 8)]
     out, _ = gated_delta_rule(*tensors, offsets([0, 8]))

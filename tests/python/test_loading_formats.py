@@ -124,7 +124,8 @@ def test_merged_dequantised_and_partly_merged(saved, tmp_path):
     ids = torch.arange(24)[None]
     config = LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False)
     model = mg.from_pretrained(folder, dtype=torch.float32)
-    wrapped = mg.add_lora(model, config, elementwise=False)  # compared with a model that has no adapter
+    # Compared with a model that has no adapter.
+    wrapped = mg.add_lora(model, config, elementwise=False, head=False)
     with torch.no_grad():
         want = wrapped(ids).logits
         merged = wrapped.merge_and_unload()

@@ -132,13 +132,16 @@ def test_names_set_by_others_are_those_we_read() -> None:
 # Documented points of extension that are no top-level names.
 DOCUMENTED = {
     "accelerate.utils",
+    "peft.optimizers",
     "torch.distributed",
     "torch.distributed.device_mesh",
     "torch.distributed.elastic.multiprocessing",
     "torch.distributed.elastic.multiprocessing.errors",
     "torch.func",
+    "torch.optim.lr_scheduler",
     "torch.fx",
     "torch.nn",
+    "torch.nn.attention.varlen",
     "torch.nn.functional",
     "torch.nn.utils",
     "torch.utils.checkpoint",

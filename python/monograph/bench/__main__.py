@@ -31,9 +31,11 @@ BENCHES = (
     "load",
     "first_step",
     "large_model",
+    "base_memory",
     "shard_memory",
     "experts_model",
     "format_memory",
+    "offload",
     "tree",
 )
 
@@ -55,31 +57,36 @@ def main() -> None:
         help="thread counts, e.g. 1,2 (the default)",
     )
     parser.add_argument("--isa", help="cap our kernels and oneDNN: scalar, avx2, avx512, avx512_bf16 or amx")
-    parser.add_argument("--plot", help="draw the result to this file (linear, step)")
+    parser.add_argument("--plot", help="draw the result to this file (linear, step, base_memory)")
     parser.add_argument("--format", default="nf4", help="of linear, quantize, dequantize; nf4 by default")
     parser.add_argument(
         "--plain", action="store_true", help="fp32 scales instead of double-quantised (linear)"
     )
     parser.add_argument(
         "--folder",
-        help="where models lie (large_model, shard_memory, experts_model, quantize_file,\n"
-        "step, trl, load, format_memory)",
+        help="where models lie (large_model, base_memory, shard_memory, experts_model,\n"
+        "quantize_file, step, trl, load, format_memory), or the spill file (offload)",
     )
     parser.add_argument("--mode", default="graph", help="of the training step (large_model, format_memory)")
     names = lambda text: text.split(",")  # noqa: E731
     parser.add_argument(
         "--case",
         type=names,
-        help="only these cases, e.g. a,b,own (step, trl, load, delta_rule, shard_memory)",
+        help="only these cases, e.g. a,b,own (step, trl, load, delta_rule, shard_memory, base_memory)",
     )
     parser.add_argument("--peers", type=names, help="only these peers, e.g. packed_eager (step, trl)")
     parser.add_argument(
         "--tokens",
         type=lambda text: [int(part) for part in text.split(",")],
-        help="only these lengths, e.g. 1,2048 (experts)",
+        help="only these lengths, e.g. 1,2048 (experts); tokens of a step (base_memory)",
     )
     parser.add_argument("--profile", action="store_true", help="where our step spends its time (step)")
-    parser.add_argument("--steps", type=int, default=300, help="of each variant of `step --case own`")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help="of each variant of `step --case own` (300), of a case of base_memory (5), rounds of trl (7)",
+    )
+    parser.add_argument("--record", help="a file of what was measured, to go on from (base_memory)")
     arguments = parser.parse_args()
     if arguments.isa and os.environ.get("MONOGRAPH_ISA") != arguments.isa:
         os.environ["MONOGRAPH_ISA"] = arguments.isa

@@ -84,6 +84,7 @@ class Measured:
     ms: list[float] = field(default_factory=list)
     ratio: list[float] = field(default_factory=list)
     processor_ratio: list[float] = field(default_factory=list)  # what a busy machine distorts less
+    generation: list[float] = field(default_factory=list)  # share of the processor time, where a step has it
     peak: int = 0
 
 
@@ -96,6 +97,8 @@ def compare(ours: Contender, own: Measured, other: Contender, rounds: int) -> Me
         found.ms.append(peer["ms"])
         found.ratio.append(peer["ms"] / step["ms"])
         found.processor_ratio.append(peer["cpu_ms"] / step["cpu_ms"])
+        for measured, said in ((own, step), (found, peer)):
+            measured.generation.append(said.get("generation_cpu_ms", 0.0) / said["cpu_ms"])
     other.end()
     found.peak = other.peak
     return found

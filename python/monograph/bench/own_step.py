@@ -58,7 +58,7 @@ def measure(folder: str, threads: int, arguments: argparse.Namespace, report: Re
         losses = {}
         for name in order:
             contender = Contender(job | wanted[name] | {"seed": seed}, "monograph.bench.step_contender")
-            steps = [contender.ask("step") for _ in range(arguments.steps)]
+            steps = [contender.ask("step") for _ in range(arguments.steps or 300)]
             contender.end()
             ms = [step["ms"] for step in steps]
             losses[name] = steps[-1]["loss"]

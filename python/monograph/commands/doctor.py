@@ -6,22 +6,45 @@ code its compile time. Under torchrun also gathers of a sharded base, bytes, and
 otherwise. Exit code 1 if the step is not one graph or keeps a copy of a weight.
 
     python -m monograph doctor qlora.yml --json --trace-only
+
+With `trainer: trl` or `rl` it is the step of TRL's trainer: forward, loss and backward.
+
+The self-test of a device takes no recipe: each test passes, fails or is skipped with a reason. Exit code 1 if
+one fails. docs/gpu.md says how to send its report. `--verify` checks a report that was sent: exit code 3 if
+it is incomplete, altered or of an unknown version.
+
+    python -m monograph doctor --device cuda --out report.json
+    python -m monograph doctor --verify report.json
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import pathlib
+import sys
 from typing import TYPE_CHECKING
 
-from monograph.commands.recipe_arguments import run_recipe
-from monograph.recipe import Recipe
-
+# The self-test of a card needs torch and nothing else: no YAML, no transformers.
 if TYPE_CHECKING:
     from monograph.distributed import World
+    from monograph.recipe import Recipe
+    from monograph.recipe.trl.keys import TrlRecipe
+
+
+MOST_BYTES = 16 << 20  # of a report; a whole one has about 20 KB
 
 
 def run(arguments: list[str]) -> int:
+    asked = [a for a in arguments if a.partition("=")[0] in ("--device", "--verify")]
+    if asked and not {"-h", "--help"} & set(arguments):
+        return _self_test(arguments)
+    from monograph.commands.recipe_arguments import run_recipe
+
     parser = argparse.ArgumentParser(prog="python -m monograph doctor", description=__doc__)
+    parser.add_argument("--device", metavar="cuda", help="the self-test of a device, without a recipe")
+    parser.add_argument("--verify", metavar="FILE", help="check the report of a self-test")
+    parser.add_argument("--out", metavar="FILE", help="write the report of a self-test to a file")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     parser.add_argument(
         "--trace-only", "--no-inductor", action="store_true", help="count graphs only, generate no code"
@@ -30,9 +53,68 @@ def run(arguments: list[str]) -> int:
     return run_recipe(parser, arguments, _doctor, ranks="all")
 
 
+def _self_test(arguments: list[str]) -> int:
+    from monograph.selftest.device import DEVICES
+
+    parser = argparse.ArgumentParser(prog="python -m monograph doctor", description=__doc__)
+    parser.add_argument("--device", choices=list(DEVICES))
+    parser.add_argument("--verify", metavar="FILE", type=pathlib.Path)
+    parser.add_argument("--out", metavar="FILE", type=pathlib.Path)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quiet", action="store_true")
+    options = parser.parse_args(arguments)
+    if (options.device is None) == (options.verify is None):
+        parser.error("wanted one of --device and --verify")
+    return _verify(options.verify) if options.verify else _test_device(options)
+
+
+def _test_device(options: argparse.Namespace) -> int:
+    from monograph.doctor_progress import Progress
+    from monograph.selftest import run as run_self_test
+    from monograph.selftest.device import DEVICES
+
+    say = Progress(not options.quiet).say
+    report = run_self_test(DEVICES[options.device](), say)
+    text = json.dumps(report, indent=1)
+    if options.out is not None:
+        options.out.write_text(text + "\n", encoding="utf-8")
+    if options.json:
+        print(text)
+    else:
+        rows = report["tests"]
+        counts = {word: sum(row["result"] == word for row in rows) for word in ("pass", "fail", "skipped")}
+        print(
+            f"{report['device']}: {report['state']}; "
+            + ", ".join(f"{n} {word}" for word, n in counts.items())
+        )
+    return 1 if report["state"] == "failed" else 0
+
+
+def _verify(path: pathlib.Path) -> int:
+    from monograph.selftest import wrong_with
+
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"{path.stat().st_size} bytes, a report has at most {MOST_BYTES}")
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        print(f"error: {path}: {error}", file=sys.stderr)
+        return 3
+    found = wrong_with(report)
+    for problem in found:
+        print(f"error: {path}: {problem}", file=sys.stderr)
+    if not found:
+        card = report["hardware"].get("architecture", "no card")
+        print(f"{path}: whole and unaltered; {report['device']}, {card}: {report['state']}")
+    return 3 if found else 0
+
+
 def _doctor(recipe: Recipe, options: argparse.Namespace) -> int:
     from monograph.distributed import join, leave
+    from monograph.recipe.trl.keys import TrlRecipe
 
+    if isinstance(recipe, TrlRecipe):
+        return _doctor_of_trainer(recipe, options)
     world = join()
     try:
         return _doctor_of(recipe, options, world)
@@ -40,10 +122,26 @@ def _doctor(recipe: Recipe, options: argparse.Namespace) -> int:
         leave(world)
 
 
+def _doctor_of_trainer(recipe: TrlRecipe, options: argparse.Namespace) -> int:
+    """Three steps of TRL's own loop, on its own batches."""
+    from monograph.diagnosis import doctor
+    from monograph.recipe.compile_options import compile_options
+    from monograph.recipe.read_config import GENERATED
+    from monograph.recipe.trl.run import make_trainer
+
+    trainer = make_trainer(recipe)
+    inductor = recipe.mode in GENERATED and not options.trace_only
+    with compile_options(recipe.torch_compile_options, recipe.torch_compile_mode):
+        report = doctor(trainer, inductor=inductor, quiet=options.quiet)
+    print(report.to_json() if options.json else report)
+    return 0 if report.holds else 1
+
+
 def _doctor_of(recipe: Recipe, options: argparse.Namespace, world: World) -> int:
     from monograph.diagnosis import doctor
     from monograph.recipe.batches import Batches
     from monograph.recipe.compile_options import compile_options
+    from monograph.recipe.device_keys import check_ranks_of_device, device_of
     from monograph.recipe.encode import load_tokenizer
     from monograph.recipe.load_model import load_model
     from monograph.recipe.model_folder import model_folder
@@ -51,6 +149,7 @@ def _doctor_of(recipe: Recipe, options: argparse.Namespace, world: World) -> int
     from monograph.recipe.read_config import GENERATED
     from monograph.regions import make_regions
 
+    check_ranks_of_device(device_of(recipe), world.size)
     folder = model_folder(recipe)
     tokenizer = load_tokenizer(recipe, folder)
     if world.first:  # the others find it prepared

@@ -20,12 +20,12 @@ import torch
 from torch import nn
 
 from monograph.diagnosis import regions
-from monograph.diagnosis.progress import Progress
 from monograph.diagnosis.report import Cause, Gathers, Report
 from monograph.diagnosis.sharding import GatherCount, compare_ranks, look_at_shards, tracing_of
 from monograph.diagnosis.tracing import breaks, counting, forget, packed_shapes, recompiles
 from monograph.distributed.fully_sharded import refuse_fully_sharded
 from monograph.distributed.world import World
+from monograph.doctor_progress import Progress
 from monograph.integrations.torch.private_names import counters, maybe_mark_dynamic
 from monograph.training.loss import forward_loss
 from monograph.training.micro_batches import mark_lengths
@@ -119,16 +119,18 @@ def _steps(
     seconds = []
     for number, row in enumerate(rows, 1):
         began = time.perf_counter()
-        torch.autograd.grad(compiled(_marked(row)), parameters, allow_unused=True)
+        torch.autograd.grad(compiled(_marked(row, parameters[0].device)), parameters, allow_unused=True)
         seconds.append(time.perf_counter() - began)
         progress.say(f"step {number} of {len(rows)}")
     return seconds
 
 
-def _marked(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The batch with its lengths marked as TrainStep marks them, but as a wish: other models may fix them."""
+def _marked(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """The batch on the model's device with its lengths marked as TrainStep marks them, but as a wish: other
+    models may fix them."""
     marked = {
-        name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in batch.items()
+        name: value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
     }
     for value in marked.values():
         if isinstance(value, torch.Tensor):

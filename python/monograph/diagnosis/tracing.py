@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from monograph.diagnosis.progress import Progress
 from monograph.diagnosis.report import Cause, Report
 from monograph.diagnosis.sharding import GatherCount
+from monograph.doctor_progress import Progress
 from monograph.integrations.torch.private_names import (
     RECOMPILES_LOG,
     aot_autograd,

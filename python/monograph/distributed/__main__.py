@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from typing import Any
 
@@ -68,30 +67,12 @@ def _link(gigabits: float, microseconds: float) -> Link:
 
 
 def _sizes(options: argparse.Namespace) -> Sizes:
-    from transformers import AutoConfig
-
     from monograph.distributed.model_sizes import read_sizes
     from monograph.integrations.peft.meta_adapter import with_meta_adapter
-    from monograph.integrations.transformers.config import MonographConfig
-    from monograph.integrations.transformers.meta_model import meta_model
+    from monograph.integrations.transformers.planned_model import planned_model
 
-    folder = os.path.dirname(options.model) if os.path.isfile(options.model) else options.model
-    if not os.path.isfile(os.path.join(folder, "config.json")):
-        raise ValueError(f"{options.model}: has no config.json, wanted a folder of transformers or that file")
-    config = AutoConfig.from_pretrained(folder or ".")
-    quantization = None
-    if options.format != "none":
-        name = options.format or "nf4"
-        double = name in ("nf4", "fp4") and not options.no_double_quant
-        quantization = MonographConfig(name, double_quant=double)
-    stored = getattr(config, "quantization_config", None)
-    if stored is not None:
-        if options.format is None:
-            method = stored.get("quant_method")
-            raise ValueError(f"{folder} is quantised by {method!r}; wanted --format, the one to plan with")
-        del config.quantization_config
     targets: Any = options.lora_target
-    model = meta_model(config, quantization)
+    model = planned_model(options.model, options.format, double_quant=not options.no_double_quant)
     return read_sizes(with_meta_adapter(model, options.lora_r, targets[0] if len(targets) == 1 else targets))
 
 

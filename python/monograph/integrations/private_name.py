@@ -39,7 +39,10 @@ class PrivateName:
             raise ImportError(self.gone(str(error))) from error
 
     def gone(self, reason: str) -> str:
-        installed = importlib.metadata.version(self.library)
+        try:
+            installed = importlib.metadata.version(self.library)
+        except importlib.metadata.PackageNotFoundError:
+            return f"{self.library} is not installed; {self.path} is needed for: {self.purpose}"
         return (
             f"{self.library} {installed} has no {self.path} ({reason}); it was read in {self.library} "
             f"{self.read_in} and is needed for: {self.purpose}"

@@ -16,12 +16,14 @@ from monograph.ops import (
     linear_log_probs,
     linear_scaled,
     linear_shared,
+    offload,
     pack,
     quantize,
     rms_norm,
     rms_norm_gated,
     rotary,
     seeded_dropout,
+    split_quantize,
     varlen_attention,
 )
 
@@ -37,11 +39,13 @@ __all__ = [
     "linear_log_probs",
     "linear_scaled",
     "linear_shared",
+    "offload",
     "pack",
     "quantize",
     "rms_norm",
     "rms_norm_gated",
     "rotary",
     "seeded_dropout",
+    "split_quantize",
     "varlen_attention",
 ]

@@ -12,6 +12,7 @@ from math import isfinite, prod
 import torch
 
 from monograph.formats import SCALE_GROUP, BlockShape, Format, format_numbered
+from monograph.integrations.torch.private_names import assert_async
 from monograph.ops.layout import PLAIN, Layout, read_matrix
 
 IGNORED = -100  # the label of a token that does not count
@@ -31,6 +32,17 @@ def dtype_name(dtype: torch.dtype) -> str:
 def require(condition: bool, op: str, message: str) -> None:
     if not condition:
         raise ValueError(f"{op}: {message}")
+
+
+def require_on_device(condition: torch.Tensor, op: str, message: str) -> None:
+    """`require` for a bool tensor [] that no host waits for: the device raises when it gets there.
+
+    A device that has no such assertion is waited for.
+    """
+    try:
+        assert_async(condition, f"{op}: {message}")
+    except NotImplementedError:
+        require(bool(condition), op, message)
 
 
 def check_tensors(op: str, **arguments: torch.Tensor | Tensors | None) -> None:
@@ -95,11 +107,12 @@ def check_shape(op: str, what: str, tensor: torch.Tensor, shape: Sequence[int]) 
     require(found == list(shape), op, f"{what} has shape {found}, wanted {list(shape)}")
 
 
-def check_number(op: str, what: str, number: float, positive: bool = False) -> None:
-    """What float32 holds, at least 0 or above it."""
+def check_number(op: str, what: str, number: float, positive: bool = False, signed: bool = False) -> None:
+    """What float32 holds; at least 0 or above it unless signed."""
     wanted = "more than 0" if positive else "0 or more"
-    require(number > 0 if positive else number >= 0, op, f"{what} is {number}, wanted {wanted}")
-    inside = number == 0 or (isfinite(number) and _SMALLEST <= number <= _LARGEST)
+    in_order = signed or (number > 0 if positive else number >= 0)
+    require(in_order, op, f"{what} is {number}, wanted {wanted}")
+    inside = number == 0 or (isfinite(number) and _SMALLEST <= abs(number) <= _LARGEST)
     require(inside, op, f"{what} is {number}, wanted a number in the range of float32")
 
 
@@ -261,7 +274,10 @@ def check_head(
     if bias is not None:
         check_vector(op, "bias", bias, vocabulary, x.dtype)
     outside = (labels != IGNORED) & ((labels < 0) | (labels >= vocabulary))
-    if bool(outside.any()):
+    if labels.device.type != "cpu":
+        wanted = f"wanted 0 to {vocabulary - 1}, or {IGNORED} for none"
+        require_on_device(~outside.any(), op, f"a label is not in the vocabulary of {vocabulary}; {wanted}")
+    elif bool(outside.any()):
         wrong = int(labels[outside].reshape(-1)[0])
         raise ValueError(
             f"{op}: label {wrong} is not in the vocabulary of {vocabulary}; wanted 0 to {vocabulary - 1}, "

@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 import functools
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
+from monograph import _library  # noqa: F401  (the schemas are registered there)
+
+# One rule for all devices: what torch calls autocast on each.
+_KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS", "AutocastPrivateUse1")
 _CAST = (torch.bfloat16, torch.float16, torch.float32)
 
 Argument = TypeVar("Argument", torch.Tensor, torch.Tensor | None)
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+
+def autocast_rule(name: str) -> Callable[[Rule], Rule]:
+    """Registers what monograph::name does under autocast, on every device."""
+
+    def register(rule: Rule) -> Rule:
+        for key in _KEYS:
+            torch.library.impl(f"monograph::{name}", key)(rule)
+        return rule
+
+    return register
+
+
+def without_autocast(tensor: torch.Tensor) -> torch.amp.autocast:
+    """Inside, autocast is off on the device of a tensor."""
+    return torch.amp.autocast(tensor.device.type, enabled=False)
 
 
 def cast(tensor: Argument) -> Argument:
-    """In the dtype of autocast on the CPU. float64 and integers are left alone, for the operator to name."""
+    """In the dtype of autocast on its device. float64 and integers are left for the operator to name."""
     if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
-    return tensor.to(torch.get_autocast_dtype("cpu"))
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
 
 
 def widest(*tensors: torch.Tensor | None) -> list[torch.Tensor | None]:

@@ -72,7 +72,7 @@ class _Anchor(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str, *inputs: torch.Tensor) -> torch.Tensor:
         ctx.name = name
-        return torch.empty(0)
+        return torch.empty(0, device=inputs[0].device if inputs else None)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:

@@ -26,7 +26,7 @@ from monograph.ops.argument_checks import (
     dtype_name,
     require,
 )
-from monograph.ops.autocast import cast
+from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 from monograph.ops.documents import check_offsets, document_of
 
@@ -328,7 +328,7 @@ def _parameter(t: torch.Tensor | None) -> torch.Tensor | None:
     return t if t is None or t.dtype == torch.float32 else cast(t)
 
 
-@torch.library.impl("monograph::causal_conv1d", "AutocastCPU")
+@autocast_rule("causal_conv1d")
 def _autocast(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -338,7 +338,7 @@ def _autocast(
     *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As torch treats its own convolutions; a weight in float32 is taken as it is."""
-    with torch.amp.autocast("cpu", enabled=False):
+    with without_autocast(x):
         return torch.ops.monograph.causal_conv1d(
             cast(x), _parameter(weight), _parameter(bias), cu, cast(state), *options
         )

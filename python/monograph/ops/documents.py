@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from monograph.ops.argument_checks import dtype_name, require
+from monograph.ops.argument_checks import dtype_name, require, require_on_device
 
 
 def document_of(offsets: torch.Tensor, tokens: int) -> torch.Tensor:
@@ -18,12 +18,22 @@ def document_of(offsets: torch.Tensor, tokens: int) -> torch.Tensor:
     return torch.searchsorted(offsets, positions, right=True) - 1
 
 
+def assert_ascending(op: str, what: str, offsets: torch.Tensor, tokens: int) -> None:
+    """An assertion of the device: the host reads nothing."""
+    ascending = (offsets.diff() >= 0).all() & (offsets >= 0).all() & (offsets <= tokens).all()
+    message = f"{what} is wrong, wanted ascending offsets from 0 to {tokens} tokens"
+    require_on_device(ascending, op, message)
+
+
 def check_offsets(op: str, what: str, offsets: torch.Tensor, tokens: int) -> None:
-    """Reads the offsets."""
+    """Reads the offsets, on their device."""
     kind = f"{dtype_name(offsets.dtype)} with {offsets.dim()} dimensions"
     require(
         offsets.dtype == torch.int32 and offsets.dim() == 1, op, f"{what} is {kind}, wanted int32 with one"
     )
+    if offsets.device.type != "cpu":
+        assert_ascending(op, what, offsets, tokens)
+        return
     found = offsets.tolist()
-    ascending = all(a <= b for a, b in zip([0, *found], [*found, tokens], strict=True))
-    require(ascending, op, f"{what} is {found}, wanted ascending offsets from 0 to {tokens} tokens")
+    in_order = all(a <= b for a, b in zip([0, *found], [*found, tokens], strict=True))
+    require(in_order, op, f"{what} is {found}, wanted ascending offsets from 0 to {tokens} tokens")

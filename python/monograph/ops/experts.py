@@ -23,7 +23,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
 from monograph.ops.argument_checks import require
-from monograph.ops.autocast import cast
+from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 from monograph.ops.experts_arguments import Activation, ExpertsArguments, check_fake
 from monograph.ops.experts_portable import gradients, portable_experts
@@ -191,12 +191,12 @@ register_not_differentiable("experts_backward")
 register_not_differentiable("experts_dw")
 
 
-@torch.library.impl("monograph::experts", "AutocastCPU")
+@autocast_rule("experts")
 def _autocast(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, *rest: Any) -> Any:
     """x is cast as torch casts the input of a product; biases and factors may have any dtype."""
     x = cast(x)
     weights = weights if weights.dtype in (x.dtype, torch.float64) else weights.float()
-    with torch.amp.autocast("cpu", enabled=False):
+    with without_autocast(x):
         return torch.ops.monograph.experts(x, ids, weights, *rest)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from monograph.formats import BlockShape, format_numbered, value_table
 from monograph.ops.argument_checks import grids_of
-from monograph.ops.dequantize import per_element, portable_scales
+from monograph.ops.dequantize import PANEL, decode_in_panels, portable_scales
 from monograph.ops.experts_activation import activate, activate_backward
 from monograph.ops.experts_arguments import Activation, ExpertsArguments, check_experts, check_gradient
 from monograph.ops.layout import PLAIN, read_layout
@@ -79,35 +79,43 @@ class Projection:
         self.codes = self.values.reshape(matrices, -1)
 
     def weight(self, expert: torch.Tensor) -> torch.Tensor:
-        """[rows, cols], rounded to the dtype of x and widened again."""
+        """[rows, cols], rounded to the dtype of x and widened again. Both exist for a moment, and a panel's
+        intermediates, but no index for each element."""
         if self.layout.format == PLAIN:
             shape = (self.cols, self.rows) if self.transposed else (self.rows, self.cols)
             dense = self.values.reshape(self.experts, *shape).index_select(0, expert)[0].to(self.kind)
             return (dense.t() if self.transposed else dense).to(self.wide)
-        return self._decoded(expert).reshape(self.rows, self.cols).to(self.kind).to(self.wide)
+        return self._decoded(expert).reshape(self.rows, self.cols).to(self.wide)
 
     def _decoded(self, expert: torch.Tensor) -> torch.Tensor:
+        """In the dtype of x, flat."""
         fmt, block = format_numbered(self.layout.format), self.layout.block
-        table = value_table(fmt, self.values.device)
         elements = self.rows * self.cols
-        if self.through:
-            at = expert * elements + torch.arange(elements, device=expert.device)
-            codes = self.codes[0][at * fmt.bits // 8].int()
-            shift = torch.where(at % 2 == (1 if fmt.low_nibble_first else 0), 4, 0)
-            codes = (codes >> shift) & 15 if fmt.bits == 4 else codes
-            return table[codes.long()] * self.block_scales[0][at // block]
-        matrices = self.codes.shape[0] // self.experts  # of one expert
+        if self.through and elements % block:
+            return self._decoded_across(expert)
+        matrices = 1 if self.through else self.codes.shape[0] // self.experts  # of one expert
         own = expert * matrices + torch.arange(matrices, device=expert.device)
-        codes, scales = self.codes.index_select(0, own), self.block_scales.index_select(0, own)
-        if fmt.bits == 4:
-            pair = (codes & 15, codes >> 4) if fmt.low_nibble_first else (codes >> 4, codes & 15)
-            codes = torch.stack(pair, dim=-1).reshape(matrices, -1)
-        codes = codes[:, : elements // matrices].reshape(-1)
-        if fmt.shape is BlockShape.SQUARE:
-            shape = (matrices, self.rows // matrices, self.cols)
-            return table[codes.long()] * per_element(fmt, scales.reshape(-1), shape, block)
-        spread = scales.repeat_interleave(block, 1)[:, : elements // matrices]
-        return table[codes.long()] * spread.reshape(-1)
+        count = self.experts * matrices
+        codes = self.codes.reshape(count, -1).index_select(0, own)
+        scales = self.block_scales.reshape(count, -1).index_select(0, own)
+        shape = (self.rows // matrices, self.cols)
+        parts = [decode_in_panels(fmt, block, codes[i], scales[i], shape, self.kind) for i in range(matrices)]
+        return parts[0] if matrices == 1 else torch.cat(parts)
+
+    def _decoded_across(self, expert: torch.Tensor) -> torch.Tensor:
+        """Where a block lies on two experts: codes and scales by the index of each element, in panels."""
+        fmt, elements = format_numbered(self.layout.format), self.rows * self.cols
+        table = value_table(fmt, self.values.device)
+        out = torch.empty(elements, dtype=self.kind, device=expert.device)
+        for begin in range(0, elements, PANEL // 4):
+            end = min(begin + PANEL // 4, elements)
+            at = expert * elements + torch.arange(begin, end, device=expert.device)
+            codes = self.codes[0].index_select(0, at * fmt.bits // 8).int()
+            if fmt.bits == 4:
+                codes = (codes >> torch.where(at % 2 == (1 if fmt.low_nibble_first else 0), 4, 0)) & 15
+            scales = self.block_scales[0].index_select(0, at // self.layout.block)
+            out[begin:end] = (table.index_select(0, codes.int()) * scales).to(self.kind)
+        return out
 
     def factors(self, expert: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """a [r, cols] and b [rows, r], rounded to the dtype of x and widened again."""

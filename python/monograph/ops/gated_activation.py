@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
 from monograph.ops.argument_checks import check_float, check_rows, check_shape, check_tensors
-from monograph.ops.autocast import widest
+from monograph.ops.autocast import autocast_rule, widest, without_autocast
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 
 
@@ -117,15 +117,15 @@ for _name, _portable, _formula in (
     register_not_differentiable(f"{_name}_backward")
 
 
-@torch.library.impl("monograph::silu_mul", "AutocastCPU")
+@autocast_rule("silu_mul")
 def _silu_autocast(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     cast = widest(gate, up)
-    with torch.amp.autocast("cpu", enabled=False):
+    with without_autocast(gate):
         return torch.ops.monograph.silu_mul(*cast)
 
 
-@torch.library.impl("monograph::gelu_mul", "AutocastCPU")
+@autocast_rule("gelu_mul")
 def _gelu_autocast(gate: torch.Tensor, up: torch.Tensor, tanh: bool) -> torch.Tensor:
     cast = widest(gate, up)
-    with torch.amp.autocast("cpu", enabled=False):
+    with without_autocast(gate):
         return torch.ops.monograph.gelu_mul(*cast, tanh)

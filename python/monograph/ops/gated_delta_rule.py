@@ -26,7 +26,7 @@ from monograph.ops.argument_checks import (
     dtype_name,
     require,
 )
-from monograph.ops.autocast import cast
+from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 from monograph.ops.documents import check_offsets
 
@@ -86,7 +86,7 @@ def _check(
             names = dtype_name(t.dtype), dtype_name(q.dtype)
             raise ValueError(f"{op}: {what} is {names[0]}, wanted float32, or {names[1]} as q")
         check_shape(op, what, t, [q.shape[0], heads])
-    check_number(op, "scale", scale)
+    check_number(op, "scale", scale, signed=True)
     require(cu.numel() >= 1, op, "cu is empty, wanted at least one offset")
     check_offsets(op, "cu", cu, q.shape[0])
     if state is not None:
@@ -346,14 +346,14 @@ register_autograd("gated_delta_rule", _backward, _setup_context)
 register_not_differentiable("gated_delta_rule_backward")
 
 
-@torch.library.impl("monograph::gated_delta_rule", "AutocastCPU")
+@autocast_rule("gated_delta_rule")
 def _autocast(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q, k and v as torch treats the arguments of its products; g and beta are taken wide."""
     q, k, v = (cast(t) for t in (q, k, v))
     g, beta = (t if t.dtype == q.dtype else t.float() for t in (g, beta))
-    with torch.amp.autocast("cpu", enabled=False):
+    with without_autocast(q):
         return torch.ops.monograph.gated_delta_rule(q, k, v, g, beta, *rest)
 
 

@@ -35,7 +35,7 @@ from monograph.ops.argument_checks import (
     check_weight,
     require,
 )
-from monograph.ops.autocast import cast
+from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd
 from monograph.ops.dequantize import portable_dequantize
 from monograph.ops.layout import PLAIN as PLAIN
@@ -227,7 +227,7 @@ def _dx_backward(ctx: Any, ddx: torch.Tensor) -> tuple[Any, ...]:
 register_autograd("linear_dx", _dx_backward, _dx_setup_context)
 
 
-@torch.library.impl("monograph::linear", "AutocastCPU")
+@autocast_rule("linear")
 def _autocast(
     x: torch.Tensor,
     values: torch.Tensor,
@@ -239,7 +239,7 @@ def _autocast(
     a: torch.Tensor | None = None,
 ) -> torch.Tensor:
     x, bias, u, b, a = cast(x), *(cast(t) for t in (bias, u, b, a))
-    with torch.amp.autocast("cpu", enabled=False):
+    with without_autocast(x):
         return torch.ops.monograph.linear(x, values, scales, layout, bias, u, b, a)
 
 

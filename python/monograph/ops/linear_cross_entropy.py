@@ -27,7 +27,7 @@ from monograph.ops.argument_checks import (
     check_token_numbers,
     require,
 )
-from monograph.ops.autocast import cast
+from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import anchor, once, register_autograd, register_not_differentiable
 from monograph.ops.layout import plain_layout, read_matrix
 from monograph.ops.linear import as_rows, dense_weight
@@ -247,14 +247,14 @@ def register_head(name: str) -> None:
         *rest: Any,
     ) -> tuple[torch.Tensor, ...]:
         x, bias = cast(x), cast(bias)
-        with torch.amp.autocast("cpu", enabled=False):
+        with without_autocast(x):
             return op(x, values, scales, layout, bias, *rest)
 
     def flops(x, values, scales, layout, bias, labels, softcap, scale, need_dx, **_):  # type: ignore[no-untyped-def]
         """As if every token had a label: shapes do not tell."""
         return 2 * prod(x[:-1]) * prod(read_matrix(name, layout).shape) * (2 if need_dx else 1)
 
-    torch.library.impl(f"monograph::{name}", "AutocastCPU")(in_autocast)
+    autocast_rule(name)(in_autocast)
     register_flop_formula(op)(flops)
 
 

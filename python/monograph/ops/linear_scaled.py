@@ -26,7 +26,7 @@ from monograph.ops.argument_checks import (
     check_weight,
     require,
 )
-from monograph.ops.autocast import cast
+from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd
 from monograph.ops.gain_backward import gain_backward
 from monograph.ops.layout import plain_layout, read_matrix
@@ -143,7 +143,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
 register_autograd("linear_scaled", _backward, _setup_context)
 
 
-@torch.library.impl("monograph::linear_scaled", "AutocastCPU")
+@autocast_rule("linear_scaled")
 def _autocast(
     x: torch.Tensor,
     values: torch.Tensor,
@@ -155,7 +155,7 @@ def _autocast(
     a: torch.Tensor,
 ) -> torch.Tensor:
     x, u, b, a = (cast(t) for t in (x, u, b, a))
-    with torch.amp.autocast("cpu", enabled=False):
+    with without_autocast(x):
         return torch.ops.monograph.linear_scaled(x, values, scales, layout, gain, u, b, a)
 
 

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
 from monograph.ops.argument_checks import check_beside, check_tensors, require
-from monograph.ops.autocast import cast
+from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd
 from monograph.ops.layout import join_layouts, plain_layout, read_matrix, split_layouts
 from monograph.ops.linear import as_rows, linear, linear_dx, plain_linear, portable_linear, portable_linear_dx
@@ -216,7 +216,7 @@ def _dx_backward(ctx: Any, ddx: torch.Tensor) -> tuple[Any, ...]:
 register_autograd("linear_shared_dx", _dx_backward, _dx_setup_context)
 
 
-@torch.library.impl("monograph::linear_shared", "AutocastCPU")
+@autocast_rule("linear_shared")
 def _autocast(
     x: torch.Tensor,
     values: Tensors,
@@ -229,7 +229,7 @@ def _autocast(
 ) -> list[torch.Tensor]:
     x = cast(x)
     bias, u, b, a = ([cast(t) for t in part] for part in (bias, u, b, a))
-    with torch.amp.autocast("cpu", enabled=False):
+    with without_autocast(x):
         return torch.ops.monograph.linear_shared(x, values, scales, layouts, bias, u, b, a)
 
 

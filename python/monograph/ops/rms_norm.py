@@ -25,7 +25,7 @@ from monograph.ops.argument_checks import (
     check_tensors,
     require,
 )
-from monograph.ops.autocast import widest
+from monograph.ops.autocast import autocast_rule, widest, without_autocast
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 
 
@@ -199,10 +199,10 @@ register_autograd("rms_norm", _backward, _setup_context)
 register_not_differentiable("rms_norm_backward")
 
 
-@torch.library.impl("monograph::rms_norm", "AutocastCPU")
+@autocast_rule("rms_norm")
 def _autocast(
     x: torch.Tensor, weight: torch.Tensor | None, residual: torch.Tensor | None, *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     x, residual = widest(x, residual)  # type: ignore[assignment]
-    with torch.amp.autocast("cpu", enabled=False):
+    with without_autocast(x):
         return torch.ops.monograph.rms_norm(x, weight, residual, *options)

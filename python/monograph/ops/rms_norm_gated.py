@@ -25,7 +25,7 @@ from monograph.ops.argument_checks import (
     check_tensors,
     require,
 )
-from monograph.ops.autocast import widest
+from monograph.ops.autocast import autocast_rule, widest, without_autocast
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 from monograph.ops.rms_norm import check_norm_shapes
 
@@ -164,8 +164,8 @@ register_autograd("rms_norm_gated", _backward, _setup_context)
 register_not_differentiable("rms_norm_gated_backward")
 
 
-@torch.library.impl("monograph::rms_norm_gated", "AutocastCPU")
+@autocast_rule("rms_norm_gated")
 def _autocast(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor | None, *options: Any) -> torch.Tensor:
     wide_x, wide_z = widest(x, z)
-    with torch.amp.autocast("cpu", enabled=False):
+    with without_autocast(x):
         return torch.ops.monograph.rms_norm_gated(wide_x, wide_z, weight, *options).to(x.dtype)

@@ -24,7 +24,7 @@ from monograph.ops.argument_checks import (
     dtype_name,
     require,
 )
-from monograph.ops.autocast import widest
+from monograph.ops.autocast import autocast_rule, widest, without_autocast
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 from monograph.ops.rms_norm import norm_gradient, normed_rows
 
@@ -210,7 +210,7 @@ register_autograd("rotary", _backward, _setup_context)
 register_not_differentiable("rotary_backward")
 
 
-@torch.library.impl("monograph::rotary", "AutocastCPU")
+@autocast_rule("rotary")
 def _autocast(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -221,5 +221,5 @@ def _autocast(
     *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     cast = widest(q, k, cos, sin, q_weight, k_weight)
-    with torch.amp.autocast("cpu", enabled=False):
+    with without_autocast(q):
         return torch.ops.monograph.rotary(*cast, *options)

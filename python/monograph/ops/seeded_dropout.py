@@ -1,8 +1,17 @@
 """monograph::seeded_dropout: dropout whose mask is a pure function of a seed and can be computed again.
 
 A recomputed block (activation checkpointing) inside a graph of the whole step may hold no random operation;
-this is none: seed and stream say which mask. The gradient is the same operator on dy. No C++ of ours stands
-behind it, the numbers are those of a torch.Generator.
+this is none: seed and stream say which mask. The gradient is the same operator on dy.
+
+On the CPU the numbers are those of a torch.Generator. On other devices the seed stays where it is, for a read
+would make the host wait, and the mask is a hash of seed, stream and the place of the element:
+
+    key  = seed * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03  mod 2^64, low and high its halves
+    h(i) = mix(mix(i ^ low) ^ high), i below 2^31, in 32 bits
+    mix(x): x ^= x >> 16; x *= 0x7FEB352D; x ^= x >> 15; x *= 0x846CA68B; x ^= x >> 16
+    element i is kept if h(i) >> 8 < (1 - probability) * 2^24, rounded to nearest even
+
+A kernel of a device may draw another mask: core/monograph/kernels/seeded_dropout has Philox.
 """
 
 from __future__ import annotations
@@ -15,6 +24,10 @@ from torch import nn
 from monograph import _library  # noqa: F401  (creates the namespace)
 from monograph.ops.argument_checks import check_float, check_tensors, dtype_name, require
 from monograph.ops.autograd import register_autograd
+
+_SEED_FACTOR, _STREAM_FACTOR = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
+_LOW = 0xFFFFFFFF
+PANEL = 1 << 20  # elements of a mask that are hashed at a time: 24 MiB of intermediates
 
 torch.library.define(
     "monograph::seeded_dropout", "(Tensor x, Tensor seed, int stream, float probability) -> Tensor"
@@ -47,12 +60,51 @@ def _seeded_dropout(x: torch.Tensor, seed: torch.Tensor, stream: int, probabilit
     found = f"seed is {dtype_name(seed.dtype)} {list(seed.shape)}, wanted int64 []"
     require(seed.dtype == torch.int64 and seed.dim() == 0, "seeded_dropout", found)
     require(0 <= probability < 1, "seeded_dropout", f"probability is {probability}, wanted 0 to below 1")
-    mixed = (int(seed) * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03) % 2**64
+    if x.device.type != "cpu":
+        return hashed_dropout(x, seed, stream, probability)
+    mixed = (int(seed) * _SEED_FACTOR + stream * _STREAM_FACTOR) % 2**64
     generator = torch.Generator(x.device).manual_seed(mixed)
     # Filled in the order of memory, which must be that of elements: a mask follows from positions alone.
     mask = torch.empty_like(x, memory_format=torch.contiguous_format)
     mask.bernoulli_(1 - probability, generator=generator)
     return mask.mul_(x).div_(1 - probability)
+
+
+def _signed(number: int) -> int:
+    """What int64 has for a number modulo 2^64."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """32 bits to 32 bits, each in an int64."""
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _LOW
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & _LOW
+    return x ^ (x >> 16)
+
+
+def kept(places: torch.Tensor, seed: torch.Tensor, stream: int, probability: float) -> torch.Tensor:
+    """Which of these places (int64) the mask keeps."""
+    key = seed * _signed(_SEED_FACTOR) + _signed(stream * _STREAM_FACTOR)
+    found = _mix(_mix(places ^ (key & _LOW)) ^ ((key >> 32) & _LOW))
+    return (found >> 8) < round((1 - probability) * 2**24)
+
+
+def hashed_dropout(
+    x: torch.Tensor, seed: torch.Tensor, stream: int, probability: float, panel: int = PANEL
+) -> torch.Tensor:
+    """On any device, `panel` elements at a time; a compiler that fuses takes all at once."""
+    count = x.numel()
+    require(count < 2**31, "seeded_dropout", f"x has {count} elements, wanted fewer than 2^31")
+    seed, flat = seed.to(x.device), x.reshape(-1)
+    out = torch.empty_like(flat) if count > panel else None
+    for begin in range(0, count, panel):
+        part = flat[begin : begin + panel]
+        places = torch.arange(begin, begin + part.numel(), device=x.device)
+        dropped = (part * kept(places, seed, stream, probability)) / (1 - probability)
+        if out is None:
+            return dropped.reshape(x.shape)
+        out[begin : begin + panel] = dropped
+    return torch.empty_like(flat).reshape(x.shape) if out is None else out.reshape(x.shape)
 
 
 @torch.library.register_fake("monograph::seeded_dropout")
@@ -89,12 +141,13 @@ class SeededDropout(nn.Dropout):
 
 def seed_dropouts(model: nn.Module) -> torch.Tensor:
     """Replaces every nn.Dropout of the model, in place; gives their seed, to be filled before a forward."""
-    seed = torch.zeros((), dtype=torch.int64)
+    where = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    seed = torch.zeros((), dtype=torch.int64, device=where)
     stream = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, SeededDropout):
-                seed = child.seed
+                child.seed = seed = child.seed if child.seed.device == where else seed
             elif type(child) is nn.Dropout and child.p > 0:
                 replaced = SeededDropout(child.p, seed, stream)
                 setattr(parent, name, replaced.train(child.training))

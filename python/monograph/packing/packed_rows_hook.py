@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,10 +12,16 @@ from monograph.integrations.torch.private_names import assert_async
 
 
 def require(condition: torch.Tensor, message: str) -> None:
-    """ValueError where a bool tensor [] is False; inside a graph a RuntimeError when the graph runs."""
+    """ValueError where a bool tensor [] is False; inside a graph, and on a device that is not waited for, a
+    RuntimeError when it runs."""
     if torch.compiler.is_compiling():
         assert_async(condition, message)
-    elif not bool(condition):
+        return
+    if condition.device.type != "cpu":
+        with suppress(NotImplementedError):  # a device without assertions
+            assert_async(condition, message)
+            return
+    if not bool(condition):
         raise ValueError(message)
 
 

@@ -6,6 +6,7 @@ backward: it costs next to nothing, and all that a step with checkpointing keeps
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,12 +72,12 @@ def _as_it_is(graph: GraphModule, inputs: Any) -> Any:
     return make_boxed_func(graph.forward)
 
 
-def outer_graph(graph: GraphModule, inputs: Any) -> Any:
+def outer_graph(graph: GraphModule, inputs: Any, partition_fn: Callable[..., Any] = partition) -> Any:
     """A backend for torch.compile."""
     compiled = aot_autograd(
         fw_compiler=_as_it_is,
         bw_compiler=_as_it_is,
-        partition_fn=partition,
+        partition_fn=partition_fn,
         keep_inference_input_mutations=True,
     )
     return compiled(graph, inputs)

@@ -122,7 +122,7 @@ def to_bitsandbytes(
         "shape": list(weight.shape),
     }
     values = weight.values.reshape(-1).view(quant_storage).reshape(-1, 1)
-    table = value_table(weight.format, weight.device)
+    table = value_table(weight.format, weight.device).clone()  # safetensors refuses tensors that share memory
     entries = {name: values, f"{name}.quant_map": table}
     if weight.double_quant:
         codes, groups, nested_map, offset = weight.scales

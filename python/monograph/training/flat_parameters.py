@@ -41,6 +41,16 @@ def _full_names(model: nn.Module, parameters: Sequence[torch.Tensor]) -> list[li
     return [found[id(p)] for p in parameters]
 
 
+def _check_one_device(named: Mapping[str, torch.Tensor]) -> None:
+    first = next(iter(named))
+    for name, parameter in named.items():
+        if parameter.device != named[first].device:
+            raise ValueError(
+                f"trained parameters are on two devices: {first} on {named[first].device}, {name} on "
+                f"{parameter.device}; wanted one, as device_map={{'': device}} or model.to(device) gives"
+            )
+
+
 class FlatParameters:
     """float32 parameters of the model become views of `flat`; a 16-bit parameter keeps its own memory and has
     its float32 master here. `flat`, both moments and `steps` are all that training changes."""
@@ -53,6 +63,7 @@ class FlatParameters:
         decayed = decayed_names(model)
         self.names = sorted(named, key=lambda name: name not in decayed)
         self.parameters = [named[name] for name in self.names]
+        _check_one_device(named)
         self.sizes = [p.numel() for p in self.parameters]
         self.decayed = sum(p.numel() for name, p in named.items() if name in decayed)
         self.flat = torch.cat([p.detach().float().reshape(-1) for p in self.parameters])
@@ -65,7 +76,7 @@ class FlatParameters:
         }
         self.exp_avg = torch.zeros_like(self.flat)
         self.exp_avg_sq = torch.zeros_like(self.flat)
-        self.steps = torch.zeros((), dtype=torch.float32)
+        self.steps = torch.zeros((), dtype=torch.float32, device=self.flat.device)
 
     def views(self, flat: torch.Tensor, prefix: str = "") -> dict[str, torch.Tensor]:
         """The parameters by prefixed name, as differentiable parts of `flat`, in their own dtypes."""

@@ -31,7 +31,7 @@ _SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap")
 _MULTIPLIES_BY_SCALING = ("hyperclovax",)
 
 # In a batch, but not for the body of the model.
-_NOT_FOR_THE_BODY = ("labels", "shift_labels", "num_items_in_batch", "logits_to_keep", "use_cache")
+NOT_FOR_THE_BODY = ("labels", "shift_labels", "num_items_in_batch", "logits_to_keep", "use_cache")
 
 
 def logits_map(config: Any) -> tuple[float, float]:
@@ -141,20 +141,20 @@ def causal_lm_loss(
     return losses.sum() / count
 
 
-def _parts(model: nn.Module) -> tuple[nn.Module, nn.Module, nn.Module]:
+def causal_parts(model: nn.Module, asked_by: str = "forward_loss") -> tuple[nn.Module, nn.Module, nn.Module]:
     """The transformers model inside PEFT's wrapper, its body and its head."""
     causal: Any = model
     if hasattr(causal, "peft_config") and hasattr(causal, "get_base_model"):
         if any(config.is_prompt_learning for config in causal.peft_config.values()):
             kind = next(iter(causal.peft_config.values())).peft_type
             raise ValueError(
-                f"forward_loss: the adapter is {kind}, which changes the input; wanted LoRA or kin"
+                f"{asked_by}: the adapter is {kind}, which changes the input; wanted LoRA or kin"
             )
         causal = causal.get_base_model()
     head = causal.get_output_embeddings()
     body = causal.base_model
     if head is None or body is causal:
-        raise ValueError(f"forward_loss: {type(causal).__name__} has no head over a body, wanted a causal LM")
+        raise ValueError(f"{asked_by}: {type(causal).__name__} has no head over a body, wanted a causal LM")
     return causal, body, head
 
 
@@ -168,9 +168,9 @@ def forward_loss(
     `num_items` is None. Inside `torch.compile` pass a tensor: a Python number would compile anew for each
     value.
     """
-    causal, body, head = _parts(model)
+    causal, body, head = causal_parts(model)
     config: Any = causal.config
-    inputs = {key: value for key, value in batch.items() if key not in _NOT_FOR_THE_BODY}
+    inputs = {key: value for key, value in batch.items() if key not in NOT_FOR_THE_BODY}
     routed = has_router_loss(config)
     if routed and "router_logits" not in vars(causal):
         raise ValueError(
@@ -199,7 +199,7 @@ def add_router_loss(model: nn.Module) -> RouterLogits | None:
     config = getattr(model, "config", None)  # PEFT's wrapper gives the model's
     if not hasattr(config, "get_text_config") or not has_router_loss(config):
         return None
-    return tap_routers(_parts(model)[0])
+    return tap_routers(causal_parts(model)[0])
 
 
 @torch.no_grad()
@@ -209,7 +209,7 @@ def verify_head(model: nn.Module, tokens: int = 4) -> None:
     Runs the model and its body once on `tokens` tokens, without dropout. Worth it before training a model
     whose kind was not tried yet.
     """
-    causal, body, head = _parts(model)
+    causal, body, head = causal_parts(model)
     any_causal: Any = causal
     ids = torch.arange(tokens, device=next(causal.parameters()).device)[None]
     with evaluating(model):

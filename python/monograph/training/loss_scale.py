@@ -22,9 +22,14 @@ def needs_scaling(model: nn.Module) -> bool:
 class LossScale:
     """scale: float32 []; good_steps: int32 [], steps since the scale changed. Both are all of its state."""
 
-    def __init__(self, initial: float = INITIAL, growth_interval: int = GROWTH_INTERVAL) -> None:
-        self.scale = torch.tensor(initial, dtype=torch.float32)
-        self.good_steps = torch.zeros((), dtype=torch.int32)
+    def __init__(
+        self,
+        initial: float = INITIAL,
+        growth_interval: int = GROWTH_INTERVAL,
+        device: torch.device | None = None,
+    ) -> None:
+        self.scale = torch.full((), initial, dtype=torch.float32, device=device)
+        self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
         self.growth_interval = growth_interval
 
     def unscaled(self, gradient: torch.Tensor) -> torch.Tensor:

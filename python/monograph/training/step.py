@@ -26,6 +26,7 @@ from monograph.distributed.fully_sharded import refuse_fully_sharded
 from monograph.distributed.same_values import bits_of, fingerprint
 from monograph.distributed.shard import shard_group_of, sharded_units
 from monograph.integrations.torch.private_names import dynamo_config, mark_dynamic
+from monograph.offload.activations import SMALLEST_BYTES
 from monograph.ops.seeded_dropout import seed_dropouts
 from monograph.packing.layers_with_state import guard_packed
 from monograph.regions import make_regions, outer_graph, refusals, region_layers
@@ -37,6 +38,7 @@ from monograph.training.loss_scale import LossScale, needs_scaling
 from monograph.training.micro_batches import Tensors, mark_lengths, model_tensors, take, with_second_row
 from monograph.training.own_code import with_own_code
 from monograph.training.region_slices import RegionSlices
+from monograph.training.step_offload import StepOffload
 
 _log = logging.getLogger("monograph")
 
@@ -103,6 +105,8 @@ class TrainStep:
         micro-batches, and reads its own alone.
     virtual_shards: leaves of the tree; None: as many as the step has micro-batches. Another number is another
         order of summing, and so other bits.
+    offload: "disk" or "host": what a forward keeps for its backward leaves memory in between, into a file in
+        `offload_folder` or from a device to the host. In the modes of StepOffload; the bits stay the same.
     """
 
     def __init__(
@@ -120,6 +124,9 @@ class TrainStep:
         loss_scaling: bool | None = None,
         world: World | None = None,
         virtual_shards: int | None = None,
+        offload: str | None = None,
+        offload_folder: str | None = None,
+        offload_min_bytes: int = SMALLEST_BYTES,
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode is {mode!r}, wanted one of {', '.join(MODES)}")
@@ -134,6 +141,9 @@ class TrainStep:
         self._tell_alone(world)
         self._module = _Loss(model)
         self.state = FlatParameters(model)
+        self.device = self.state.flat.device  # batches are moved there
+        if self._routers is not None:
+            self._routers.share = self._routers.share.to(self.device)
         self.world, self.virtual_shards = world or alone(), virtual_shards
         wanted = "the same values on every rank: one seed before the adapter is made"
         check_same_values("the trained parameters", self.state.flat, wanted, self.world)
@@ -148,12 +158,20 @@ class TrainStep:
                 "monograph.regions.undo_regions(model) before"
             )
         scaled = needs_scaling(model) if loss_scaling is None else loss_scaling
-        self.loss_scale = LossScale() if scaled else None
+        self.loss_scale = LossScale(device=self.device) if scaled else None
         self._dropout_seed = seed_dropouts(model)
         self._rows = 0
         self._hyper = (betas, eps, weight_decay, max_grad_norm)
         backend = backend or (outer_graph if mode in WITH_REGIONS else "inductor")
         self._compile: dict[str, Any] = {"backend": backend, "fullgraph": True}
+        self.offload = None
+        if offload is not None:
+            if backend not in (outer_graph, "inductor"):
+                raise ValueError(
+                    f"offload is {offload!r} and backend {backend!r}, wanted no backend beside it"
+                )
+            self.offload = StepOffload(model, mode, offload, offload_folder, offload_min_bytes)
+            self._compile |= self.offload.compile_options(mode)
         self._prepare()
 
     def _order_of(self, micro_batches: int) -> Order:
@@ -279,15 +297,15 @@ class TrainStep:
         self._rows = self._rows or taken.first_rows
         batches = {index: self._tensors(batch) for index, batch in taken.batches.items()}
         # float32, so that a count of 1 is no special case for a graph.
-        targets = torch.tensor(float(max(taken.targets, 1)))
-        rate = torch.tensor(learning_rate, dtype=torch.float32)
+        targets = self._number(max(taken.targets, 1))
+        rate = self._number(learning_rate)
         self._share_router_loss(1 / len(micro_batches))
         self.model.train()
         if self.mode in _WHOLE and order.one_each:
             (index,) = order.own
             self._seed(index)
             self.world.doing("micro-batch", str(index))
-            loss, norm = self._run(partial(self._one_whole, batches[index], targets, rate))
+            loss, norm = map(self._kept, self._run(partial(self._one_whole, batches[index], targets, rate)))
         else:
             loss, gradient = self._accumulated(batches, targets)
             # A loss that is no number may have a gradient that is one; such a step is skipped too.
@@ -296,6 +314,14 @@ class TrainStep:
         self.state.copy_to_16_bit()
         loss_scale = None if self.loss_scale is None else self.loss_scale.scale.clone()
         return StepResult(loss, norm, taken.targets, loss_scale)
+
+    def _kept(self, result: torch.Tensor) -> torch.Tensor:
+        """A result to be read later: a CUDA graph writes the next one to the same place."""
+        return result if self.device.type == "cpu" else result.clone()
+
+    def _number(self, value: float) -> torch.Tensor:
+        """float32 [] on the device: filled there, so that nothing waits for a copy."""
+        return torch.full((), value, dtype=torch.float32, device=self.device)
 
     def _alike(self, learning_rate: float) -> dict[str, int]:
         """What ranks must have alike for a step: its sums are the same on all ranks, whatever they add."""
@@ -330,7 +356,7 @@ class TrainStep:
     def micro_batch_gradient(self, index: int, batch: Tensors, targets: torch.Tensor) -> torch.Tensor:
         """Gradient, loss and zeros, as they are summed."""
         self._seed(index)
-        loss = self._run(partial(self._one_forward, batch, targets))
+        loss = self._run(partial(self.micro_batch_loss, batch, targets))
         scale = None if self.loss_scale is None else [self.loss_scale.scale]
         own = torch.autograd.grad(loss, self._slices.leaves, scale, materialize_grads=True)
         return self.state.gathered([*own, self._behind(loss.detach())])
@@ -343,7 +369,7 @@ class TrainStep:
         tensors = self._tensors(tensors)
         self.model.eval()
         self._share_router_loss(0.0)
-        return self._run(partial(self._one_evaluation, tensors)), count
+        return self._kept(self._run(partial(self._one_evaluation, tensors))), count
 
     def evaluate_all(self, batches: Sequence[Mapping[str, Any]]) -> tuple[float, int]:
         """`evaluate` of all batches, over all ranks: the losses are summed in the order of the batches.
@@ -372,10 +398,12 @@ class TrainStep:
 
     def _one_evaluation(self, batch: Tensors) -> torch.Tensor:
         with torch.no_grad(), self._slices.in_use():
-            return self._evaluate(batch, torch.ones(()))
+            return self._evaluate(batch, self._number(1))
 
-    def _one_forward(self, batch: Tensors, targets: torch.Tensor) -> torch.Tensor:
-        with self._slices.in_use(), self._tracing():
+    def micro_batch_loss(self, batch: Tensors, targets: torch.Tensor) -> torch.Tensor:
+        """The forward of a micro-batch; its graph of gradients is not run yet."""
+        around = nullcontext() if self.offload is None else self.offload.around_forward()
+        with self._slices.in_use(), self._tracing(), around:
             return self._forward(batch, targets)
 
     def _one_whole(
@@ -389,6 +417,7 @@ class TrainStep:
             flat.requires_grad_(False)
 
     def _tensors(self, tensors: Tensors) -> Tensors:
+        tensors = {name: tensor.to(self.device, non_blocking=True) for name, tensor in tensors.items()}
         tensors = with_second_row(tensors, self._rows)
         if self.dynamic and self.mode != "eager":
             for tensor in tensors.values():
@@ -408,8 +437,11 @@ class TrainStep:
             self._routers.share.fill_(share)
 
     def _seed(self, micro_batch: int) -> None:
-        mixed = (self.seed * 0x9E3779B1 + int(self.state.steps)) * MOST_MICRO_BATCHES + micro_batch
-        self._dropout_seed.fill_(mixed % 2**63)
+        """(seed * 0x9E3779B1 + steps) * MOST_MICRO_BATCHES + micro_batch, modulo 2^63, where the steps are
+        counted: reading their number would make the host wait for the step before."""
+        constant = (self.seed * 0x9E3779B1 * MOST_MICRO_BATCHES + micro_batch) % 2**63
+        mixed = self.state.steps.to(torch.int64) * MOST_MICRO_BATCHES + constant
+        self._dropout_seed.copy_(mixed & (2**63 - 1))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         scale = {} if self.loss_scale is None else self.loss_scale.state_dict()

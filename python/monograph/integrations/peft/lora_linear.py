@@ -13,6 +13,8 @@ masters, as autocast does. A row of y has the same bits whatever batch it comes 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +30,22 @@ from monograph.ops.linear import linear, plain_linear
 from monograph.ops.linear_scaled import linear_scaled
 
 _MERGED_ROWS = 256  # merged at a time, in 64 bits: 30 MB per copy for 14,336 columns
+
+
+# While somebody generates: the factors of each layer, and what they were made of.
+_kept: dict[Any, tuple[torch.Tensor, torch.Tensor]] | None = None
+
+
+@contextmanager
+def kept_factors() -> Iterator[None]:
+    """Inside, without gradients, factors are scaled and cast once and not for each token. No parameter may
+    change as long as it lasts."""
+    global _kept
+    before, _kept = _kept, {}
+    try:
+        yield
+    finally:
+        _kept = before
 
 
 def rounded_once(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -122,6 +140,14 @@ class LoraLinear(StartedLora):
 
     def _factors(self, names: list[str], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """a [rank, cols] with the scaling in it, and b [rows, rank]; several adapters stand side by side."""
+        if _kept is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._made_factors(names, dtype)
+        key = (id(self), *names, dtype)
+        if key not in _kept:
+            _kept[key] = self._made_factors(names, dtype)
+        return _kept[key]
+
+    def _made_factors(self, names: list[str], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         # `add_weighted_adapter` leaves factors that are transposed in memory.
         a = [(self.lora_A[name].weight * self.scaling[name]).to(dtype).contiguous() for name in names]
         b = [self.lora_B[name].weight.to(dtype).contiguous() for name in names]

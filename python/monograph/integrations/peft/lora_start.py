@@ -103,7 +103,8 @@ class StartedLora(PeftLinear):
 
     def _begin(self, name: str, factors: Factors, start: Start) -> None:
         for module, factor in ((self.lora_A[name], factors[0]), (self.lora_B[name], factors[1])):
-            module.weight.data = factor.to(module.weight.dtype, copy=True)
+            # PEFT makes it on the CPU, and moves it to its base afterwards.
+            module.weight.data = factor.to(module.weight.device, module.weight.dtype, copy=True)
         if self.lora_bias[name]:
             nn.init.zeros_(self.lora_B[name].bias)
         self.starts = {**getattr(self, "starts", {}), name: start}
@@ -165,7 +166,8 @@ class StartedLora(PeftLinear):
                 f"{where}: the base of adapter {name!r} was made from the dense weights, which are not known "
                 "here: load the 16-bit folder with MonographConfig instead of a packed one"
             )
-        factors = (a.contiguous().view(torch.float32), b.contiguous().view(torch.float32))
+        a, b = (part.to(weight.device).contiguous().view(torch.float32) for part in (a, b))
+        factors = (a, b)
         packed = base.requantize(residual(weight, *factors, self.scaling[name]))
         if base_sha256(packed) != after:
             raise ValueError(

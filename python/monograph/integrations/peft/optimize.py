@@ -28,6 +28,8 @@ from monograph.integrations.peft.private_names import LoraLayer, PeftLinear
 from monograph.integrations.torch.private_names import forward_hooks, hooks
 from monograph.integrations.transformers.attention import put_on
 from monograph.integrations.transformers.elementwise import take_over as take_over_elementwise
+from monograph.integrations.transformers.fused_head import take_head
+from monograph.integrations.transformers.generation import take_generation
 from monograph.integrations.transformers.private_names import INPUT_HOOK, checkpoint_function
 from monograph.integrations.transformers.recurrent_layers import take_over as take_over_recurrent
 from monograph.integrations.trl import head as trl_head
@@ -58,7 +60,9 @@ def optimize(
       (docs/recurrent.md). A model refuses them if it has other layers that carry state along a row, or an
       attention that reads no borders of documents.
     - With `head`, the head that a trainer of TRL has put on the model computes with `linear_log_probs`: the
-      same numbers without a graph break, and nothing for tokens that have no label.
+      same numbers without a graph break, and nothing for tokens that have no label. Without gradients the
+      logits come from the same product, so that tokens are drawn from the numbers they are scored with.
+    - `generate` sends equal prompts through the model once (docs/training.md).
     - Norms, gated MLPs, rotary positions and the first residual sum of a layer, of kinds that are known,
       compute with `rms_norm`, `silu_mul`, `gelu_mul` and `rotary`: faster, the same bits in eager mode and in
       a graph, and other last bits than transformers' code (docs/training.md). `elementwise=False` leaves
@@ -95,6 +99,8 @@ def optimize(
         guard_packed(base)
         if head:
             trl_head.take_over(base)
+            take_head(base)
+        take_generation(base)
         _drop_input_hook(base)
         # A trainer turns checkpointing on, and with it the hook, only in `train()`.
         base.enable_input_require_grads = MethodType(enable_input_require_grads, base)  # type: ignore[method-assign]
@@ -161,10 +167,12 @@ def add_lora(
     *,
     dense: str | os.PathLike[str] | nn.Module | None = None,
     elementwise: bool | None = None,
+    head: bool = True,
     experts: bool = False,
     **options: Any,
 ) -> PeftModel:
-    """`get_peft_model` and `optimize` in one call; `elementwise` goes to the second, `options` to the first.
+    """`get_peft_model` and `optimize` in one call; `elementwise` and `head` go to the second, the rest to the
+    first.
 
     `experts=True` adds the weights of all experts to the config's `target_parameters`. PEFT's "all-linear"
     has them already where they were linear layers once (Qwen, Mixtral, DeepSeek ...), and with them the
@@ -183,7 +191,7 @@ def add_lora(
     wrapped = get_peft_model(model, config, **options)
     if isinstance(dense, nn.Module):
         remember_dense(wrapped, None)
-    optimize(wrapped, elementwise=elementwise)
+    optimize(wrapped, elementwise=elementwise, head=head)
     return wrapped
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import CheckpointPolicy
 
 from monograph.integrations.private_name import PrivateName, loads_on_use
 
@@ -30,6 +31,12 @@ NAMES = {
     "make_wrapper_subclass": PrivateName(
         "torch:Tensor._make_wrapper_subclass", _READ, "LazyWeight: a tensor without storage"
     ),
+    "TorchDispatchMode": PrivateName(
+        "torch.utils._python_dispatch:TorchDispatchMode",
+        _READ,
+        "self-test, estimate: memory that operators hold; calibrate: what experts are given",
+    ),
+    "version": PrivateName("torch:Tensor._version", _READ, "calibrate, offload: changed in place since"),
     "tree_map_only": PrivateName("torch.utils._pytree:tree_map_only", _READ, "LazyWeight: its arguments"),
     "operator_schema": PrivateName(
         "torch._ops:OpOverload()._schema", _READ, "LazyWeight: which operations write"
@@ -59,11 +66,18 @@ NAMES = {
     "wait_tensor": PrivateName(
         "torch.ops:_c10d_functional.wait_tensor", _READ, "sharding: the gather is in the graph"
     ),
-    "tree_leaves": PrivateName("torch.utils._pytree:tree_leaves", _READ, "sharding: arguments of a call"),
+    "tree_leaves": PrivateName("torch.utils._pytree:tree_leaves", _READ, "arguments of a call"),
     "functional_operators": PrivateName(
         "torch.distributed._functional_collectives:torch.ops._c10d_functional",
         _READ,
         "tree: collectives that a graph holds; the module registers what tracing them needs",
+    ),
+    "StorageWeakRef": PrivateName(
+        "torch.multiprocessing.reductions:StorageWeakRef", _READ, "offload: whether a storage is gone"
+    ),
+    "neg_view": PrivateName("torch:_neg_view", _READ, "offload: views that are negated when they are read"),
+    "CustomPartitionerFn": PrivateName(
+        "torch._inductor.custom_graph_pass:CustomPartitionerFn", _READ, "offload: nodes in Inductor's graphs"
     ),
     # modules
     "apply_to_module": PrivateName("torch.nn:Module._apply", _READ, "QuantLinear: casts change no byte"),
@@ -97,6 +111,24 @@ NAMES = {
     "graph_break_reasons": PrivateName(
         "torch._dynamo.utils:graph_break_reasons", _READ, "doctor: causes of breaks"
     ),
+    "node_meta": PrivateName(
+        "torch.fx.traceback:current_meta", _READ, "devices without kernels: a decoded weight is not kept"
+    ),
+    "inductor_decompositions": PrivateName(
+        "torch._inductor.decomposition:decompositions", _READ, "devices without kernels: operators are fused"
+    ),
+    "make_fallback": PrivateName(
+        "torch._inductor.lowering:make_fallback", _READ, "operators beside a decomposition: kept on the CPU"
+    ),
+    "tag_to_layout_constraint": PrivateName(
+        "torch._inductor.lowering:tag_to_layout_constraint", _READ, "the layouts of their arguments"
+    ),
+    "layout_constraint_tag": PrivateName(
+        "torch._library.utils:get_layout_constraint_tag", _READ, "the layouts of their arguments"
+    ),
+    "has_kernel_for": PrivateName(
+        "torch._C:_dispatch_has_kernel_for_dispatch_key", _READ, "which operators have a kernel for a device"
+    ),
     "inductor_config": PrivateName("torch._inductor:config", _READ, "torch_compile_options of a recipe"),
     "list_mode_options": PrivateName(
         "torch._inductor:list_mode_options", _READ, "torch_compile_mode of a recipe"
@@ -110,7 +142,9 @@ NAMES = {
     "make_boxed_func": PrivateName("functorch.compile:make_boxed_func", _READ, "doctor: its backend"),
     # regions
     "make_fx": PrivateName("torch.fx.experimental.proxy_tensor:make_fx", _READ, _REGIONS),
-    "FakeTensorMode": PrivateName("torch._subclasses.fake_tensor:FakeTensorMode", _READ, _REGIONS),
+    "FakeTensorMode": PrivateName(
+        "torch._subclasses.fake_tensor:FakeTensorMode", _READ, f"{_REGIONS}; estimate: a step without memory"
+    ),
     "ShapeEnv": PrivateName("torch.fx.experimental.symbolic_shapes:ShapeEnv", _READ, _REGIONS),
     "guards_expression": PrivateName(
         "torch.fx.experimental.symbolic_shapes:ShapeEnv.produce_guards_expression", _READ, _REGIONS
@@ -155,6 +189,17 @@ def written(operator: Any, args: Any, kwargs: Any) -> list[Any]:
 def schema_of(operator: Any) -> Any:
     """None for what is no operator."""
     return getattr(operator, "_schema", None)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often it was changed in place."""
+    return tensor._version
+
+
+def version_if_counted(tensor: torch.Tensor) -> int | None:
+    """The same; None for an inference tensor, whose changes are not counted. A subclass is not asked."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return None if tensor.is_inference() else tensor._version
 
 
 def in_forward_mode() -> bool:
@@ -202,6 +247,23 @@ def buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
 def leave_out_of_ddp(module: nn.Module, names: Sequence[str]) -> None:
     """DistributedDataParallel over this module neither broadcasts nor reduces these parameters."""
     nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
+
+
+@contextmanager
+def recomputed_in_backward() -> Iterator[None]:
+    """What is traced inside is computed again by a backward pass that needs it, never kept for it.
+
+    The id is above those of checkpointed blocks: a block that reads the result is none that follows it.
+    """
+    meta = torch.fx.traceback.current_meta
+    before: dict[str, Any] = {name: meta[name] for name in ("recompute", "ac_graph_id") if name in meta}
+    meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 2**62}
+    try:
+        yield
+    finally:
+        for name in ("recompute", "ac_graph_id"):
+            meta.pop(name, None)
+        meta |= before
 
 
 @contextmanager

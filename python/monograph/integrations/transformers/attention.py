@@ -16,6 +16,8 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from monograph.integrations.transformers.private_names import attn_implementation, causal_mask_function
+from monograph.ops.attention_choice import Asked, attention_path
+from monograph.ops.has_kernel import has_kernel
 from monograph.ops.varlen_attention import varlen_attention
 from monograph.packing.layers_with_state import refuse_in_config
 from monograph.packing.packed_rows_hook import require
@@ -58,14 +60,19 @@ def packed_documents(seen_before: torch.Tensor) -> torch.Tensor:
 
 
 def padded_documents(
-    mask: torch.Tensor | None, batch: int, q_length: int, kv_length: int, first_query: Number
+    mask: torch.Tensor | None,
+    batch: int,
+    q_length: int,
+    kv_length: int,
+    first_query: Number,
+    device: torch.device | str = "cpu",
 ) -> torch.Tensor:
     """The table of a batch of rows, each padded on one side or both: gap, document, gap per row.
 
     Query i of a row stands at key position first_query + i. Keys after the last query (an unfilled static
-    cache) do not count.
+    cache) do not count. device: where the table is made if there is no mask.
     """
-    device = mask.device if mask is not None else None
+    device = device if mask is None else mask.device
     rows = torch.arange(batch, device=device)[:, None]
     end = first_query + q_length
     if mask is None:
@@ -119,7 +126,7 @@ def attention_mask(
         check_contiguous(mask)
         return padded_documents(mask, batch_size, q_length, kv_length, first_query)
     if isinstance(q_offset, torch.Tensor) or kv_length != q_length:
-        return padded_documents(None, batch_size, q_length, kv_length, first_query)
+        return padded_documents(None, batch_size, q_length, kv_length, first_query, device)
     if mask_function is causal_mask_function or q_length < 2:
         return None
     # Rows that restart their position_ids: transformers put the borders into mask_function. Indices are
@@ -131,27 +138,53 @@ def attention_mask(
     return packed_documents(seen.expand(batch_size, q_length - 1))
 
 
-def has_kernel(device: torch.device) -> bool:
-    """Whether the operator has a kernel there. Elsewhere it would build the whole score matrix."""
-    return device.type == "cpu"
+def _asked(model: PreTrainedModel) -> Asked:
+    """What the config and the parameters of a model say about its attention."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", 0)
+    size = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
+    return Asked(
+        model.dtype,
+        getattr(config, "qk_head_dim", None) or size,
+        getattr(config, "v_head_dim", None) or size,
+        softcap=getattr(config, "attn_logit_softcapping", None) or 0.0,
+        sinks=any(name.endswith(("sinks", ".sink")) for name, _ in model.named_parameters()),
+    )
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def why_not_on(model: PreTrainedModel, device: torch.device) -> str | None:
+    """Why attention of this model is not computed there by a kernel, ours or torch's; None if it is."""
+    if device.type != "meta" and has_kernel("varlen_attention", device):
+        return None
+    if device.type != "cuda":
+        return "it has no kernel there and would compute every score"
+    try:
+        attention_path(device, _asked(model))
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def put_on(model: PreTrainedModel, wanted: bool | None) -> None:
-    """Gives a model our attention. None: unless its user chose another, or its device has no kernel.
+    """Gives a model our attention. None: unless its user chose another, or its device has no kernel for it.
 
     A choice is known by its name: transformers gives `sdpa` to a model whose user said nothing, so any other
     name was chosen, and `sdpa` counts as not chosen.
     """
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     chosen = attn_implementation(model)
-    if wanted is None and (not has_kernel(device) or chosen not in (None, "sdpa")):
+    if wanted is False or (wanted is None and chosen not in (None, "sdpa")):
         return
-    if wanted and not has_kernel(device):
+    reason = why_not_on(model, device)
+    if wanted and reason is not None:
         raise ValueError(
-            f"attention=True on {device.type}, where monograph attention has no kernel and would build the "
-            f"whole score matrix; wanted cpu, or attention=False to keep {chosen}"
+            f"attention=True on {device.type}: {reason}; wanted cpu, or attention=False to keep {chosen}"
         )
-    if wanted is not False:
+    if reason is None:
         model.set_attn_implementation(NAME)
 
 
@@ -227,6 +260,7 @@ def attention_forward(
         softcap=softcap or 0.0,
         sinks=None if s_aux is None else s_aux.float(),
         key_lengths=lengths,
+        longest=(q_length, kv_length),
     )
     return out.reshape(batch, q_length, heads, value.shape[3]), None
 

@@ -16,6 +16,9 @@ from transformers import (
     PreTrainedModel,
 )
 
+from monograph.base_memory.read_ahead import limit_base_memory
+from monograph.base_memory.sizes import bytes_of
+from monograph.distributed.file_ranges import read_small_tensors
 from monograph.integrations.transformers import attention, recurrent_layers
 from monograph.integrations.transformers.config import loading_dict
 from monograph.integrations.transformers.quantizer import MonographConfig
@@ -80,16 +83,26 @@ def auto_class(config: Any) -> Any:
     )
 
 
+def default_attention(device_map: Any) -> str | None:
+    """Ours on a CPU; elsewhere transformers chooses first, as the device may have no kernel for the model."""
+    devices = device_map.values() if isinstance(device_map, dict) else [device_map or "cpu"]
+    return attention.NAME if all(str(device) == "cpu" for device in devices) else None
+
+
 def from_pretrained(
     folder: str | os.PathLike[str],
     quantization: MonographConfig | None = None,
     *,
     dtype: torch.dtype | str | None = None,
-    attn_implementation: str = attention.NAME,
+    attn_implementation: str | None = None,
+    model_class: Any = None,
+    base_memory: int | str | None = None,
     **options: Any,
 ) -> PreTrainedModel:
     """Loads `folder` with transformers; `options` go to its `from_pretrained`.
 
+    Attention is ours, `attn_implementation="monograph"`, on a CPU, and on CUDA where
+    `torch.nn.attention.varlen` can compute it; on other devices of a `device_map` transformers chooses.
     A folder of Qwen3.5 with a vision tower is loaded whole, so that adapters have the names of its weights.
 
     `dtype` is bfloat16 unless given, as a torch.dtype, a name ("float16") or "auto" for the folder's own;
@@ -102,6 +115,12 @@ def from_pretrained(
     repacked, and what it left dense stays dense. docs/formats.md has the table. Only weights are packed;
     rounding of activations, which such a folder may want for serving, is left out. A folder of 16- or 32-bit
     weights is quantised while it loads if `quantization` is given, and else stays dense.
+
+    `model_class` is another class of transformers than that for causal language models, such as
+    AutoModelForSequenceClassification.
+
+    `base_memory` ("3GiB", or bytes) is how much of the mapped files may be in memory at a time, for a base
+    that is larger: docs/offload.md. `monograph.base_memory.base_memory_of(model)` tells what it does.
 
         model = mg.from_pretrained("Llama-3.1-8B-nf4")
         model = mg.from_pretrained("Llama-3.1-8B", mg.MonographConfig("nf4", double_quant=True))
@@ -123,14 +142,23 @@ def from_pretrained(
             f"{folder}: distributed_config cuts weights while they load, packed ones do not fit its parts; "
             "wanted None, and fully_shard or monograph.shard on the model"
         )
-    model = auto_class(config).from_pretrained(
+    chosen = attn_implementation or default_attention(options.get("device_map"))
+    if base_memory is not None:
+        bytes_of(base_memory)
+        if os.path.isdir(folder):
+            read_small_tensors(folder)
+    model = (model_class or auto_class(config)).from_pretrained(
         folder,
         config=config,
         quantization_config=quantization,
         dtype=dtype,
-        attn_implementation=attn_implementation,
+        attn_implementation=chosen,
         **options,
     )
+    if chosen is None and len({parameter.device.type for parameter in model.parameters()}) == 1:
+        attention.put_on(model, None)
     recurrent_layers.take_over(model)
     guard_packed(model)
+    if base_memory is not None:
+        limit_base_memory(model, base_memory)
     return model

@@ -54,6 +54,18 @@ NAMES = {
         f"{_MODEL}._keep_in_fp32_modules", _READ, "loading: what a model wants in float32"
     ),
     # training
+    "prefill": PrivateName(
+        "transformers:GenerationMixin._prefill", _READ, "generate: equal prompts are computed once"
+    ),
+    "DynamicLayer": PrivateName(
+        "transformers.cache_utils:DynamicLayer", _READ, "generate: a cache whose rows may be copied"
+    ),
+    "DynamicSlidingWindowLayer": PrivateName(
+        "transformers.cache_utils:DynamicSlidingWindowLayer", _READ, "generate: the same with a window"
+    ),
+    "OptimizerNames": PrivateName(
+        "transformers.training_args:OptimizerNames", _READ, "trainer: trl: which optimizers there are"
+    ),
     "GradientCheckpointingLayer": PrivateName(
         "transformers.modeling_layers:GradientCheckpointingLayer", _READ, "per_layer: the repeated blocks"
     ),
@@ -148,6 +160,9 @@ __getattr__ = loads_on_use(__name__, NAMES)
 
 # How the names of the hooks begin that transformers and PEFT put on the embeddings for checkpointing.
 INPUT_HOOK = "make_inputs_require_grad"
+
+# How `generate` sends the prompts through the model.
+PREFILL = "_prefill"
 
 # What an attention's forward finds in the file of its model.
 ATTENTION_FUNCTIONS = "ALL_ATTENTION_FUNCTIONS"

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from monograph.diagnosis import regions
-from monograph.diagnosis.progress import Progress
 from monograph.diagnosis.report import Report
 from monograph.diagnosis.tracing import breaks, counting, forget, packed_shapes, recompiles
+from monograph.doctor_progress import Progress
 from monograph.integrations.accelerate.private_names import HUNG_ON_MODELS
 from monograph.integrations.accelerate.sharding import unheeded_sharding
 from monograph.integrations.torch.private_names import COMPILED_CALL, counters, original_module

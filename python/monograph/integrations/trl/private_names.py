@@ -15,9 +15,16 @@ NAMES = {
     ),
     "FusedCausalLMOutput": PrivateName(f"{_UTILS}:FusedCausalLMOutput", _READ, "optimize: what it returns"),
     "metrics": PrivateName("trl:SFTTrainer()._metrics", _READ, "doctor: put back after its steps"),
+    "per_token_logps": PrivateName(
+        "trl:GRPOTrainer._get_per_token_logps_and_entropies", _READ, "mismatch: what the trainer scores with"
+    ),
     "ChunkedLogProbFunction": PrivateName(
         "trl.kernels.chunked_logprob:ChunkedLogProbFunction", _READ, "bench loss"
     ),
+    "ORPOTrainer": PrivateName("trl.experimental.orpo:ORPOTrainer", _READ, "recipes: rl: orpo"),
+    "ORPOConfig": PrivateName("trl.experimental.orpo:ORPOConfig", _READ, "recipes: rl: orpo"),
+    "CPOTrainer": PrivateName("trl.experimental.cpo:CPOTrainer", _READ, "recipes: rl: simpo"),
+    "CPOConfig": PrivateName("trl.experimental.cpo:CPOConfig", _READ, "recipes: rl: simpo"),
     "pack_dataset": PrivateName("trl.data_utils:pack_dataset", _READ, "bench packing"),
 }
 
@@ -38,3 +45,12 @@ def fused_head_variables(forward: Any) -> dict[str, Any] | None:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     found = {name: cell.cell_contents for name, cell in cells}
     return found | {"FusedCausalLMOutput": function.__globals__["FusedCausalLMOutput"]}
+
+
+def per_token_logps(trainer: Any) -> Any:
+    """How a GRPO trainer scores tokens: called with the model, ids, their mask and how many are scored."""
+    return trainer._get_per_token_logps_and_entropies
+
+
+def set_per_token_logps(trainer: Any, score: Any) -> None:
+    trainer._get_per_token_logps_and_entropies = score
