@@ -48,7 +48,6 @@ weight_decay
 """
 AXOLOTL_QLORA_KEYS = _axolotl_qlora_keys.split()
 
-# What issue 6 wants honoured, whatever else.
 _must_be_honoured = """
 optimizer bf16 warmup_ratio saves_per_epoch evals_per_epoch attn_implementation special_tokens
 lora_modules_to_save train_on_inputs chat_template val_set_size sample_packing eval_sample_packing
@@ -274,6 +273,8 @@ def test_an_ignored_key_says_why(name, good):
         ({"chat_template": "jinja"}, "chat_template_jinja is missing"),
         ({"plugins": ["axolotl.integrations.spectrum.SpectrumPlugin"]}, "SpectrumPlugin is not supported"),
         ({"lr_scheduler": "zigzag"}, "wanted cosine, linear, constant, constant_with_warmup"),
+        ({"lr_scheduler": "linear", "cosine_min_lr_ratio": 0.1}, "is linear, wanted cosine or rex"),
+        ({"model_config": {"num_experts_per_tok": 1}}, "edit config.json of the model's folder"),
         ({"torch_compile": True, "torch_compile_options": {"fx_graph_cache": 1}}, "wanted true or false"),
     ],
 )

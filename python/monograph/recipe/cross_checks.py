@@ -276,6 +276,8 @@ def _check_training(recipe: Recipe, errors: list[str], notices: list[str]) -> No
         value = getattr(recipe, name)
         if value is not None and not 0 <= value < 1:
             errors.append(f"{name} is {value}, wanted 0 or more and less than 1")
+    if recipe.lr_scheduler not in ("cosine", "rex") and recipe.cosine_min_lr_ratio is not None:
+        errors.append(f"cosine_min_lr_ratio: lr_scheduler is {recipe.lr_scheduler}, wanted cosine or rex")
     if recipe.val_set_size < 0:
         errors.append(
             f"val_set_size is {recipe.val_set_size}, wanted a share below 1 or a number of documents"

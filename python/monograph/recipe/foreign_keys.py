@@ -94,7 +94,6 @@ IGNORED: dict[str, str] = {
     "ddp_bucket_cap_mb": _ONE_TENSOR,
     "ddp_broadcast_buffers": "the base is frozen: nothing of it is sent",
     "optim_args": "moments are kept in 32 bits, so nothing is rounded stochastically",
-    "model_config": "write output_router_logits and router_aux_loss_coef",
     "use_otel_metrics": "write report_to, or read metrics.jsonl",
     "otel_metrics_host": "write report_to, or read metrics.jsonl",
     "otel_metrics_port": "write report_to, or read metrics.jsonl",

@@ -103,6 +103,7 @@ REFUSED: dict[str, str] = {
     "processor_kwargs": _IMAGES,
     "trust_remote_code": "code from a model folder is never run; use a model that transformers knows",
     "overrides_of_model_config": "edit config.json of the model's folder",
+    "model_config": "edit config.json of the model's folder; for a router's loss write router_aux_loss_coef",
     "overrides_of_model_kwargs": "edit config.json of the model's folder",
     "model_kwargs": "edit config.json of the model's folder",
     "rope_scaling": "edit config.json of the model's folder",

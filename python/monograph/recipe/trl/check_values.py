@@ -63,8 +63,6 @@ def check_values(recipe: TrlRecipe, config: Any) -> list[str]:
             f"{per_epoch[0]} and max_steps: TRL knows shares of all steps alone; write "
             f"{per_epoch[0].split('s_')[0]}_steps"
         )
-    if recipe.lr_scheduler not in ("cosine", "rex") and recipe.cosine_min_lr_ratio is not None:
-        errors.append(f"cosine_min_lr_ratio: lr_scheduler is {recipe.lr_scheduler}, wanted cosine or rex")
     if recipe.lr_scheduler == "rex" and recipe.lr_scheduler_kwargs:
         errors.append("lr_scheduler_kwargs: rex has none; write cosine_min_lr_ratio")
     return [*errors, *_check_loraplus(recipe), *check_stream(recipe)]
