@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <span>
 
 #include "session.h"
 
@@ -28,13 +29,17 @@ struct Command {
   const char* summary;      // one line, for the list of commands
   const char* description;  // paragraphs separated by an empty line
   const char* examples;     // lines "monograph ...", with comments
-  // Declares options on `app` and returns what runs with them; the values live in the closure.
+  // Declares options on `app` and returns what runs with them; the values live in the closure. Null
+  // for a command that only has subcommands.
   Run (*declare)(CLI::App& app);
+  std::span<const Command* const> subcommands = {};
 };
 
+extern const Command kAdapter;
 extern const Command kCompletion;
 extern const Command kDequantize;
 extern const Command kDiff;
+extern const Command kExport;
 extern const Command kInspect;
 extern const Command kMan;
 extern const Command kMerge;

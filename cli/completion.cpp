@@ -37,33 +37,60 @@ std::string quoted(const std::string& text) {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-std::string summary(const CLI::App& sub) { return std::string(summary_of(sub.get_name())); }
+std::string summary(const CLI::App& sub) { return std::string(summary_of(sub)); }
+
+std::string names_of(const std::vector<const CLI::App*>& subs) {
+  std::string names;
+  for (const CLI::App* sub : subs) names += (names.empty() ? "" : " ") + sub->get_name();
+  return names;
+}
 
 void print_bash(const CLI::App& app) {
-  std::string names;
-  for (const CLI::App* sub : subcommands(app)) names += sub->get_name() + " ";
   std::printf(
       "# bash completion for monograph: source it, or save it as\n"
       "# ~/.local/share/bash-completion/completions/monograph\n"
       "_monograph() {\n"
-      "  local word=\"${COMP_WORDS[COMP_CWORD]}\" words\n"
+      "  local word=\"${COMP_WORDS[COMP_CWORD]}\" words named=1\n"
       "  if ((COMP_CWORD == 1)); then\n"
-      "    words=\"%s%s\"\n"
+      "    words=\"%s %s\"\n"
       "  else\n"
       "    case \"${COMP_WORDS[1]}\" in\n",
-      names.c_str(), words(app).c_str());
+      names_of(subcommands(app)).c_str(), words(app).c_str());
   for (const CLI::App* sub : subcommands(app)) {
-    std::printf("      %s) words=\"%s\" ;;\n", sub->get_name().c_str(), words(*sub).c_str());
+    const std::vector<const CLI::App*> below = subcommands(*sub);
+    const std::string names = below.empty() ? "" : names_of(below) + " ";
+    std::printf("      %s) words=\"%s%s\"", sub->get_name().c_str(), names.c_str(),
+                words(*sub).c_str());
+    if (!below.empty()) {
+      std::printf(
+          "\n        named=2\n        ((COMP_CWORD > 2)) && case \"${COMP_WORDS[2]}\" in\n");
+      for (const CLI::App* one : below) {
+        std::printf("          %s) words=\"%s\" ;;\n", one->get_name().c_str(),
+                    words(*one).c_str());
+      }
+      std::printf("        esac");
+    }
+    std::printf(" ;;\n");
   }
   std::printf(
       "    esac\n"
       "  fi\n"
       "  COMPREPLY=()\n"
-      "  [[ $word == -* || $COMP_CWORD -eq 1 ]] && COMPREPLY=($(compgen -W \"$words\" -- "
+      "  [[ $word == -* || $COMP_CWORD -le $named ]] && COMPREPLY=($(compgen -W \"$words\" -- "
       "\"$word\"))\n"
-      "  ((COMP_CWORD > 1)) && COMPREPLY+=($(compgen -f -- \"$word\"))\n"
+      "  ((COMP_CWORD > named)) && COMPREPLY+=($(compgen -f -- \"$word\"))\n"
       "}\n"
       "complete -o filenames -F _monograph monograph\n");
+}
+
+void print_zsh_options(const CLI::App& app) {
+  std::printf("options=(");
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : spellings(*option)) {
+      std::printf(" %s", quoted(name + ":" + first_line(option->get_description())).c_str());
+    }
+  }
+  std::printf(" )");
 }
 
 void print_zsh(const CLI::App& app) {
@@ -84,13 +111,24 @@ void print_zsh(const CLI::App& app) {
       "  local -a options=()\n"
       "  case $words[2] in\n");
   for (const CLI::App* sub : subcommands(app)) {
-    std::printf("    %s) options=(", sub->get_name().c_str());
-    for (const CLI::Option* option : sub->get_options()) {
-      for (const std::string& name : spellings(*option)) {
-        std::printf(" %s", quoted(name + ":" + first_line(option->get_description())).c_str());
+    const std::vector<const CLI::App*> below = subcommands(*sub);
+    std::printf("    %s) ", sub->get_name().c_str());
+    print_zsh_options(*sub);
+    if (!below.empty()) {
+      std::printf("\n      if ((CURRENT == 3)); then\n        local -a below=(");
+      for (const CLI::App* one : below) {
+        std::printf(" %s", quoted(one->get_name() + ":" + summary(*one)).c_str());
       }
+      std::printf(" )\n        _describe command below && return\n      fi\n");
+      std::printf("      case $words[3] in\n");
+      for (const CLI::App* one : below) {
+        std::printf("        %s) ", one->get_name().c_str());
+        print_zsh_options(*one);
+        std::printf(" ;;\n");
+      }
+      std::printf("      esac");
     }
-    std::printf(" ) ;;\n");
+    std::printf(" ;;\n");
   }
   std::printf(
       "  esac\n"
@@ -100,21 +138,33 @@ void print_zsh(const CLI::App& app) {
       "compdef _monograph monograph\n");
 }
 
+void print_fish_options(const CLI::App& app, const std::string& when) {
+  for (const CLI::Option* option : app.get_options()) {
+    std::string names;
+    for (const std::string& name : option->get_snames()) names += " -s " + name;
+    for (const std::string& name : option->get_lnames()) names += " -l " + name;
+    if (names.empty()) continue;
+    const bool takes_value = option->get_items_expected_max() > 0;
+    std::printf("complete -c monograph -n '%s'%s%s -d %s\n", when.c_str(), names.c_str(),
+                takes_value ? " -r" : "", quoted(first_line(option->get_description())).c_str());
+  }
+}
+
 void print_fish(const CLI::App& app) {
   std::printf(
       "# fish completion for monograph: save it as ~/.config/fish/completions/monograph.fish\n");
   for (const CLI::App* sub : subcommands(app)) {
     std::printf("complete -c monograph -n __fish_use_subcommand -f -a %s -d %s\n",
                 sub->get_name().c_str(), quoted(summary(*sub)).c_str());
-    for (const CLI::Option* option : sub->get_options()) {
-      std::string names;
-      for (const std::string& name : option->get_snames()) names += " -s " + name;
-      for (const std::string& name : option->get_lnames()) names += " -l " + name;
-      if (names.empty()) continue;
-      const bool takes_value = option->get_items_expected_max() > 0;
-      std::printf("complete -c monograph -n '__fish_seen_subcommand_from %s'%s%s -d %s\n",
-                  sub->get_name().c_str(), names.c_str(), takes_value ? " -r" : "",
-                  quoted(first_line(option->get_description())).c_str());
+    print_fish_options(*sub, "__fish_seen_subcommand_from " + sub->get_name());
+    const std::vector<const CLI::App*> below = subcommands(*sub);
+    for (const CLI::App* one : below) {
+      const std::string inside = "__fish_seen_subcommand_from " + sub->get_name() + "; and ";
+      std::printf(
+          "complete -c monograph -n '%snot __fish_seen_subcommand_from %s' -f -a %s -d %s\n",
+          inside.c_str(), names_of(below).c_str(), one->get_name().c_str(),
+          quoted(summary(*one)).c_str());
+      print_fish_options(*one, inside + "__fish_seen_subcommand_from " + one->get_name());
     }
   }
 }

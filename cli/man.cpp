@@ -50,6 +50,17 @@ void print_options(const CLI::App& app) {
   }
 }
 
+// `name` is the whole name: "adapter check".
+void print_command(const Command& command, const CLI::App& app, const std::string& name) {
+  std::printf(".SH MONOGRAPH %s\n", CLI::detail::to_lower(name).c_str());
+  print_paragraphs(command.description);
+  print_options(app);
+  print_verbatim(command.examples);
+  for (const Command* below : command.subcommands) {
+    print_command(*below, *app.get_subcommand(below->name), name + " " + below->name);
+  }
+}
+
 Run declare(CLI::App&) {
   return [](Session&) -> int {
     Program program;
@@ -60,11 +71,7 @@ Run declare(CLI::App&) {
     std::printf(".SH SYNOPSIS\n.B monograph\n.I COMMAND\n[options]\n.SH DESCRIPTION\n");
     print_paragraphs(program.app().get_description());
     for (const Command* command : commands()) {
-      const CLI::App* sub = program.app().get_subcommand(command->name);
-      std::printf(".SH MONOGRAPH %s\n", CLI::detail::to_lower(command->name).c_str());
-      print_paragraphs(command->description);
-      print_options(*sub);
-      print_verbatim(command->examples);
+      print_command(*command, *program.app().get_subcommand(command->name), command->name);
     }
     std::printf(".SH COMMANDS OF THE PYTHON PACKAGE\n");
     for (const HandedOver& row : handed_over()) {

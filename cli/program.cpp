@@ -12,6 +12,8 @@ constexpr std::array kCommands = {
     &kQuantize,    // another folder from it
     &kDequantize,  //
     &kMerge,       //
+    &kExport,      // one file for other programs
+    &kAdapter,     // an adapter beside its base
     &kVerify,      // is it right
     &kDiff,        //
     &kCompletion,  // about the program
@@ -24,6 +26,7 @@ constexpr std::array kHandedOver = {
     HandedOver{"train", "fine-tune from a YAML file (Python)"},
     HandedOver{"generate", "generate text with a checkpoint and an adapter (Python)"},
     HandedOver{"doctor", "report graphs, breaks and recompiles of a training step (Python)"},
+    HandedOver{"estimate", "bytes that training takes: base, adapter, activations (Python)"},
 };
 
 struct CodeText {
@@ -81,7 +84,7 @@ class HelpFormatter : public CLI::Formatter {
   }
   std::string make_subcommand(const CLI::App* sub) const override {
     std::stringstream out;
-    const std::string summary(summary_of(sub->get_name()));
+    const std::string summary(summary_of(*sub));
     CLI::detail::format_help(out, sub->get_name(), summary, get_column_width());
     return out.str();
   }
@@ -111,6 +114,17 @@ std::string_view summary_of(std::string_view command) {
   return {};
 }
 
+std::string_view summary_of(const CLI::App& app) {
+  const CLI::App* parent = app.get_parent();
+  for (const Command* row : kCommands) {
+    if (parent == nullptr || parent->get_name() != row->name) continue;
+    for (const Command* below : row->subcommands) {
+      if (app.get_name() == below->name) return below->summary;
+    }
+  }
+  return summary_of(app.get_name());
+}
+
 std::string exit_code_text() {
   std::string text = "Exit codes:\n";
   for (const CodeText& row : kCodes) {
@@ -131,18 +145,22 @@ Program::Program()
   formatter->column_width(34);
   app_.formatter(formatter);
   app_.footer("monograph COMMAND --help tells more, with examples.\n\n" + exit_code_text());
-  for (const Command* command : kCommands) {
-    CLI::App* sub = app_.add_subcommand(command->name, command->summary);
-    sub->description(wrapped(command->description, 100) + "\n");
-    sub->footer("Examples:\n" + indented(command->examples));
-    Run run = command->declare(*sub);
-    sub->add_flag("-q,--quiet", session_.quiet, "Print results and errors only");
-    entries_.push_back({sub, std::move(run)});
-  }
+  for (const Command* command : kCommands) add(app_, *command);
   for (const HandedOver& row : kHandedOver) {
     CLI::App* sub = app_.add_subcommand(row.name, row.summary);
     sub->prefix_command();
   }
+}
+
+void Program::add(CLI::App& parent, const Command& command) {
+  CLI::App* sub = parent.add_subcommand(command.name, command.summary);
+  sub->description(wrapped(command.description, 100) + "\n");
+  sub->footer("Examples:\n" + indented(command.examples));
+  Run run = command.declare == nullptr ? nullptr : command.declare(*sub);
+  sub->add_flag("-q,--quiet", session_.quiet, "Print results and errors only");
+  if (!command.subcommands.empty()) sub->require_subcommand(1);
+  for (const Command* below : command.subcommands) add(*sub, *below);
+  if (run) entries_.push_back({sub, std::move(run)});
 }
 
 int Program::run() {

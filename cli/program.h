@@ -22,6 +22,8 @@ std::span<const Command* const> commands();
 std::span<const HandedOver> handed_over();
 // Of any command; empty if there is none of this name.
 std::string_view summary_of(std::string_view command);
+// Of a subcommand in the tree, whatever it is below.
+std::string_view summary_of(const CLI::App& app);
 
 class Program {
  public:
@@ -37,6 +39,8 @@ class Program {
     CLI::App* app;
     Run run;
   };
+  void add(CLI::App& parent, const Command& command);
+
   CLI::App app_;
   Session session_;
   std::vector<Entry> entries_;

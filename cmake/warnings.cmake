@@ -13,7 +13,10 @@ if(MONOGRAPH_BUILD_FUZZ)
   target_compile_options(monograph_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 if(MONOGRAPH_SANITIZE)
-  target_compile_options(monograph_options INTERFACE -fsanitize=${MONOGRAPH_SANITIZE}
-                                                     -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  # Not a target with this property: a test, or the tool, whose library alone is watched.
+  set(watched "$<NOT:$<BOOL:$<TARGET_PROPERTY:MONOGRAPH_UNWATCHED>>>")
+  target_compile_options(
+    monograph_options INTERFACE $<${watched}:-fsanitize=${MONOGRAPH_SANITIZE}> $<${watched}:-fno-sanitize-recover=all>
+                                -fno-omit-frame-pointer)
   target_link_options(monograph_options INTERFACE -fsanitize=${MONOGRAPH_SANITIZE})
 endif()

@@ -40,7 +40,7 @@ def check_library(library: pathlib.Path) -> list[str]:
     return findings
 
 
-def audit(library: pathlib.Path) -> list[str]:
+def audit(library: pathlib.Path, minimum: str = MINIMUM) -> list[str]:
     done = subprocess.run(["torch-abi-audit", str(library), "--json"], capture_output=True, text=True)
     try:
         verdict = json.loads(done.stdout)["bundled_libs"][0]["torch"]
@@ -49,8 +49,8 @@ def audit(library: pathlib.Path) -> list[str]:
     findings = []
     if not verdict["stable"] or verdict["unknown_shim_symbols"]:
         findings.append(f"torch-abi-audit: not stable: {verdict}")
-    if verdict["min_torch_version"] != MINIMUM:
-        findings.append(f"torch-abi-audit: minimum torch is {verdict['min_torch_version']}, wanted {MINIMUM}")
+    if verdict["min_torch_version"] != minimum:
+        findings.append(f"torch-abi-audit: minimum torch is {verdict['min_torch_version']}, wanted {minimum}")
     return findings
 
 

@@ -3,9 +3,9 @@
     python tools/check_tree.py [--build build/release]
 
 File length, no torch in core, no conditional macros outside the listed places, no circle of imports in
-Python, no include upwards in core, no standard containers or algorithms in ISA units and, with --build, no
-weak symbol in an ISA object that lacks the tag of its instruction set: the linker could otherwise hand
-AVX-512 code to a baseline caller.
+Python, no include upwards in core, no standard containers or algorithms in ISA units, no speed of a GPU in
+a text as long as no report of one is kept and, with --build, no weak symbol in an ISA object that lacks the
+tag of its instruction set: the linker could otherwise hand AVX-512 code to a baseline caller.
 """
 
 import argparse
@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LONGEST = 600
 # Files that are tables, not prose to read.
 LONG_FILES: set[str] = set()
-CONDITIONALS_ALLOWED: set[str] = set()
+CONDITIONALS_ALLOWED = {"core/monograph/gpu/prims.h"}
 ISA_TAGS = {
     "avx2": "simd::Avx2",
     "avx512": "simd::Avx512",
@@ -30,6 +30,12 @@ ISA_TAGS = {
 ISA_INCLUDES = re.compile(
     r"#include (<(bit|cmath|cstddef|cstdint|cstring|immintrin\.h|type_traits)>"
     r'|"monograph/(base|cpu|formats|kernels|simd)/)'
+)
+
+GPU_NAMES = re.compile(r"\b(GPUs?|CUDA|ROCm|[ABH][12]00|RTX|[345]090|sm_\d+|gfx\d+|XPU|MPS)\b", re.IGNORECASE)
+SPEEDS = re.compile(
+    r"\d\s?(x|times) (as fast|faster)|\bfaster\b|\d\s?(tokens|tok)/s|\d\s?[TG]FLOPS?\b|\d\s?[TG]B/s"
+    r"|\d\s?(ms|µs|us)\b"
 )
 
 
@@ -46,7 +52,7 @@ def sources(*suffixes: str) -> list[pathlib.Path]:
 
 def check_length() -> list[str]:
     findings = []
-    for path in sources(".h", ".cpp", ".py", ".cmake"):
+    for path in sources(".h", ".cpp", ".cuh", ".cu", ".py", ".cmake"):
         name = str(path.relative_to(ROOT))
         lines = path.read_text().count("\n")
         if lines > LONGEST and name not in LONG_FILES:
@@ -57,13 +63,13 @@ def check_length() -> list[str]:
 def check_core_is_torch_free() -> list[str]:
     return [
         f"{path.relative_to(ROOT)}: mentions torch in code; core knows nothing above it"
-        for path in sources(".h", ".cpp")
+        for path in sources(".h", ".cpp", ".cuh", ".cu")
         if path.is_relative_to(ROOT / "core") and re.search(r"#include.*torch|torch::", path.read_text())
     ]
 
 
 # The folders of the checkpoint library; all others of core are kernels, which know no files.
-CHECKPOINT = {"text", "files", "safetensors", "weights", "convert", "adapter", "hash", "merge"}
+CHECKPOINT = {"text", "files", "safetensors", "weights", "convert", "gguf", "adapter", "hash", "merge"}
 # What stands on a folder, so that it must not include it.
 ABOVE = {
     "text": CHECKPOINT,
@@ -75,7 +81,7 @@ ABOVE = {
 def check_core_layers() -> list[str]:
     findings = []
     core = ROOT / "core/monograph"
-    for path in sources(".h", ".cpp"):
+    for path in sources(".h", ".cpp", ".cuh", ".cu"):
         if not path.is_relative_to(core):
             continue
         folder = path.relative_to(core).parts[0]
@@ -88,7 +94,7 @@ def check_core_layers() -> list[str]:
 
 def check_conditionals() -> list[str]:
     findings = []
-    for path in sources(".h", ".cpp"):
+    for path in sources(".h", ".cpp", ".cuh", ".cu"):
         name = str(path.relative_to(ROOT))
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if re.match(r"\s*#\s*(if|ifdef|ifndef|elif|else)\b", line) and name not in CONDITIONALS_ALLOWED:
@@ -149,6 +155,21 @@ def check_import_circles(package: pathlib.Path = ROOT / "python" / "monograph") 
     return []
 
 
+def speeds_of_gpus(text: str) -> list[str]:
+    """Lines that name a GPU and a speed."""
+    return [line for line in text.splitlines() if GPU_NAMES.search(line) and SPEEDS.search(line)]
+
+
+def check_gpu_speeds(reports: pathlib.Path = ROOT / "bench" / "results" / "gpu") -> list[str]:
+    if list(reports.glob("*.json")):
+        return []
+    return [
+        f"{path.relative_to(ROOT)}: a speed of a GPU without a report: {line.strip()[:80]}"
+        for path in sources(".md")
+        for line in speeds_of_gpus(path.read_text())
+    ]
+
+
 def check_weak_symbols(build: pathlib.Path) -> list[str]:
     findings, seen = [], 0
     for path in build.rglob("*.o"):
@@ -174,7 +195,7 @@ def main() -> int:
     parser.add_argument("--build", type=pathlib.Path, help="a release build folder, for the weak symbols")
     arguments = parser.parse_args()
     findings = check_length() + check_core_is_torch_free() + check_core_layers() + check_conditionals()
-    findings += check_isa_units() + check_import_circles()
+    findings += check_isa_units() + check_import_circles() + check_gpu_speeds()
     if arguments.build:
         findings += check_weak_symbols(arguments.build)
     print("\n".join(findings) or "tree: ok")
