@@ -5,6 +5,7 @@
 
 #include "adapter.h"
 #include "model.h"
+#include "monograph/adapter/adapter.h"
 #include "monograph/adapter/serving_check.h"
 #include "monograph/text/utf8.h"
 #include "server_option.h"
@@ -69,7 +70,7 @@ int check(const Options& options) {
   const BaseModules modules(base.weights, config);
   const fs::path config_path = fs::path(options.adapter) / "adapter_config.json";
   const json::Value adapter_config = read_json(config_path);
-  const safetensors::Checkpoint adapter = open_adapter(options.adapter);
+  const safetensors::Checkpoint adapter = open_adapter_tensors(options.adapter);
   ServingCheck request;
   request.adapter = &adapter;
   request.config = &adapter_config;

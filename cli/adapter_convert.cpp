@@ -4,6 +4,7 @@
 
 #include "adapter.h"
 #include "model.h"
+#include "monograph/adapter/adapter.h"
 #include "monograph/adapter/gguf_lora.h"
 #include "monograph/adapter/serving_form.h"
 #include "monograph/convert/carry_over.h"
@@ -79,7 +80,7 @@ class Convert {
     const BaseModules modules(base.weights, config);
     const fs::path config_path = fs::path(options_.adapter) / "adapter_config.json";
     const json::Value adapter_config = read_json(config_path);
-    adapter_ = open_adapter(options_.adapter);
+    adapter_ = open_adapter_tensors(options_.adapter);
     ServingCheck request;
     request.adapter = &adapter_;
     request.config = &adapter_config;

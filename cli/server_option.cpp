@@ -4,11 +4,8 @@
 
 #include "monograph/adapter/config.h"
 #include "monograph/adapter/servers.h"
-#include "monograph/base/error.h"
 
 namespace monograph::cli {
-
-namespace fs = std::filesystem;
 
 void declare_server(CLI::App& app, std::string& server) {
   std::vector<std::string> names;
@@ -25,17 +22,6 @@ void declare_max_rank(CLI::App& app, std::optional<std::uint64_t>& max_rank) {
                  "The largest rank that the server was started for (vLLM: --max-lora-rank)")
       ->check(CLI::Range(std::uint64_t{1}, kMaxLoraRank))
       ->option_text("N");
-}
-
-safetensors::Checkpoint open_adapter(const fs::path& folder) {
-  std::error_code ignored;
-  if (!fs::exists(folder / "adapter_model.safetensors", ignored) &&
-      fs::exists(folder / "adapter_model.bin", ignored)) {
-    throw Error(folder.string() +
-                ": has adapter_model.bin only, a pickle, which is never read; save the adapter "
-                "again as safetensors (PEFT's default)");
-  }
-  return safetensors::Checkpoint::open(folder, "adapter_model");
 }
 
 }  // namespace monograph::cli

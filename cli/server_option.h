@@ -3,11 +3,8 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
-
-#include "monograph/safetensors/checkpoint.h"
 
 namespace monograph::cli {
 
@@ -15,8 +12,5 @@ namespace monograph::cli {
 void declare_server(CLI::App& app, std::string& server);
 // --max-rank.
 void declare_max_rank(CLI::App& app, std::optional<std::uint64_t>& max_rank);
-
-// adapter_model.safetensors of a folder. Throws Error if it has a pickle only.
-safetensors::Checkpoint open_adapter(const std::filesystem::path& folder);
 
 }  // namespace monograph::cli

@@ -60,6 +60,17 @@ constexpr Role kRoles[] = {
 
 }  // namespace
 
+safetensors::Checkpoint open_adapter_tensors(const fs::path& folder) {
+  std::error_code ignored;
+  if (!fs::exists(folder / "adapter_model.safetensors", ignored) &&
+      fs::exists(folder / "adapter_model.bin", ignored)) {
+    throw Error(folder.string() +
+                ": has adapter_model.bin only, a pickle, which is never read; save the adapter "
+                "again as safetensors (PEFT's default)");
+  }
+  return safetensors::Checkpoint::open(folder, "adapter_model");
+}
+
 void Adapter::fail(std::string_view tensor, const std::string& what) const {
   throw Error(folder_.string() + ": adapter tensor " + in_quotes(tensor) + ": " + what);
 }
@@ -70,14 +81,7 @@ Adapter Adapter::open(const fs::path& folder) {
   const fs::path config = folder / "adapter_config.json";
   adapter.config_ = parse_adapter_config(files::MappedFile(config, kMaxAdapterConfigBytes).text(),
                                          config.string());
-  std::error_code ignored;
-  if (!fs::exists(folder / "adapter_model.safetensors", ignored) &&
-      fs::exists(folder / "adapter_model.bin", ignored)) {
-    throw Error(folder.string() +
-                ": has adapter_model.bin only, a pickle, which is never read; save the adapter "
-                "again as safetensors (PEFT's default)");
-  }
-  adapter.checkpoint_ = safetensors::Checkpoint::open(folder, "adapter_model");
+  adapter.checkpoint_ = open_adapter_tensors(folder);
   for (const LocatedTensor& tensor : adapter.checkpoint_.tensors()) adapter.assign(tensor);
   for (auto& [module, lora] : adapter.low_rank_) adapter.check_low_rank(module, lora);
   if (adapter.low_rank_.empty() && adapter.replacements_.empty() && adapter.token_rows_.empty()) {

@@ -15,6 +15,9 @@
 
 namespace monograph {
 
+// adapter_model.safetensors of a folder. Throws Error if it has a pickle only.
+safetensors::Checkpoint open_adapter_tensors(const std::filesystem::path& folder);
+
 // The LoRA of one module. For a linear layer A is [rank, inputs] and B is [outputs, rank]; for an
 // embedding A is [rank, tokens] and B is [width, rank]. For a parameter of E experts A is [E rank,
 // inputs], those of an expert together, and B is [outputs, rank E], those of a rank together.

@@ -331,6 +331,15 @@ double value_for(const std::vector<RankRule>& rules, std::string_view module, do
 
 }  // namespace
 
+bool AdapterConfig::keeps_order_of_parameters() const {
+  unsigned major = 0, minor = 0;
+  const char *begin = peft_version.data(), *end = begin + peft_version.size();
+  const auto [dot, error] = std::from_chars(begin, end, major);
+  if (error != std::errc() || dot == end || *dot != '.') return false;
+  if (std::from_chars(dot + 1, end, minor).ec != std::errc()) return false;
+  return major > 0 || minor >= 20;
+}
+
 std::span<const AdapterField> adapter_fields() { return kFields; }
 
 std::uint64_t AdapterConfig::rank_of(std::string_view module) const {

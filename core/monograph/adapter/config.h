@@ -60,6 +60,9 @@ struct AdapterConfig {
   std::vector<std::string> target_parameters;
   std::string peft_version;  // of the library that wrote the file; empty if it does not say
 
+  // PEFT 0.20 and newer has inputs and outputs of every parameter where the model has them.
+  bool keeps_order_of_parameters() const;
+
   // Whether target_parameters names the parameter "model.layers.0.mlp.experts.gate_up_proj".
   bool targets(std::string_view parameter) const;
 

@@ -1,7 +1,6 @@
 #include "monograph/adapter/factors.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "monograph/base/float_types.h"
 #include "monograph/text/utf8.h"
@@ -15,16 +14,6 @@ using text::in_quotes;
 constexpr std::string_view kWrapped = ".base_layer";
 
 bool is_float(const LocatedTensor& tensor) { return float_type(tensor.entry->dtype).has_value(); }
-
-// PEFT 0.20 and newer has inputs and outputs of every parameter where the model has them.
-bool is_from_peft_with_order(std::string_view version) {
-  unsigned major = 0, minor = 0;
-  const char *begin = version.data(), *end = begin + version.size();
-  const auto [dot, error] = std::from_chars(begin, end, major);
-  if (error != std::errc() || dot == end || *dot != '.') return false;
-  if (std::from_chars(dot + 1, end, minor).ec != std::errc()) return false;
-  return major > 0 || minor >= 20;
-}
 
 class Placer {
  public:
@@ -176,7 +165,7 @@ class Placer {
                      "has shape " + shape_in_brackets(a) + ", wanted a multiple of " +
                          std::to_string(experts) + " experts");
     }
-    if (!swapped && config_ != nullptr && !is_from_peft_with_order(config_->peft_version)) {
+    if (!swapped && config_ != nullptr && !config_->keeps_order_of_parameters()) {
       return problem("experts-transposed", factors.a->name(),
                      "its matrices are square and the adapter was written by PEFT " +
                          in_quotes(config_->peft_version) +

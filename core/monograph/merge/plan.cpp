@@ -1,7 +1,6 @@
 #include "monograph/merge/plan.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <utility>
 
@@ -250,7 +249,7 @@ class Planner {
                     ", wanted rank " + std::to_string(rank) + " of " + std::to_string(experts) +
                     " experts");
     }
-    if (!swapped && !is_from_peft_with_order(config.peft_version)) {
+    if (!swapped && !config.keeps_order_of_parameters()) {
       fail(key, "its matrices are square and the adapter was written by PEFT " +
                     in_quotes(config.peft_version) +
                     ", so that inputs and outputs cannot be told apart; wanted 0.20 or newer");
@@ -285,15 +284,6 @@ class Planner {
       change.first_row = i % each * weight.shape[0];
       weight.low_rank.push_back(change);
     }
-  }
-
-  static bool is_from_peft_with_order(std::string_view version) {
-    unsigned major = 0, minor = 0;
-    const char *begin = version.data(), *end = begin + version.size();
-    const auto [dot, error] = std::from_chars(begin, end, major);
-    if (error != std::errc() || dot == end || *dot != '.') return false;
-    if (std::from_chars(dot + 1, end, minor).ec != std::errc()) return false;
-    return major > 0 || minor >= 20;
   }
 
   // The weight that an adapter names; a head that is not stored is made from the embedding.
