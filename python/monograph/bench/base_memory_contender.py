@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -18,6 +19,12 @@ def _bytes_read() -> int:
     """From storage, by all threads."""
     with open("/proc/self/io") as file:
         return int(dict(line.split(": ") for line in file.read().splitlines())["read_bytes"])
+
+
+def _stolen() -> float:
+    """Seconds that the host of a virtual machine gave to others, of all processors together."""
+    with open("/proc/stat") as file:
+        return int(file.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def _advise_sequential(model: Any) -> None:
@@ -62,12 +69,14 @@ def train(how: str, folder: str, steps: int, tokens: int, base_memory: int, thre
         high = model.config.vocab_size
         ids = [torch.randint(0, high, (n,), generator=generator).tolist() for n in lengths]
         read, waited = _bytes_read(), memory.numbers.waited if memory else 0.0
+        stolen = _stolen()
         clock, began, processor = time.monotonic(), time.perf_counter(), time.process_time()
         result = step([collate([{"input_ids": row} for row in ids])], 1e-4)
         found.append(
             {
                 "seconds": time.perf_counter() - began,
                 "processor": time.process_time() - processor,
+                "stolen": _stolen() - stolen,
                 "clock": clock,
                 "read": _bytes_read() - read,
                 "waited": (memory.numbers.waited if memory else 0.0) - waited,
