@@ -1,6 +1,6 @@
 """The operator library uses only stable symbols of torch and loads from torch 2.11 on.
 
-    python tools/check_abi.py build/dist/monograph-0.1.0-py3-none-linux_x86_64.whl
+    python tools/check_abi.py build/dist/monograph-0.1.0-py3-none-linux_x86_64.whl    # or the library itself
 
 Two checks: the verdict of torch-abi-audit, and the undefined symbols of the library itself, which may
 only be C shims of libtorch (aoti_torch_*, torch_*) or of the C and C++ run time, and must not include the
@@ -57,6 +57,10 @@ def audit(library: pathlib.Path, minimum: str = MINIMUM) -> list[str]:
 def main() -> int:
     wheel = pathlib.Path(sys.argv[1])
     findings = []
+    if wheel.suffix == ".so":
+        findings = check_library(wheel) + audit(wheel)
+        print("\n".join(findings) or f"{wheel.name}: stable ABI only, no Python C API, torch >= {MINIMUM}")
+        return 1 if findings else 0
     if "-py3-none-" not in wheel.name:
         findings.append(f"{wheel.name}: wanted a py3-none wheel")
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:

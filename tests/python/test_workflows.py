@@ -70,11 +70,7 @@ def test_nothing_but_publishing_may_write():
         assert text["permissions"] == {}, path.name
         for name, job in text["jobs"].items():
             writes = {key for key, value in job["permissions"].items() if value == "write"}
-            allowed = {
-                ("release.yml", "publish"): {"id-token"},
-                ("site.yml", "deploy"): {"pages", "id-token"},
-            }
-            assert writes == allowed.get((path.name, name), set()), (path.name, name)
+            assert writes == MAY_WRITE.get((path.name, name), set()), (path.name, name)
 
 
 checkers = pytest.mark.skipif(
