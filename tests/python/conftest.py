@@ -13,7 +13,8 @@ bench_cases cli compiled_gradients crash default_step doctor doctor_trl elementw
 fp16 generation loading_producers lora_plain lora_start merge nested_compile_region no_copy quant_linear
 recipe_interrupted recipe_learns recipe_merge recipe_modes recipe_start recipe_train recurrent_road regions
 regions_attacked regions_step router_loss safetensors_differential selftest shard train_and_merge train_step
-transformers_attention trl trl_resume fully_shard trainers_ranks estimate coming_from
+transformers_attention trl trl_resume fully_shard trainers_ranks estimate coming_from first_run page_commands
+release_tools recipe_trl_events
 """
 _FILES = {f"test_{name}.py" for name in SLOW.split()}
 
