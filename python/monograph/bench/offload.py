@@ -1,7 +1,7 @@
 """A checkpointed step over one long document, with its activations in memory and on disk.
 
     python -m monograph.bench offload --json                 # 32768 tokens, 8 layers of Qwen3-0.6B's width
-    python -m monograph.bench offload --quick --json         # 2048 tokens, 4 layers
+    python -m monograph.bench offload --quick --json         # 2048 tokens, 4 layers; --tokens: other lengths
 
 Each side is a process of its own that makes two steps; the second is measured. Anonymous memory (RssAnon) is
 looked at every 3 ms: `idle` before the step, `kept` when the forward is done, `peak` over the whole step. The
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -115,6 +116,8 @@ def _in_a_process(sizes: dict[str, int], mode: str, folder: str | None) -> dict[
         capture_output=True,
         text=True,
         check=False,
+        # What is freed goes back at once, so that RssAnon is what is held, at any number of tokens.
+        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"},
     )
     if done.returncode:
         raise RuntimeError(done.stderr[-4000:])
@@ -124,6 +127,8 @@ def _in_a_process(sizes: dict[str, int], mode: str, folder: str | None) -> dict[
 
 def run(arguments: argparse.Namespace, report: Report) -> None:
     sizes = QUICK if arguments.quick else FULL
+    if arguments.tokens:
+        sizes = sizes | {"tokens": arguments.tokens[0]}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         plain = _in_a_process(sizes, arguments.mode, None)
         disk = _in_a_process(sizes, arguments.mode, folder)
