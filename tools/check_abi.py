@@ -54,13 +54,8 @@ def audit(library: pathlib.Path, minimum: str = MINIMUM) -> list[str]:
     return findings
 
 
-def main() -> int:
-    wheel = pathlib.Path(sys.argv[1])
+def check_wheel(wheel: pathlib.Path) -> list[str]:
     findings = []
-    if wheel.suffix == ".so":
-        findings = check_library(wheel) + audit(wheel)
-        print("\n".join(findings) or f"{wheel.name}: stable ABI only, no Python C API, torch >= {MINIMUM}")
-        return 1 if findings else 0
     if "-py3-none-" not in wheel.name:
         findings.append(f"{wheel.name}: wanted a py3-none wheel")
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
@@ -70,7 +65,13 @@ def main() -> int:
         for name in libraries:
             library = pathlib.Path(archive.extract(name, folder))
             findings += check_library(library) + audit(library)
-    print("\n".join(findings) or f"{wheel.name}: stable ABI only, no Python C API, torch >= {MINIMUM}")
+    return findings
+
+
+def main() -> int:
+    given = pathlib.Path(sys.argv[1])
+    findings = check_library(given) + audit(given) if given.suffix == ".so" else check_wheel(given)
+    print("\n".join(findings) or f"{given.name}: stable ABI only, no Python C API, torch >= {MINIMUM}")
     return 1 if findings else 0
 
 

@@ -20,8 +20,7 @@ from trl_recipes import (
     counted_graphs,
     run_recipe,
     run_script,
-    trl_keys,
-    write_rows,
+    sft_keys,
 )
 from trl_runs import make_folder
 
@@ -34,12 +33,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def no_compilation_left(monkeypatch):
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # the arguments write it; undone after the test
-
-
-def sft_keys(folder, root, **change):
-    path = write_rows(root / "sft.jsonl", instruction=PROMPTS, output=ANSWERS)
-    kind = {"no_input_format": "{instruction} "}
-    return trl_keys(folder, root, path, kind, trainer="trl", **change)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Around a run under TRL: callbacks by name, early stopping, signals, and its adapter used afterwards."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,12 +7,13 @@ import sys
 
 import pytest
 import yaml
-from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from monograph.__main__ import main
+from monograph.recipe.metrics import read_metrics
 from native_tool import program
-from trl_recipes import ANSWERS, OTHERS, PROMPTS, TEMPLATE, trl_keys, write_rows
+from trl_recipes import ANSWERS, OTHERS, PROMPTS, TEMPLATE, sft_keys, write_rows
 from trl_runs import make_folder, tokenizer
 
 
@@ -39,33 +39,27 @@ class StopsAtThree(TrainerCallback):
 class PressesCtrlC(TrainerCallback):
     """As a terminal does it, in the middle of the third step of a run that begins at its beginning."""
 
-    began = True
-
     def on_train_begin(self, args, state, control, **_):
-        PressesCtrlC.began = state.global_step == 0
+        self.from_the_beginning = state.global_step == 0
 
     def on_substep_end(self, args, state, control, **_):
-        if PressesCtrlC.began and state.global_step == 2:
+        if self.from_the_beginning and state.global_step == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
 
 def recipe(folder, root, name="recipe", **change):
-    path = write_rows(root / "sft.jsonl", instruction=PROMPTS, output=ANSWERS)
-    kind = {"no_input_format": "{instruction} "}
-    change = {"trainer": "trl", "output_dir": str(root / name)} | change
-    keys = trl_keys(folder, root, path, kind, **change)
+    keys = sft_keys(folder, root, output_dir=str(root / name), **change)
     keys = {key: value for key, value in keys.items() if value is not None}
     (root / f"{name}.yml").write_text(yaml.safe_dump(keys))
     return str(root / f"{name}.yml")
 
 
 def steps(out):
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return read_metrics(str(out / "metrics.jsonl"))
 
 
 def tensors(out):
-    with safe_open(out / "adapter_model.safetensors", "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return load_file(out / "adapter_model.safetensors")
 
 
 def test_a_callback_by_its_name_ends_the_run(folder, tmp_path):

@@ -1,6 +1,5 @@
 """The tools of a release: libraries to link against, the bill of materials."""
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -10,6 +9,11 @@ import zipfile
 import pytest
 
 from native_tool import ROOT
+
+sys.path.insert(0, str(ROOT / "tools" / "release"))
+
+import bill_of_materials
+import link_stubs
 
 PROGRAM = r"""
 #include <cstdio>
@@ -46,14 +50,6 @@ void thrown_elsewhere() {
 """
 
 
-def tool(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / "release" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def versions(path):
     listing = subprocess.run(
         ["readelf", "--version-info", "--wide", path], check=True, capture_output=True, text=True
@@ -62,14 +58,13 @@ def versions(path):
 
 
 def test_of_each_name_the_newest_that_the_policy_has():
-    stubs = tool("link_stubs")
     line = "  7: 0000000000041c40    90 {} DEFAULT   15 {}\n"
     function, data = "FUNC    GLOBAL", "OBJECT  WEAK  "
     listing = line.format(function, "log@@GLIBC_2.29") + line.format(function, "log@GLIBC_2.2.5")
     listing += line.format(data, "environ@@GLIBC_2.2.5") + line.format(function, "arc4random@@GLIBC_2.36")
     listing += line.format(function, "memcpy@GLIBC_2.2.5") + line.format(function, "memcpy@@GLIBC_2.14")
     listing += line.format(function, "_dl_find_object@@GLIBC_PRIVATE")
-    found = {symbol.name: (symbol.version, symbol.is_object) for symbol in stubs.oldest_enough(listing)}
+    found = {symbol.name: (symbol.version, symbol.is_object) for symbol in link_stubs.oldest_enough(listing)}
     assert found == {
         "environ": ("GLIBC_2.2.5", True),
         "log": ("GLIBC_2.2.5", False),
@@ -81,7 +76,7 @@ def test_of_each_name_the_newest_that_the_policy_has():
 def linked(tmp_path_factory):
     """A library and a program, linked as the operators and the tool are; its host is an ordinary program."""
     folder = tmp_path_factory.mktemp("linked")
-    tool("link_stubs").write_stubs(folder / "stubs")
+    link_stubs.write_stubs(folder / "stubs")
     (folder / "program.cpp").write_text(PROGRAM)
     (folder / "library.cpp").write_text(LIBRARY)
     compiler = ["g++", "-std=c++20", "-O1", "-fPIC"]
@@ -97,13 +92,14 @@ def linked(tmp_path_factory):
 
 
 def test_what_is_linked_asks_for_no_newer_library(linked):
-    newest = tool("link_stubs").NEWEST
     for name in ("libold.so", "old_program"):
         asked = versions(linked / name)
         assert any(version.startswith("GLIBC_") for version in asked)
         for version in asked:
             family, _, number = version.partition("_")
-            assert tuple(map(int, number.split("."))) <= newest[family], f"{name} asks for {version}"
+            assert tuple(map(int, number.split("."))) <= link_stubs.NEWEST[family], (
+                f"{name} asks for {version}"
+            )
     needed = subprocess.run(
         ["readelf", "-d", linked / "old_program"], check=True, capture_output=True, text=True
     )
@@ -122,7 +118,6 @@ def test_such_a_program_runs_its_constructors(linked):
 
 
 def test_the_bill_of_materials_names_the_wheel_and_its_parts(tmp_path, monkeypatch):
-    bill = tool("bill_of_materials")
     wheel = tmp_path / "monograph-1.2.3-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(
@@ -133,13 +128,12 @@ def test_the_bill_of_materials_names_the_wheel_and_its_parts(tmp_path, monkeypat
     texts = []
     for out in (tmp_path / "one.json", tmp_path / "two.json"):
         monkeypatch.setattr(sys, "argv", ["bill", str(wheel), str(out)])
-        bill.main()
+        bill_of_materials.main()
         texts.append(out.read_text())
     assert texts[0] == texts[1]
     found = json.loads(texts[0])
-    digest = subprocess.run(["sha256sum", wheel], check=True, capture_output=True, text=True).stdout.split()[
-        0
-    ]
+    said = subprocess.run(["sha256sum", wheel], check=True, capture_output=True, text=True).stdout
+    digest = said.split()[0]
     assert found["metadata"]["component"]["hashes"] == [{"alg": "SHA-256", "content": digest}]
     scopes = {part["name"]: part.get("scope") for part in found["components"]}
     assert scopes == {

@@ -61,6 +61,12 @@ def trl_keys(folder, root, path, kind, **change):
     return keys | change
 
 
+def sft_keys(folder, root, **change):
+    path = write_rows(root / "sft.jsonl", instruction=PROMPTS, output=ANSWERS)
+    kind = {"no_input_format": "{instruction} "}
+    return trl_keys(folder, root, path, kind, **{"trainer": "trl"} | change)
+
+
 def run_recipe(keys):
     """The lines of metrics.jsonl of a run."""
     outcome = train(check_keys(keys).recipe)

@@ -73,14 +73,14 @@ def tutorial(image: Image, wheel: pathlib.Path, wheels: pathlib.Path) -> dict[st
     name = f"/wheels/{wheel.name}[train]"
     rows = {
         "install": ["pip", "install", "-q", "--no-index", "--find-links", "/wheels", f"torch=={TORCH}", name],
-        "example": ["python", "-m", "monograph", "example", "/root/tiny"],
-        "train": ["python", "-m", "monograph", "train", "/root/tiny/recipe.yml"],
+        "example": ["python", "-m", "monograph", "example", "/tiny"],
+        "train": ["python", "-m", "monograph", "train", "/tiny/recipe.yml"],
         "generate": [
             "python",
             "-m",
             "monograph",
             "generate",
-            "/root/tiny/recipe.yml",
+            "/tiny/recipe.yml",
             "--prompt",
             "cod ape ram",
         ],

@@ -7,7 +7,7 @@ A program takes the newest version of each symbol that the C library of the buil
 asks for that version. The folder written here has a libc, libm, libgcc_s and libstdc++ of the same names
 with the symbols of this machine up to the policy's versions and nothing else; they hold no code. A linker
 that looks there first takes the older versions. What the policy lacks comes from GCC's static libstdc++ (as
-Red Hat's compilers do it) and, for six functions of the C library, from old_glibc.c. Compilers and headers
+Red Hat's compilers do it) and, for a few functions of the C library, from old_glibc.c. Compilers and headers
 stay the machine's own.
 """
 
