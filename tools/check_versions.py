@@ -15,25 +15,25 @@ import sys
 
 LIBRARIES = ("torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes")
 SELECTION = """
-test_private_names.py::test_the_private_name_is_still_there
-test_private_names.py::test_names_set_by_others_are_those_we_read
-test_graph.py::test_opcheck[nf4-True]
-test_graph.py::test_one_graph_and_no_recompile_over_five_shapes_q1[True]
-test_graph.py::test_registration_is_idempotent_q8
-test_quant_linear.py::test_forward_is_the_dequantised_layer
-test_quant_linear.py::test_weight_is_honest
-test_quant_linear.py::test_state_dict_round_trip
-test_packed_attributes.py::test_one_graph_in_64_variants[nf4-True-bfloat16-True-True]
-test_packed_attributes.py::test_one_graph_in_64_variants[fp4-False-float32-False-False]
-test_packed_attributes.py::test_computing_with_the_weight_in_a_graph
-test_dequantize_4bit.py::test_one_graph_for_all_weights_of_a_shape[nf4-nested-torch.bfloat16]
-test_dequantize_4bit.py::test_another_table_is_refused_in_eager_mode_and_in_the_graph
-test_loading_options.py::test_dtype_holds_for_quantised_folders_too[nf4]
-test_loading_options.py::test_experts_are_refused_by_name
-test_trl_head.py::test_one_graph
-test_recipe_train.py::test_a_run_writes_what_peft_reads
-test_train_step.py::test_one_graph_and_the_losses_of_eager_q9[llama-True-0.05-False-nf4-True-True-inductor]
-test_train_step.py::test_one_graph_and_the_losses_of_eager_q9[llama-True-0.0-False-nf4-True-False-whole_step]
+upstream/test_private_names.py::test_the_private_name_is_still_there
+upstream/test_private_names.py::test_names_set_by_others_are_those_we_read
+ops/test_graph.py::test_opcheck[nf4-True]
+ops/test_graph.py::test_one_graph_and_no_recompile_over_five_shapes_q1[True]
+ops/test_graph.py::test_registration_is_idempotent_q8
+nn/test_quant_linear.py::test_forward_is_the_dequantised_layer
+nn/test_quant_linear.py::test_weight_is_honest
+nn/test_quant_linear.py::test_state_dict_round_trip
+quant/test_packed_attributes.py::test_one_graph_in_64_variants[nf4-True-bfloat16-True-True]
+quant/test_packed_attributes.py::test_one_graph_in_64_variants[fp4-False-float32-False-False]
+quant/test_packed_attributes.py::test_computing_with_the_weight_in_a_graph
+quant/test_dequantize_4bit.py::test_one_graph_for_all_weights_of_a_shape[nf4-nested-torch.bfloat16]
+quant/test_dequantize_4bit.py::test_another_table_is_refused_in_eager_mode_and_in_the_graph
+hf/test_loading_options.py::test_dtype_holds_for_quantised_folders_too[nf4]
+hf/test_loading_options.py::test_experts_are_refused_by_name
+hf/test_trl_head.py::test_one_graph
+recipe/test_recipe_train.py::test_a_run_writes_what_peft_reads
+training/test_train_step.py::test_one_graph_and_the_losses_of_eager_q9[llama-True-0.05-False-nf4-True-True-inductor]
+training/test_train_step.py::test_one_graph_and_the_losses_of_eager_q9[llama-True-0.0-False-nf4-True-False-whole_step]
 """
 
 

@@ -16,7 +16,7 @@ void product_into(const Tensor& out, const Tensor& x, const Tensor& w,
     return;
   }
   // addmm's factors are Scalars, which cannot cross the stable ABI. linear(x, w, bias) is addmm
-  // with both factors 1, for a bias of two dimensions too (tests/python/test_gpu_panels.py).
+  // with both factors 1, for a bias of two dimensions too (tests/python/ops/test_gpu_panels.py).
   std::array<StableIValue, 4> stack = {from(x), from(w), from(added), from(out)};
   STABLE_TORCH_ERROR_CODE_CHECK(
       torch_call_dispatcher("aten::linear", "out", stack.data(), TORCH_ABI_VERSION));

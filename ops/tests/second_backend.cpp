@@ -2,9 +2,9 @@
 // CPU and on the same checks. What ops/cuda/ will be, with memory of the host in the place of a
 // GPU's.
 //
-// The memory of this device cannot be read by the host: tests/python/test_second_backend.py maps it
-// without access, and only what runs "on the device" opens it. A check that reads data ends the
-// process.
+// The memory of this device cannot be read by the host: tests/python/ops/test_second_backend.py
+// maps it without access, and only what runs "on the device" opens it. A check that reads data ends
+// the process.
 #include <sys/mman.h>
 
 #include <memory>

@@ -6,7 +6,14 @@ one is in every run of CI.
 
 from __future__ import annotations
 
+import os
+import pathlib
+
 import pytest
+
+# Programs that tests start import `support` too.
+_PATHS = [str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+os.environ["PYTHONPATH"] = os.pathsep.join(path for path in _PATHS if path)
 
 SLOW = """
 bench_cases cli compiled_gradients crash default_step doctor doctor_trl elementwise_takeover experts_learn

@@ -1,6 +1,6 @@
 // What the GPU's operators do between their kernels, on CPU tensors: the same functions, with
 // panels decoded by the CPU's kernels and multiplied by torch's, and few rows summed here
-// (tests/python/test_gpu_panels.py). Schemas of their own, with the bytes of a panel as an
+// (tests/python/ops/test_gpu_panels.py). Schemas of their own, with the bytes of a panel as an
 // argument.
 #include <cmath>
 #include <tuple>

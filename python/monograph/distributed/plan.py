@@ -4,8 +4,8 @@
     plan = make_plan(sizes, Mesh(ranks=512, shard=8), Step(tokens=4096, micro_batches=512))
     plan.memory["shard"], plan.moved, plan.seconds(Link(50e9))
 
-Layouts and the order of sums are those that training uses (layer_bytes.py, tree.py).
-tests/python/test_scale.py compares the collectives with graphs on fake process groups, byte by byte.
+Layouts and the order of sums are those that training uses (layer_bytes.py, tree.py). The collectives are
+compared with graphs on fake process groups, byte by byte: tests/python/distributed/test_scale.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 // Merges of small weights against a few obvious lines in fp64, and the plan's refusals. Real
-// adapters of PEFT are in tests/python/test_merge.py.
+// adapters of PEFT are in tests/python/native/test_merge.py.
 #include <gtest/gtest.h>
 
 #include <cmath>

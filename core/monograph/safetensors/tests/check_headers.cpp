@@ -1,7 +1,7 @@
 // Reads files from standard input, each as a 32-bit little-endian length and that many bytes, and
 // prints one line for each: "refuse" with the reason, or "accept" with name (in hexadecimal),
 // dtype, shape, offset and size of every tensor. The other half of
-// tests/python/test_safetensors_differential.py.
+// tests/python/native/test_safetensors_differential.py.
 #include <cstdint>
 #include <iostream>
 #include <string>

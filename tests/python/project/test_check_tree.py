@@ -1,0 +1,72 @@
+"""tools/check_tree.py: circles of imports and speeds of GPUs are found, and nothing else."""
+
+import importlib.util
+import pathlib
+
+import pytest
+
+TOOL = pathlib.Path(__file__).parents[3] / "tools" / "check_tree.py"
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("check_tree", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def package(folder, **files):
+    for name, text in {"__init__": "from p import sub", "sub__init__": "from p.a import x", **files}.items():
+        path = folder / "p" / (name.replace("sub", "sub/", 1) + ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return folder / "p"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from p.sub import y",
+        "from p.sub.b import y",  # runs p/sub/__init__.py
+        "try:\n    import p.sub\nexcept ImportError:\n    pass",
+        "class A:\n    import p.sub",
+    ],
+)
+def test_a_circle_is_found(tool, tmp_path, line):
+    circles = tool.check_import_circles(package(tmp_path, a=line, subb=""))
+    assert len(circles) == 1
+    assert "p.sub" in circles[0]
+    assert "p.a" in circles[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import p",  # every module runs the packages it lies in
+        "def f():\n    from p.sub import y",
+        "class A:\n    def f(self):\n        import p.sub",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.sub import y",
+    ],
+)
+def test_what_does_not_run_at_import_is_no_circle(tool, tmp_path, line):
+    assert tool.check_import_circles(package(tmp_path, a=line)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("On an H100 it is 2.5 times as fast", True),
+        ("CUDA: 1200 tokens/s", True),
+        ("faster than on the GPU", True),
+        ("a kernel of sm_90 takes 0.3 ms", True),
+        ("on 2 cores it is 1.7 times as fast", False),
+        ("GPU kernels are compiled for sm_80", False),
+    ],
+)
+def test_a_speed_of_a_gpu_is_found(tool, line, found):
+    assert tool.speeds_of_gpus(f"before\n{line}\nbehind") == ([line] if found else [])
+
+
+def test_no_speed_of_a_gpu_is_claimed_without_a_report(tool):
+    assert tool.check_gpu_speeds() == []

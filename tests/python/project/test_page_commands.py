@@ -1,0 +1,179 @@
+"""Every command that a page shows is run here, by another test or stage of CI, or docs/hosting.md lists it.
+
+A command is a line of a block without a language that begins with a program. Those that are run here are
+run in the order of their page, in a folder with a small Llama under each name that the pages use.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import shutil
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from monograph.__main__ import main
+from monograph.packing.__main__ import main as show_packing
+from support.native_tool import ROOT, run
+from support.recipe_files import make_model, write_jsonl
+
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+PROGRAMS = (
+    r"python(?= -)|pip|monograph|cmake|ctest|pytest|\.ci/\w+|torchrun|twine|debootstrap|sudo|PYTHONPATH=\S+"
+)
+COMMAND = re.compile(rf"^(?:\$ )?((?:{PROGRAMS})(?: .*)?)$")
+HERE, TEST, STAGE, NOT = "here", "test", "stage", "not run"
+
+# The first that matches holds: what the command begins with, who runs it.
+RULES = [
+    (r"monograph \w+( \w+)? --help$|monograph --help$", TEST, "cli/test_cli.py"),
+    (r"python -m monograph (example tiny|\w+ tiny/recipe)", TEST, "recipe/test_recipe_learns.py"),
+    (r"python -m monograph doctor --(device|verify)", TEST, "doctor/test_selftest.py"),
+    (r"python -m monograph\.distributed ", TEST, "distributed/test_scale.py"),
+    (r"(torchrun|monograph train recipe.yml --nproc)", TEST, "recipe/test_recipe_over_ranks.py"),
+    (r"python tools/merge_quality.py", NOT, "takes hours"),
+    (r"python -m monograph\.bench", NOT, "measures: quiet machines only"),
+    (r"\.ci/run (lint|release|installed|cuda)$", STAGE, "of this name"),
+    (r"\.ci/run$", STAGE, "all of them"),
+    (r"\.ci/install$", STAGE, "install"),
+    (r"\.ci/run (before_commit|long)$", NOT, "for hands"),
+    (r"pytest$", STAGE, "python_tests"),
+    (r"pytest -k", STAGE, "python_tests"),
+    (r"ctest --preset release -R", STAGE, "release"),
+    (r"cmake --preset release && cmake --build --preset release", STAGE, "release"),
+    (r"cmake (--install build|-S monograph)", STAGE, "installed"),
+    (r"pip wheel", STAGE, "wheel"),
+    (r"pip install", NOT, "installs; `tools/release/clean_image.py` does, by hand"),
+    (r"monograph |python -m monograph|python -m monograph\.packing", HERE, ""),
+]  # fmt: skip
+
+
+def commands():
+    """(page, command) in order; a comment behind the command is left out."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        for line in (line for language, block in blocks if not language for line in block.splitlines()):
+            # Output of the programs' own help begins like a command too.
+            if (match := COMMAND.match(line)) and "COMMAND" not in line and not line.endswith("<<'END'"):
+                yield page.name, re.sub(r"\s+#.*", "", match[1]).strip()
+
+
+def rule(command):
+    for pattern, who, what in RULES:
+        if re.match(pattern, command):
+            return who, what
+    return None, None
+
+
+def run_here():
+    return list(dict.fromkeys(each for each in commands() if rule(each[1])[0] == HERE))
+
+
+def test_someone_answers_for_every_command():
+    found = list(commands())
+    assert len(found) > 85
+    assert [each for each in found if rule(each[1])[0] is None] == []
+    stages = set(re.findall(r"^(\w+)\(\)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE))
+    for _, who, what in RULES:
+        if who == TEST:
+            assert (ROOT / "tests" / "python" / what).exists(), what
+        if who == STAGE and what not in ("of this name", "all of them"):
+            assert what in stages, what
+
+
+def not_run():
+    """The lines of the list in docs/hosting.md."""
+    return sorted(
+        {f"| `{command}` | {rule(command)[1]} |" for _, command in commands() if rule(command)[0] == NOT}
+    )
+
+
+def test_the_page_lists_what_nobody_runs():
+    text = (ROOT / "docs" / "hosting.md").read_text()
+    begin, end = "<!-- commands that are not run -->\n", "<!-- end -->"
+    listed = text[text.index(begin) + len(begin) : text.index(end)].strip().splitlines()
+    assert listed[2:] == not_run()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A Llama with a tokenizer, adapters for it and data, by every name of the pages."""
+    from monograph.recipe.example import make_tokenizer
+
+    root = tmp_path_factory.mktemp("pages")
+    make_tokenizer(str(root / "my-llama"))
+    for name in ("my-lora", "my-qlora", "math", "code"):
+        torch.manual_seed(len(name))
+        model = get_peft_model(
+            make_model(root / "my-llama", max_position_embeddings=4096),
+            LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False),
+        )
+        model.save_pretrained(root / name)
+    for link, target in {"llama": "my-llama", "tiny-llama": "my-llama", "llama-nf4": "my-llama-nf4"}.items():
+        (root / link).symlink_to(root / target)
+    (root / "out").symlink_to(root / "my-lora")
+    rows = [{"instruction": f"What is {i}?", "output": f" {i}"} for i in range(24)]
+    write_jsonl(root / "train.jsonl", rows)
+    (root / "lengths.txt").write_text("\n".join(str(7 + 13 * i % 90) for i in range(50)))
+    (root / "examples").symlink_to(ROOT / "examples")
+    return root
+
+
+def recipe(root):
+    lines = ["base_model: my-llama", "load_in_4bit: true", "adapter: qlora", "lora_r: 4", "lora_alpha: 8"]
+    lines += [
+        "lora_target_linear: true",
+        "datasets:",
+        "  - {path: train.jsonl, type: alpaca}",
+        "max_steps: 2",
+    ]
+    lines += ["sequence_len: 512", "micro_batch_size: 1", "learning_rate: 1e-3", "output_dir: outputs/out"]
+    (root / "recipe.yml").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _ in run_here()}))
+def test_the_commands_of_a_page_run(page, folder, tmp_path, monkeypatch):
+    """In a copy of the folder: a command may not find what that of another page has left."""
+    root = tmp_path / "pages"
+    shutil.copytree(folder, root, symlinks=True)
+    for link in (path for path in root.iterdir() if path.is_symlink()):
+        target = os.readlink(link)
+        link.unlink()
+        link.symlink_to(target.replace(str(folder), str(root)))
+    monkeypatch.chdir(root)
+    recipe(root)
+    here = [command for each, command in run_here() if each == page]
+    if not any(command.startswith("monograph quantize") for command in here):
+        run("quantize", "my-llama", "my-llama-nf4", "--double-quant")
+    for command in sorted(here, key=lambda command: "quantize" not in command):
+        words = shlex.split(command)
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            for out in (root / words[i + 1] for i, word in enumerate(words) if word == "--out"):
+                if out.is_dir():
+                    shutil.rmtree(out)  # of the command before: nothing is overwritten without --force
+            if words[0] == "monograph":
+                run(*words[1:], code=CODES.get(words[1], 0))
+            elif words[2] == "monograph.packing":
+                show_packing(words[3:])
+            else:
+                assert main([*words[3:], *EXTRA.get(words[3], [])]) in (0, None), (
+                    f"{command}\n{said.getvalue()}"
+                )
+
+
+CODES = {"diff": 4}  # they differ
+# What a page leaves to the reader: shorter, and on this machine.
+EXTRA = {
+    "train": ["--max-steps", "2"],
+    "generate": ["--max-new-tokens", "2"],
+}

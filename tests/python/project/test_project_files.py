@@ -1,0 +1,55 @@
+"""SECURITY.md, CITATION.cff and templates: the files, stages, limits and versions that they name are real."""
+
+import pathlib
+import re
+
+import pytest
+import yaml
+
+from support.native_tool import ROOT
+
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
+def test_security_names_every_fuzz_target_and_only_files_that_exist():
+    text = (ROOT / "SECURITY.md").read_text()
+    listed = re.search(r"Fuzz targets: ((?:`\w+`(?:, )?)+)", text)
+    assert listed, "SECURITY.md: the line of the fuzz targets"
+    targets = {path.stem.removeprefix("fuzz_") for path in (ROOT / "core").rglob("fuzz_*.cpp")}
+    assert set(re.findall(r"`(\w+)`", listed[1])) == targets
+    for file in re.findall(r"`(tests/[\w/]+\.py)`", text):
+        assert (ROOT / file).exists(), file
+    for stage in re.findall(r"`\.ci/run (\w+)`", text):
+        assert f"\n{stage}() {{" in (ROOT / ".ci" / "run").read_text(), stage
+
+
+def test_security_tells_the_limits_that_the_hostile_files_are_held_to():
+    """A limit that is loosened in the test cannot stay a promise in the text."""
+    text = (ROOT / "SECURITY.md").read_text()
+    test = (ROOT / "tests" / "python" / "native" / "test_cli_hostile.py").read_text()
+    seconds = re.search(r"LIMIT_SECONDS = ([\d.]+)", test)
+    bytes_ = re.search(r"LIMIT_BYTES = ([\d_]+)", test)
+    assert seconds
+    assert bytes_
+    assert f"under {float(seconds[1]):g} s and {int(bytes_[1]) // 10**6} MB" in text
+
+
+def test_the_citation_has_the_version_and_licence_of_the_package():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = (ROOT / "pyproject.toml").read_text()
+    assert citation["title"] == "Monograph"
+    assert f'\nversion = "{citation["version"]}"\n' in project
+    assert f'\nlicense = "{citation["license"]}"\n' in project
+    assert citation["authors"] == [{"name": "Monograph contributors"}]
+
+
+@pytest.mark.parametrize("path", [f for f in FORMS if f.name != "config.yml"], ids=lambda p: p.name)
+def test_an_issue_form_is_one_that_github_shows(path: pathlib.Path):
+    """GitHub drops a form without a word if a key is missing or an id stands twice."""
+    form = yaml.safe_load(path.read_text())
+    assert {"name", "description", "body"} <= form.keys()
+    ids = [field["id"] for field in form["body"] if field["type"] != "markdown"]
+    assert len(ids) == len(set(ids)) > 0
+    for field in form["body"]:
+        assert field["type"] in {"markdown", "textarea", "input", "dropdown", "checkboxes"}
+        assert ("value" if field["type"] == "markdown" else "label") in field["attributes"]

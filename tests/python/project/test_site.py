@@ -1,0 +1,61 @@
+"""What the site is assembled from; `.ci/run site` builds it, strictly."""
+
+import importlib
+import json
+import re
+import sys
+
+import pytest
+import yaml
+
+from support.native_tool import ROOT
+
+sys.path.insert(0, str(ROOT / "tools" / "site"))
+
+import assemble_pages
+import draw_figures
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site") / "pages"
+    assemble_pages.assemble(folder)
+    draw_figures.draw_all(folder / "docs")
+    return folder
+
+
+def paths_of(nav):
+    for entry in nav:
+        for value in entry.values() if isinstance(entry, dict) else [entry]:
+            yield from [value] if isinstance(value, str) else paths_of(value)
+
+
+def test_every_page_is_in_the_menu_and_the_menu_has_no_other(pages):
+    text = (ROOT / "mkdocs.yml").read_text()
+    menu = list(paths_of(yaml.safe_load(text)["nav"]))
+    assert sorted(menu) == sorted(str(page.relative_to(pages)) for page in pages.rglob("*.md"))
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(assemble_pages, "ROOT", tmp_path)
+    (tmp_path / "README.md").write_text("[here](docs/gone.md)")
+    with pytest.raises(ValueError, match=r"README\.md: the link docs/gone\.md leads nowhere"):
+        assemble_pages.assemble(tmp_path / "pages")
+
+
+def test_the_reference_has_every_public_name(pages):
+    for module in assemble_pages.MODULES:
+        text = (pages / "docs" / "reference" / f"{module}.md").read_text()
+        names = importlib.import_module(module).__all__
+        shown = re.findall(r"^(?:::: \S+\.|## )(\w+)$", text, re.MULTILINE)
+        assert sorted(shown) == sorted(names), module
+
+
+def test_the_figures_are_the_recorded_numbers():
+    """Three bars, each looked up in its file by hand."""
+    lines = [json.loads(line) for line in (ROOT / "bench/results/trl.jsonl").read_text().splitlines()]
+    summary = lines[-1]["summary"]
+    seconds = draw_figures.trl_seconds()
+    assert seconds["monograph"][1] == summary["dpo_eager_2_threads_seconds"]
+    assert seconds["bitsandbytes"][2] == summary["grpo_eager_2_threads_bitsandbytes_seconds"]
+    assert draw_figures.attention_ratios()["16 heads of keys"][0] == 23.376

@@ -1,0 +1,105 @@
+"""The workflows of hosted runners: they call .ci/run and nothing beside it, and what they use is pinned."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+from support.native_tool import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+RUN = (ROOT / ".ci" / "run").read_text()
+STAGES = set(re.findall(r"^(\w+)\(\) \{", RUN, re.MULTILINE))
+
+
+def jobs(path):
+    return yaml.safe_load(path.read_text())["jobs"]
+
+
+def called_stages(path):
+    """The lists of stages that jobs hand to stages.yml, matrices written out."""
+    for job in jobs(path).values():
+        if stages := job.get("with", {}).get("stages"):
+            matrix = job.get("strategy", {}).get("matrix", {})
+            yield from matrix["stages"] if stages == "${{ matrix.stages }}" else [stages]
+
+
+def test_every_stage_that_a_workflow_names_is_one_of_ci_run():
+    lists = [stages for path in WORKFLOWS for stages in called_stages(path)]
+    assert len(lists) >= 10
+    named = {stage for stages in lists for stage in stages.split()}
+    assert named <= STAGES, named - STAGES
+    assert ".ci/run gpu" in (ROOT / ".github/workflows/gpu.yml").read_text()
+    assert "gpu" in STAGES
+
+
+def test_hosted_runners_do_what_ci_does():
+    """A stage of `.ci/run` without arguments is also a stage of the workflow of each push."""
+    default = re.findall(r"^  (?:stages|late)=\(([a-z][^)]+)\)", RUN, re.MULTILINE)
+    assert len(default) == 2
+    hosted = {
+        stage for stages in called_stages(ROOT / ".github/workflows/ci.yml") for stage in stages.split()
+    }
+    assert {stage for stages in default for stage in stages.split()} <= hosted
+
+
+def test_steps_run_nothing_but_ci_run():
+    allowed = {"git and Python, before the checkout", ".ci/run", ".ci/run gpu"}
+    for path in WORKFLOWS:
+        for job in jobs(path).values():
+            for step in job.get("steps", []):
+                assert "uses" in step or step["name"] in allowed, (path.name, step)
+
+
+def test_actions_are_pinned_by_commit_with_their_version_beside():
+    for path in WORKFLOWS:
+        for line in path.read_text().splitlines():
+            if (used := re.search(r"uses: (\S+)(.*)", line)) and not used[1].startswith("./"):
+                assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", used[1]), (path.name, line)
+                assert re.fullmatch(r" # v\d+\.\d+\.\d+", used[2]), (path.name, line)
+
+
+MAY_WRITE = {("release.yml", "publish"): {"id-token"}, ("site.yml", "deploy"): {"pages", "id-token"}}
+
+
+def test_nothing_but_publishing_may_write():
+    for path in WORKFLOWS:
+        text = yaml.safe_load(path.read_text())
+        assert text["permissions"] == {}, path.name
+        for name, job in text["jobs"].items():
+            writes = {key for key, value in job["permissions"].items() if value == "write"}
+            assert writes == MAY_WRITE.get((path.name, name), set()), (path.name, name)
+
+
+checkers = pytest.mark.skipif(
+    not (shutil.which("zizmor") and shutil.which("check-jsonschema")),
+    reason="pip install zizmor check-jsonschema",
+)
+
+
+@checkers
+def test_the_schemas_and_zizmor_have_nothing_to_say():
+    done = subprocess.run([ROOT / ".ci" / "run", "workflows"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@checkers
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [("runs-on:", "run-on:"), ("@3d3c42e5aac5ba805825da76410c181273ba90b1", "@v7")],
+)
+def test_a_wrong_key_and_an_action_without_its_commit_are_found(tmp_path, found, wanted):
+    """The two checks can fail: the schema finds the first, zizmor the second."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    shutil.copy(ROOT / "CITATION.cff", tmp_path)
+    shutil.copytree(ROOT / ".github", tmp_path / ".github")
+    spoilt = tmp_path / ".github" / "workflows" / "gpu.yml"
+    text = spoilt.read_text()
+    assert found in text
+    spoilt.write_text(text.replace(found, wanted))
+    done = subprocess.run([tmp_path / ".ci" / "run", "workflows"], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "gpu.yml" in done.stdout + done.stderr

@@ -1,0 +1,150 @@
+"""Recipes that TRL trains, and the same runs written as plain scripts with TRL's own API."""
+
+import contextlib
+import json
+
+import torch
+import transformers
+import trl
+from datasets import Dataset
+from peft import LoraConfig
+from trl.experimental.cpo import CPOConfig, CPOTrainer
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+import monograph as mg
+from monograph.recipe import check_keys
+from monograph.recipe.train import train
+from support.trl_runs import tokenizer
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} <eos> {% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+PROMPTS = [f"w{3 * i} w{3 * i + 1}" for i in range(16)]
+ANSWERS = [f"w{i + 40} w{i + 41} w{i + 42}" for i in range(16)]
+OTHERS = [f"w{50 - i} w{20 - i} w{i}" for i in range(16)]
+
+
+def rewards_high(completions, **_):
+    """The share of words from w30 on."""
+    words = [[int(word[1:]) for word in text.split() if word[1:].isdigit()] for text in completions]
+    return [sum(number >= 30 for number in numbers) / max(len(numbers), 1) for numbers in words]
+
+
+def write_rows(path, **columns):
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def trl_keys(folder, root, path, kind, **change):
+    """A recipe in float32 with a short run; `rl` or `trainer` are for the caller."""
+    keys = {
+        "base_model": str(folder),
+        "adapter": "qlora",
+        "bf16": False,
+        "lora_target_linear": True,
+        "lora_r": 4,
+        "lora_alpha": 8,
+        "datasets": [{"path": path, "type": kind}],
+        "dataset_prepared_path": str(root / "prepared"),
+        "sequence_len": 16,
+        "pad_to_sequence_len": True,
+        "micro_batch_size": 4,
+        "max_steps": 12,
+        "learning_rate": 0.02,
+        "lr_scheduler": "constant",
+        "output_dir": str(root / "out"),
+        "save_strategy": "no",
+        "seed": 3,
+    }
+    return keys | change
+
+
+def sft_keys(folder, root, **change):
+    path = write_rows(root / "sft.jsonl", instruction=PROMPTS, output=ANSWERS)
+    kind = {"no_input_format": "{instruction} "}
+    return trl_keys(folder, root, path, kind, **{"trainer": "trl"} | change)
+
+
+def run_recipe(keys):
+    """The lines of metrics.jsonl of a run."""
+    outcome = train(check_keys(keys).recipe)
+    with open(f"{outcome.output_dir}/metrics.jsonl", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def causal(folder):
+    return mg.from_pretrained(folder, dtype=torch.float32), "CAUSAL_LM"
+
+
+def classifier(folder):
+    """What RewardTrainer makes of a folder by itself, on packed weights."""
+    config = transformers.AutoConfig.from_pretrained(folder, num_labels=1)
+    transformers.set_seed(3)
+    auto = transformers.AutoModelForSequenceClassification
+    return mg.from_pretrained(folder, dtype=torch.float32, config=config, model_class=auto), "SEQ_CLS"
+
+
+def run_script(kind, folder, root, rows, load=causal, prepare=None, **change):
+    """The same by TRL's own API: what a person would write, with Monograph's two lines, and `prepare`."""
+    config, trainer_class = {
+        "sft": (trl.SFTConfig, trl.SFTTrainer),
+        "dpo": (trl.DPOConfig, trl.DPOTrainer),
+        "kto": (trl.KTOConfig, trl.KTOTrainer),
+        "grpo": (trl.GRPOConfig, trl.GRPOTrainer),
+        "reward_model": (trl.RewardConfig, trl.RewardTrainer),
+        "orpo": (ORPOConfig, ORPOTrainer),
+        "simpo": (CPOConfig, CPOTrainer),
+    }[kind]
+    extra = {"reward_funcs": [rewards_high]} if kind == "grpo" else {}
+    length = {} if kind == "grpo" else {"max_length": 16}
+    options = {
+        "output_dir": str(root / "script"),
+        "max_steps": 12,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 0.02,
+        "lr_scheduler_type": "constant",
+        "optim": "adamw_torch",
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "seed": 3,
+    }
+    if kind not in ("orpo", "simpo"):
+        options["pad_to_multiple_of"] = 16
+    words = tokenizer()
+    words.chat_template = TEMPLATE
+    model, task = load(folder)
+    trainer = trainer_class(
+        model=model,
+        args=config(**options | length | change),
+        train_dataset=Dataset.from_dict(rows),
+        processing_class=words,
+        peft_config=LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type=task),
+        **extra,
+    )
+    mg.optimize(trainer.model)
+    if prepare:
+        prepare(trainer)
+    trainer.train()
+    return [line for line in trainer.state.log_history if "loss" in line]
+
+
+def columns(lines, *names):
+    return [tuple(line[name] for name in names) for line in lines if "loss" in line]
+
+
+@contextlib.contextmanager
+def counted_graphs(counters, dynamo):
+    """Graphs (a recompile is one more) and breaks of what is compiled inside, known at its end."""
+    found = {}
+    dynamo.reset()
+    counters.clear()
+    yield found
+    found["graphs"] = counters["stats"]["unique_graphs"]
+    found["breaks"] = sum(counters["graph_break"].values())
+    dynamo.reset()

@@ -1,0 +1,50 @@
+"""The commands of docs/tutorial.md with the output it shows, and the output they have here."""
+
+import contextlib
+import io
+import os
+import pathlib
+import re
+import shlex
+
+from monograph.__main__ import main
+
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "tutorial.md"
+PREFIX = ["python", "-m", "monograph"]
+
+
+def shown(page=PAGE):
+    """(command, output) for every `$ command` in a fenced block."""
+    found = []
+    for block in re.findall(r"^```\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+        for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+            command, _, output = part.partition("\n")
+            found.append((command, output.rstrip("\n")))
+    return found
+
+
+def run(command):
+    """What the command prints, both streams together, in this process and folder."""
+    words = shlex.split(command)
+    out = io.StringIO()
+    if words[0] == "ls":
+        return "  ".join(sorted(os.listdir(words[1])))
+    assert words[:3] == PREFIX, command
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        main(words[3:])
+    return out.getvalue().rstrip("\n")
+
+
+def machine_independent(command, output):
+    """The output as sorted words for `ls`; else its lines without what differs between machines.
+
+    Losses, speed, memory, time and the hash of the prepared data become #. A run tells where it is every ten
+    seconds, so of its steps only the last counts. The bars of datasets and transformers are left out.
+    """
+    if command.startswith("ls "):
+        return sorted(output.split())
+    left_out = r"\s*$|.*(it|examples)/s\]|step (\d+)/(?!\2 )"
+    lines = [line.rstrip() for line in output.splitlines() if not re.match(left_out, line)]
+    for pattern in (r"\b\d+\.\d{3,4}\b", r"[\d,]+(?= tokens/s)", r"[\d.]+(?= GiB)", r"\d:\d\d:\d\d"):
+        lines = [re.sub(pattern, "#", line) for line in lines]
+    return [re.sub(r"\b[0-9a-f]{16}\b", "#", line) for line in lines]
