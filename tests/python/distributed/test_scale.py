@@ -1,7 +1,7 @@
 """The formulas of monograph.distributed.plan against graphs on pretended groups; docs/scale.md against them.
 
 Models have their full width and one or two layers; that a whole model is its layers times a layer is compared
-too. All 64, 512 and 4,096 ranks, flat and hybrid, of 8B, 70B and 405B: MONOGRAPH_LONG=1 (.ci/run long).
+too. All 64, 512 and 4,096 ranks, flat and hybrid, of 8B, 70B and 405B: MONOGRAPH_LONG=1 (.ci/run scale).
 """
 
 from __future__ import annotations

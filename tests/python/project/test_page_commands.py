@@ -41,10 +41,10 @@ RULES = [
     (r"(torchrun|monograph train recipe.yml --nproc)", TEST, "recipe/test_recipe_over_ranks.py"),
     (r"python tools/merge_quality.py", NOT, "takes hours"),
     (r"python -m monograph\.bench", NOT, "measures: quiet machines only"),
-    (r"\.ci/run (lint|release|installed|cuda)$", STAGE, "of this name"),
+    (r"\.ci/run (lint|release|installed|cuda|tsan)$", STAGE, "of this name"),
     (r"\.ci/run$", STAGE, "all of them"),
     (r"\.ci/install$", STAGE, "install"),
-    (r"\.ci/run (before_commit|long)$", NOT, "for hands"),
+    (r"\.ci/run before_commit$", NOT, "for developers"),
     (r"pytest$", STAGE, "python_tests"),
     (r"pytest -k", STAGE, "python_tests"),
     (r"ctest --preset release -R", STAGE, "release"),
@@ -82,7 +82,8 @@ def test_someone_answers_for_every_command():
     found = list(commands())
     assert len(found) > 85
     assert [each for each in found if rule(each[1])[0] is None] == []
-    stages = set(re.findall(r"^(\w+)\(\)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE))
+    lanes = "".join(path.read_text() for path in (ROOT / ".ci").glob("*.sh"))
+    stages = set(re.findall(r"^(\w+)\(\)", lanes, re.MULTILINE))
     for _, who, what in RULES:
         if who == TEST:
             assert (ROOT / "tests" / "python" / what).exists(), what

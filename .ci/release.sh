@@ -1,0 +1,62 @@
+# Stages of hosted runners and of a release; sourced by .ci/run. docs/hosting.md says which of them ran where.
+
+install_core() { .ci/install core; }
+
+install_site() { .ci/install site; }
+
+install_upload() { .ci/install upload; }
+
+# The core, the tool and their tests without torch, by $CXX, for the processor of this machine.
+core() {
+  cmake -B build/core -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$CXX" -DMONOGRAPH_WERROR=ON \
+    -DMONOGRAPH_BUILD_TESTS=ON -DMONOGRAPH_BUILD_CLI=ON >/dev/null
+  cmake --build build/core
+  ctest --test-dir build/core --output-on-failure -j 2
+}
+
+# An environment of its own with the wheel of the stage `wheel` and the packages given.
+environment() {
+  local folder=$1
+  shift
+  rm -rf "$folder"
+  python -m venv "$folder"
+  "$folder/bin/pip" install -q "$@" build/dist/monograph-*-py3-none-*.whl pytest numpy
+  "$folder/bin/pip" install -q --no-deps "bitsandbytes==0.50.2"
+}
+
+# The same selection with what transformers, PEFT and TRL will release next.
+main_branches() {
+  local github=git+https://github.com/huggingface
+  environment build/main_branches "torch==2.13.0" "transformers @ $github/transformers" "peft @ $github/peft" \
+    "trl @ $github/trl" "accelerate>=1.15" datasets tokenizers "safetensors>=0.8" pyyaml rich matplotlib
+  build/main_branches/bin/python tools/check_versions.py
+}
+
+# The self-test of a card; $GPU_TORCH is a torch that was built for it.
+gpu() {
+  rm -rf build/gpu
+  python3 -m venv build/gpu/python
+  build/gpu/python/bin/pip install -q "${GPU_TORCH:-torch==2.13.0}" "scikit-build-core>=1.0" ninja
+  build/gpu/python/bin/pip install -q --no-deps "nvidia-cuda-nvcc==13.0.88" "nvidia-cuda-crt==13.0.88" "nvidia-nvvm==13.0.88" \
+    "nvidia-cuda-runtime==13.0.96"
+  build/gpu/python/bin/pip install -q --no-build-isolation --config-settings=cmake.define.MONOGRAPH_BUILD_CUDA=ON ".[train]"
+  build/gpu/python/bin/python -m monograph doctor --device cuda --out build/gpu/report.json
+  build/gpu/python/bin/python -m monograph doctor --verify build/gpu/report.json
+}
+
+# What a release uploads: a wheel linked for manylinux_2_28, checked; its bill of materials; SHA-256 of both. PyPI takes no
+# wheel whose tag is linux_x86_64.
+upload() {
+  rm -rf build/upload build/stubs build/upload-wheel
+  python tools/release/link_stubs.py build/stubs
+  export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}"
+  LDFLAGS="-L$PWD/build/stubs" python -m pip wheel -q --no-build-isolation --no-deps -w build/upload/linked \
+    --config-settings=build-dir=build/upload-wheel --config-settings=cmake.define.MONOGRAPH_WERROR=ON .
+  auditwheel repair --plat manylinux_2_28_x86_64 -w build/upload/wheels --exclude 'libtorch*' --exclude 'libc10*' \
+    build/upload/linked/monograph-*.whl
+  auditwheel show build/upload/wheels/*.whl
+  twine check --strict build/upload/wheels/*.whl
+  python tools/check_abi.py build/upload/wheels/*.whl
+  python tools/release/bill_of_materials.py build/upload/wheels/*.whl build/upload/monograph.cdx.json
+  (cd build/upload && sha256sum -- wheels/*.whl monograph.cdx.json | tee SHA256SUMS)
+}
