@@ -87,9 +87,10 @@ long_tests_3() { long_tests 3; }
 
 long_tests_4() { long_tests 4; }
 
-# Plans of 64, 512 and 4,096 ranks, and shards under Inductor.
+# Tests that have more cases than a quarter has time for: plans of 64, 512 and 4,096 ranks, every trainer on two ranks.
 scale() {
-  MONOGRAPH_LONG=1 python -m pytest -q tests/python/distributed/test_scale.py tests/python/distributed/test_shard.py
+  OMP_NUM_THREADS=1 MONOGRAPH_LONG=1 python -m pytest -q tests/python/distributed/test_scale.py \
+    tests/python/distributed/test_shard.py tests/python/hf/test_trainers_ranks.py
 }
 
 # Ranks killed, stopped and cut off in every way; recorded in bench/results/faults.jsonl.

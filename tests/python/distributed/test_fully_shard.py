@@ -1,7 +1,5 @@
 """torch's `fully_shard` per decoder layer over packed weights: the bits of the model that is not sharded."""
 
-import os
-
 import pytest
 
 from support.run_ranks import run_ranks
@@ -45,12 +43,12 @@ def test_gradients_on_two_ranks_and_what_people_call(tmp_path):
         assert said["from state"]
 
 
-@pytest.mark.skipif(not os.environ.get("LONG_TESTS"), reason="many processes")
+@pytest.mark.long
 def test_gradients_on_three_ranks_of_uneven_parts(tmp_path):
     assert len(found_on(3, tmp_path)[0]["cases"]) == 4
 
 
-@pytest.mark.skipif(not os.environ.get("LONG_TESTS"), reason="minutes of Inductor")
+@pytest.mark.long
 def test_layers_compiled_with_inductor():
     for rank in run_ranks(2, "support/rank_fully_shard:inductor_cases", timeout=900):
         assert {name: case["differs"] for name, case in rank.items()} == {"double": [], "mxfp4": []}

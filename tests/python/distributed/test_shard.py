@@ -1,7 +1,5 @@
 """mg.shard on 2, 3 and 4 ranks: the bits of whole models; gathers and what is kept counted in graphs."""
 
-import os
-
 import pytest
 import torch
 
@@ -30,7 +28,7 @@ def test_sharded_steps_are_graphs_that_keep_local_shards(ranks, cases):
     assert run_ranks(ranks, f"support/sharded_cases:{cases}") == ["done"] * ranks
 
 
-@pytest.mark.skipif("MONOGRAPH_LONG" not in os.environ, reason="Inductor on two ranks: .ci/run scale")
+@pytest.mark.long
 def test_the_modes_with_generated_code_gather_again_in_backward():
     assert run_ranks(2, "support/sharded_cases:flat_graphs", timeout=900) == ["done"] * 2
 

@@ -34,7 +34,7 @@ EXPERTS = LoraConfig(
     init_lora_weights=False,
     task_type="CAUSAL_LM",
 )
-LONG = bool(os.environ.get("LONG_TESTS"))  # all combinations, not half of them
+LONG = bool(os.environ.get("MONOGRAPH_LONG"))  # all combinations, not half of them
 LENGTHS = (9, 14, 5, 21, 7, 12, 3, 16)
 COLLATORS = {
     "packed": PackedCollator(pad_to_multiple_of=32, max_documents=4),
