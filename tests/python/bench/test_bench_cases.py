@@ -1,5 +1,6 @@
 """What the benchmarks cover: every allowed compile option alone, and the shapes of the models people name."""
 
+import pytest
 import torch._inductor.config
 
 from monograph.bench.delta_rule import _cases, _channels
@@ -7,6 +8,8 @@ from monograph.bench.dequantize import SHAPES
 from monograph.bench.own_step import SEEDS, variants
 from monograph.bench.step import LLAMA, QWEN
 from monograph.recipe.compile_options import OPTIONS, compile_options, option_default
+
+pytestmark = pytest.mark.slow
 
 
 def test_our_step_is_measured_with_each_option_alone():

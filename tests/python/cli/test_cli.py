@@ -12,6 +12,7 @@ from monograph.__main__ import main
 from monograph.commands.native import find_program
 from support.native_tool import ROOT, program, run
 
+pytestmark = pytest.mark.slow
 COMMANDS = [
     "inspect", "quantize", "dequantize", "merge", "export", "adapter", "verify", "diff", "completion", "man",
 ]  # fmt: skip
@@ -164,6 +165,7 @@ def test_python_without_the_native_program_says_so(tmp_path, monkeypatch, capsys
     assert "gone cannot be run: No such file or directory" in message
 
 
+@pytest.mark.long
 def test_the_native_program_makes_the_example(tmp_path):
     environment = dict(os.environ, MONOGRAPH_PYTHON=sys.executable)
     assert "train" in run("example", tmp_path / "tiny", env=environment).stdout

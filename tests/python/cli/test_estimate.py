@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from monograph.__main__ import main
 
+pytestmark = pytest.mark.slow
 TOKENS = 1024
 LLAMA = {
     "hidden_size": 1024,

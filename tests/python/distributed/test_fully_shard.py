@@ -5,6 +5,8 @@ import pytest
 from support.run_ranks import run_ranks
 from support.tiny_moe import save_tiny
 
+pytestmark = pytest.mark.slow
+
 
 def found_on(ranks, tmp_path):
     experts = save_tiny(tmp_path / "experts", "qwen3_moe", layers=1)
@@ -19,6 +21,7 @@ def found_on(ranks, tmp_path):
     return results
 
 
+@pytest.mark.long
 def test_gradients_on_two_ranks_and_what_people_call(tmp_path):
     """Seven formats, double quantisation, odd shapes; checkpointing, layers compiled one by one, regions,
     DoRA, a packed head, mixed precision, packed experts, units within layers, accelerate's own road."""

@@ -13,7 +13,9 @@ def results(tmp_path_factory):
     return results_of(tmp_path_factory.mktemp("killed"), "killed")
 
 
-@pytest.mark.parametrize(("point", "rank"), [("in save", 0), ("in the sum", 1)])
+@pytest.mark.parametrize(
+    ("point", "rank"), [pytest.param("in save", 0, marks=pytest.mark.long), ("in the sum", 1)]
+)
 def test_a_killed_rank_changes_nothing(results, point, rank):
     whole, killed = results["whole"], results[point]
     assert whole["exits"] == [[0, 0]]

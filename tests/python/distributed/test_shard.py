@@ -8,6 +8,8 @@ from monograph.distributed import World, shard_group_of
 from support import tiny_moe
 from support.run_ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -23,6 +25,7 @@ def test_sharded_models_have_the_bits_of_whole_ones(ranks, cases, folder):
     assert run_ranks(ranks, f"support/sharded_cases:{cases}", folder) == ["done"] * ranks
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("ranks", "cases"), [(2, "graphs_of_two"), (4, "four_ranks")])
 def test_sharded_steps_are_graphs_that_keep_local_shards(ranks, cases):
     assert run_ranks(ranks, f"support/sharded_cases:{cases}") == ["done"] * ranks

@@ -83,6 +83,7 @@ def ranks(tmp_path_factory):
     return found, stored
 
 
+@pytest.mark.long
 def test_a_rank_reads_its_own_bytes_and_keeps_nothing_else(ranks):
     found, stored = ranks
     for rank in found:

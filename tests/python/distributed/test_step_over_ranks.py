@@ -220,7 +220,7 @@ SAME = {
 }
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3, 4])
 def test_any_number_of_ranks_gives_one_hash(ranks, one_process, on_ranks):
     for result in on_ranks[:ranks]:
         found = result[str(ranks)]

@@ -109,7 +109,7 @@ def on_ranks():
     return run_ranks(4, "distributed/test_tree:all_hashes")
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3, 4])
 def test_the_bits_are_those_of_the_recursion(ranks, wanted, on_ranks):
     """On every rank, for every case: one hash, that of a plain recursion on one process."""
     for result in on_ranks[:ranks]:

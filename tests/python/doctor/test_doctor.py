@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 import yaml
 from peft import LoraConfig, get_peft_model
@@ -12,6 +13,8 @@ from monograph.__main__ import main
 from monograph.nn import replace_linears
 from support.recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 from support.step_models import batches, build
+
+pytestmark = pytest.mark.slow
 
 
 def test_our_step_holds_and_saves_no_weight():

@@ -11,6 +11,8 @@ from torch._dynamo.utils import counters
 import monograph as mg
 from support.trl_runs import make_folder, trainer_for
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -25,6 +25,7 @@ from monograph.selftest import CASES, digests, outcome, probes, run, training, w
 from monograph.selftest.device import Device, HostDevice, PeakMemory
 from monograph.selftest.report import checksum
 
+pytestmark = pytest.mark.slow
 BY_NAME = {case.name: case for case in CASES}
 
 

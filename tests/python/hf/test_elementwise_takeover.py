@@ -16,6 +16,8 @@ from monograph.integrations.transformers.elementwise import take_over
 from monograph.regions import TRACES, forget, make_regions
 from support.elementwise_models import IDS, SMALL, build
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("config_class", "norms", "norm", "activation", "attentions"),

@@ -20,6 +20,7 @@ from transformers import (
 
 import monograph.integrations.transformers.attention  # noqa: F401  (registers the name)
 
+pytestmark = pytest.mark.slow
 WINDOWS = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}
 FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),

@@ -14,6 +14,7 @@ from monograph.spellings.fp8_block import Fp8Block
 from support import producer_folders
 from support.producer_folders import DENSE, tensors
 
+pytestmark = pytest.mark.slow
 # Packed bytes of a layer in our names and, of the file's, in any order that is there.
 VALUES = ("weight_packed", "weight")
 SCALES = ("weight_scale_inv", "weight_scale")

@@ -17,6 +17,8 @@ from monograph.recipe.read_config import read_config
 from support.recipe_files import make_instruction_world, small_recipe
 from support.tiny_models import save_llama
 
+pytestmark = pytest.mark.slow
+
 
 class Block(nn.Module):
     def __init__(self, dtype=torch.bfloat16, bias=True):

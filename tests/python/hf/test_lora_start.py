@@ -18,6 +18,7 @@ from monograph.nn.dense_source import remember_dense
 from support.native_tool import program
 from support.tiny_models import save_llama
 
+pytestmark = pytest.mark.slow
 RANK = 16
 
 

@@ -10,6 +10,8 @@ from support.run_ranks import run_ranks
 from support.tiny_moe import save_tiny
 from support.trl_runs import make_folder
 
+pytestmark = pytest.mark.slow
+
 
 def save_large(root):
     """Packed bytes of many pages, 3 MiB."""
@@ -36,6 +38,7 @@ def results(tmp_path_factory):
     return run_ranks(2, "support/rank_trl:all_cases", *folders, str(root / "out"), timeout=900)
 
 
+@pytest.mark.long
 def test_a_step_under_ddp_has_the_bits_of_one_process(results):
     """Both trainers, packed and padded, with and without regions and checkpointing, accumulated, experts.
     Each rank has its own micro-batch; adapters that were drawn apart are rank 0's."""

@@ -10,6 +10,8 @@ from monograph.integrations.peft.lora_linear import LoraLinear
 from monograph.regions import TRACES, forget, region_layers
 from support.trl_runs import make_folder, trainer_for
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

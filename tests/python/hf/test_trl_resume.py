@@ -1,10 +1,13 @@
 """A trainer of TRL with torch_compile and dropout resumes with the bits of an unbroken run."""
 
+import pytest
 import torch
 import torch._dynamo
 
 import monograph as mg
 from support.trl_runs import make_folder, trainer_for
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_compiled_run_with_dropout_resumes_bit_for_bit(tmp_path, monkeypatch):

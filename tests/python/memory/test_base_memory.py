@@ -171,6 +171,7 @@ def disturbed(model):
     return numbers
 
 
+@pytest.mark.long
 def test_whatever_comes_between_steps(folder):
     plain = disturbed(mg.from_pretrained(folder))
     gc.collect()

@@ -182,6 +182,7 @@ def test_a_checkpointed_step_has_the_same_bits_and_one_graph(mode, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_checkpointed_step_as_inductors_graph(tmp_path):
     want, parameters, _ = run("inductor", steps=2)
     found, trained, step = run("inductor", tmp_path, steps=2)

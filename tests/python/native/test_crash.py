@@ -23,6 +23,7 @@ from support.merge_reference import adapter_on
 from support.native_tool import program
 from support.tiny_models import llama_config
 
+pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("MONOGRAPH_KILLS", "12"))
 
 

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from support.merge_reference import adapter_on, base_model, check_against_float64
 from support.native_tool import run, run_json
 
+pytestmark = pytest.mark.slow
 TOKENS = torch.arange(24).reshape(2, 12) * 13 % 320
 
 

@@ -17,6 +17,7 @@ import subprocess
 
 import pytest
 
+pytestmark = pytest.mark.slow
 safetensors = pytest.importorskip("safetensors")
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]

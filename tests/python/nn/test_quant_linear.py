@@ -15,6 +15,8 @@ import monograph as mg
 from monograph.formats import FORMATS
 from monograph.nn import QuantLinear, replace_linears
 
+pytestmark = pytest.mark.slow
+
 
 def llama(layers=4, **options):
     torch.manual_seed(0)
@@ -116,12 +118,15 @@ def test_the_compiled_graph_saves_no_float_of_weight_size():
 # Graphs and recompiles are counted before the backend; one case runs through Inductor itself.
 CASES = [
     ("nf4", True, False, "aot_eager"),
-    ("nf4", True, True, "inductor"),
+    pytest.param("nf4", True, True, "inductor", marks=pytest.mark.long),
     ("nf4", False, True, "aot_eager"),
-    ("fp4", True, True, "aot_eager"),
-    ("fp4", False, False, "aot_eager"),
-    ("fp4", False, True, "aot_eager"),
-    *((name, False, False, "aot_eager") for name in ("mxfp4", "mxfp8", "nvfp4", "fp8-block")),
+    pytest.param("fp4", True, True, "aot_eager", marks=pytest.mark.long),
+    pytest.param("fp4", False, False, "aot_eager", marks=pytest.mark.long),
+    pytest.param("fp4", False, True, "aot_eager", marks=pytest.mark.long),
+    pytest.param("mxfp4", False, False, "aot_eager", marks=pytest.mark.long),
+    pytest.param("mxfp8", False, False, "aot_eager", marks=pytest.mark.long),
+    ("nvfp4", False, False, "aot_eager"),
+    pytest.param("fp8-block", False, False, "aot_eager", marks=pytest.mark.long),
 ]
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from monograph.bench.peak_memory import peak_bytes
 
+pytestmark = pytest.mark.slow
 MIB = 1 << 20
 SETUP = """
 import monograph as mg

@@ -10,6 +10,7 @@ import monograph as mg
 from support.native_tool import ROOT
 from support.trl_runs import TEXTS, make_folder, tokenizer
 
+pytestmark = pytest.mark.slow
 PAGE = (ROOT / "docs" / "coming_from.md").read_text()
 BLOCKS = dict(re.findall(r"<!-- run: (\w+) -->\n```python\n(.*?)```", PAGE, re.DOTALL))
 

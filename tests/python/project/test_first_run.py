@@ -6,8 +6,11 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from support.native_tool import ROOT, program
 
+pytestmark = pytest.mark.slow
 NOTEBOOK = ROOT / "examples" / "first_run.ipynb"
 
 

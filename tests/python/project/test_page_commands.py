@@ -20,6 +20,7 @@ from monograph.packing.__main__ import main as show_packing
 from support.native_tool import ROOT, run
 from support.recipe_files import make_model, write_jsonl
 
+pytestmark = pytest.mark.slow
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",

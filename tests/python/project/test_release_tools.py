@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "tools" / "release"))
 import bill_of_materials
 import link_stubs
 
+pytestmark = pytest.mark.slow
 PROGRAM = r"""
 #include <cstdio>
 #include <filesystem>

@@ -14,6 +14,7 @@ from support.dense_experts import dense_copy
 from support.native_tool import run
 from support.tutorial_run import assert_learns, make_world
 
+pytestmark = pytest.mark.slow
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 FAMILIES = {  # the config, what its folder is packed to
     "gpt_oss": (
@@ -32,7 +33,7 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [pytest.param("gpt_oss", marks=pytest.mark.long), "qwen3_moe"])
 def test_train_merge_generate(family, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(native, "hand_over", lambda arguments: run(*arguments).returncode)
     kind, own, format = FAMILIES[family]

@@ -265,6 +265,7 @@ PARTS = (
 )
 
 
+@pytest.mark.long
 def test_on_a_stand_in_for_an_accelerator():
     run = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, f"{run.returncode}\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}"

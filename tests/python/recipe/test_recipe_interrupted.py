@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
 POINTS = [
     "before backward",
     "after backward",
@@ -60,6 +61,7 @@ def test_the_losses_change_from_step_to_step(results):
     assert len(set(losses)) > 4
 
 
+@pytest.mark.long
 def test_a_compiled_run_resumes_to_the_same_bits(tmp_path):
     results = run(tmp_path, "compiled", ["after backward"])
     whole, killed = results["whole"], results["after backward"]

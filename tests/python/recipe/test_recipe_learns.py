@@ -17,6 +17,8 @@ from monograph.recipe.metrics import read_metrics
 from monograph.recipe.train import train
 from support import learning, tutorial
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory):
@@ -68,7 +70,10 @@ def test_it_answers_after_training_and_not_before_q11(world, tuned):
     assert learning.exact_match(tuned, asked) >= 0.95
 
 
-@pytest.mark.parametrize("format", ["fp8-block", "mxfp8", "mxfp4", "nvfp4"])
+LONG = [pytest.param(format, marks=pytest.mark.long) for format in ("fp8-block", "mxfp8", "nvfp4")]
+
+
+@pytest.mark.parametrize("format", ["mxfp4", *LONG])
 def test_it_learns_on_a_base_in_each_format(world, tmp_path, format):
     """The pretrained model as a quantised folder, trained by the same recipe; and merged."""
     keys, asked, _ = world
@@ -97,6 +102,7 @@ def test_merged_into_the_base_it_answers_too_q11(world):
     assert learning.exact_match(generator, asked[:20]) >= 0.95
 
 
+@pytest.mark.long
 def test_the_loss_curve_is_that_of_the_peers_within_noise(world):
     """Noise: how far two runs of the peers lie apart that differ by their seed alone."""
     keys = world[0]

@@ -12,6 +12,8 @@ from monograph.commands import native
 from support.native_tool import run
 from support.recipe_files import make_instruction_world, small_recipe
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):

@@ -14,6 +14,7 @@ from monograph.recipe.metrics import read_metrics
 from monograph.training import MODES, TrainStep
 from support.recipe_files import make_instruction_world, small_recipe
 
+pytestmark = pytest.mark.slow
 # per_layer has two: the input of the first layer needs no gradient.
 GRAPHS = {"graph": 1, "whole_step": 1, "inductor": 1, "inductor_whole_step": 1, "per_layer": 2}
 
@@ -39,7 +40,10 @@ def eager(root):
     return losses(root, "eager", torch_compile=False)
 
 
-@pytest.mark.parametrize("mode", GRAPHS)
+LONG = {"inductor_whole_step": pytest.mark.long}
+
+
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=LONG.get(mode, ())) for mode in GRAPHS])
 def test_every_mode_trains_without_a_break_to_the_losses_of_eager(mode, root, eager, monkeypatch, capsys):
     """aot_eager runs eager mode's operators in their order: same bits. fullgraph=True lets no break pass."""
     monkeypatch.setattr(train_module, "TrainStep", functools.partial(TrainStep, backend="aot_eager"))

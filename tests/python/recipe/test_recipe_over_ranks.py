@@ -81,6 +81,7 @@ def start(command, **env):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
 
 
+@pytest.mark.long
 def test_torchrun_restarts_a_killed_rank_and_the_run_goes_on(root, results):
     """By the program itself: its store keeps the addresses of dead processes from start to start."""
     runs = Runs(root, None)

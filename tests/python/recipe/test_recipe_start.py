@@ -14,6 +14,8 @@ from monograph.recipe.load_model import load_model
 from monograph.recipe.train import train
 from support.recipe_files import make_instruction_world, small_recipe
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):

@@ -25,6 +25,8 @@ from monograph.training import TrainStep
 from support.recipe_files import make_instruction_world, make_model, make_tokenizer, small_recipe, write_jsonl
 from support.run_traces import adapter_bytes, trace
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):

@@ -16,6 +16,8 @@ from support.native_tool import program
 from support.trl_recipes import ANSWERS, OTHERS, PROMPTS, TEMPLATE, sft_keys, write_rows
 from support.trl_runs import make_folder, tokenizer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -13,6 +13,7 @@ from monograph.nn import QuantLinear
 from support.native_tool import run
 from support.tutorial_run import assert_learns, make_world
 
+pytestmark = pytest.mark.slow
 DENSE = ("conv1d.weight", "A_log", "dt_bias", "norm.weight")
 OWN = {
     "intermediate_size": 128,

@@ -11,6 +11,8 @@ from monograph.recipe.train import train
 from support.native_tool import run, run_json
 from support.recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

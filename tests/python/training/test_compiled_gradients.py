@@ -25,6 +25,7 @@ from monograph.ops.seeded_dropout import seed_dropouts
 from monograph.packing import PackedCollator, PaddedCollator
 from monograph.training import TrainStep, causal_lm_loss
 
+pytestmark = pytest.mark.slow
 CONFIG = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -44,7 +45,10 @@ PROJECTIONS = {
     "up_proj": ("fp8-block", {}, False, 0.25),
     "down_proj": ("nf4", {}, True, 0.25),
 }
-ROWS = [{"packed", "checkpointing", "whole_step", "packed_head"}, {"bf16"}]
+ROWS = [
+    pytest.param({"packed", "checkpointing", "whole_step", "packed_head"}, marks=pytest.mark.long),
+    {"bf16"},
+]
 
 
 @pytest.fixture(autouse=True)

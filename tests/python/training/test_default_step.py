@@ -18,6 +18,8 @@ from support import step_models
 from support.region_models import InPlace, assert_same, batch, build, compiled, ids, steps_equal, trained_b
 from support.tiny_moe import save_tiny
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def fresh():

@@ -20,6 +20,8 @@ from support.recipe_files import make_instruction_world, small_recipe
 from support.run_traces import adapter_bytes, trace
 from support.step_models import SMALL, batches
 
+pytestmark = pytest.mark.slow
+
 
 def build(dtype, head=1.0, **options):
     """The same values in any dtype: weights are rounded to float16 first."""

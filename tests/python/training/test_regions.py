@@ -24,6 +24,7 @@ from support.region_models import (
     trained_b,
 )
 
+pytestmark = pytest.mark.slow
 DROPPED = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], lora_dropout=0.4)
 ALL = LoraConfig(r=4, target_modules="all-linear")
 

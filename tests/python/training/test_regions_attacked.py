@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import monograph as mg
 from monograph.regions import TRACES, forget, make_regions
 
+pytestmark = pytest.mark.slow
 SMALL = {
     "hidden_size": 32,
     "intermediate_size": 48,

@@ -16,6 +16,7 @@ from monograph.regions import TRACES, forget, region_layers
 from monograph.training import TrainStep
 from support import step_models
 
+pytestmark = pytest.mark.slow
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 LAYER_TYPES = {"gemma3": ["sliding_attention", "full_attention", "sliding_attention"]}
 # Every pair of values of two columns meets: family, checkpointing, dropout, DoRA, nested scales, packed rows,

@@ -10,6 +10,7 @@ from monograph.training import TrainStep, add_router_loss, forward_loss
 from support.expert_adapters import config, scaled
 from support.tiny_moe import save_tiny, tiny_model, tokens
 
+pytestmark = pytest.mark.slow
 WITH_LOSS = ["qwen3_moe", "gpt_oss", "mixtral", "olmoe", "granitemoe"]
 COEFFICIENT = 3.0  # large, for the loss to matter
 

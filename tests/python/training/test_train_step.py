@@ -16,16 +16,21 @@ from monograph.packing import PackedCollator
 from monograph.training import TrainStep
 from support.step_models import SMALL, batches, build
 
+pytestmark = pytest.mark.slow
 # Every value of every column, and every pair of the columns that meet in one operator (checkpointing with
 # dropout and DoRA): family, checkpointing, dropout, DoRA, format, nested, packed, mode.
 COVER = [
     ("llama", True, 0.05, False, "nf4", True, True, "inductor"),
     ("llama", False, 0.0, True, "fp4", False, False, "graph"),
-    ("qwen3", True, 0.0, True, "mxfp8", False, False, "inductor"),
-    ("qwen3", False, 0.05, False, "fp4", True, True, "inductor_whole_step"),
-    ("gemma3", True, 0.05, True, "mxfp4", False, True, "inductor_whole_step"),
+    pytest.param("qwen3", True, 0.0, True, "mxfp8", False, False, "inductor", marks=pytest.mark.long),
+    pytest.param(
+        "qwen3", False, 0.05, False, "fp4", True, True, "inductor_whole_step", marks=pytest.mark.long
+    ),
+    pytest.param(
+        "gemma3", True, 0.05, True, "mxfp4", False, True, "inductor_whole_step", marks=pytest.mark.long
+    ),
     ("gemma3", False, 0.0, False, "nvfp4", False, False, "graph"),
-    ("mistral", True, 0.0, False, "fp8-block", False, True, "inductor"),
+    pytest.param("mistral", True, 0.0, False, "fp8-block", False, True, "inductor", marks=pytest.mark.long),
     ("mistral", False, 0.05, True, "nf4", False, True, "graph"),
     ("llama", True, 0.0, False, "nf4", True, False, "whole_step"),
 ]
@@ -42,7 +47,6 @@ def fresh():
 @pytest.mark.parametrize(
     ("family", "checkpointing", "dropout", "dora", "format", "nested", "packed", "mode"),
     COVER,
-    ids=["-".join(str(value) for value in row) for row in COVER],
 )
 def test_one_graph_and_the_losses_of_eager_q9(
     family, checkpointing, dropout, dora, format, nested, packed, mode
@@ -87,6 +91,7 @@ def test_accumulation_is_one_larger_batch():
     assert whole.targets == halves.targets == 76
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["inductor", "inductor_whole_step"])
 def test_inductor_trains_as_eager_does(mode):
     compiled, eager = TrainStep(build(checkpointing=True), mode=mode), TrainStep(build(), mode="eager")
@@ -99,6 +104,7 @@ def test_inductor_trains_as_eager_does(mode):
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.long
 def test_per_layer_mode_trains_the_same():
     compiled, eager = (
         TrainStep(build(), mode="per_layer", backend="aot_eager"),

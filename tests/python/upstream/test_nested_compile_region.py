@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 
 class Layer(nn.Module):
     def __init__(self):
