@@ -86,14 +86,14 @@ int check(const Options& options) {
   return findings.empty() ? kOk : kFinding;
 }
 
-Run declare(CLI::App& app) {
+Run declare(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  app.add_option("base", options->base, "The folder of the base model")->required();
-  app.add_option("adapter", options->adapter, "The folder of the PEFT adapter")->required();
-  declare_server(app, options->server);
-  declare_max_rank(app, options->max_rank);
-  app.add_flag("--all", options->all, "Show every finding, not the first 3 of a rule");
-  app.add_flag("--json", options->json, "Print the findings as JSON");
+  line.add_option("base", options->base, "The folder of the base model").required();
+  line.add_option("adapter", options->adapter, "The folder of the PEFT adapter").required();
+  declare_server(line, options->server);
+  declare_max_rank(line, options->max_rank);
+  line.add_flag("--all", options->all, "Show every finding, not the first 3 of a rule");
+  line.add_flag("--json", options->json, "Print the findings as JSON");
   return [options](Session&) { return check(*options); };
 }
 

@@ -69,11 +69,11 @@ class Convert {
       : options_(std::move(options)), session_(session) {}
 
   int run() {
-    if (options_.out.empty()) throw CLI::ValidationError("--out", "is empty, wanted a name");
+    if (options_.out.empty()) throw UsageError("--out", "is empty, wanted a name");
     const bool gguf = options_.server == "llama.cpp";
     if (gguf != fs::path(options_.out).extension().string().ends_with(".gguf")) {
-      throw CLI::ValidationError(
-          "--out", gguf ? "must end in .gguf: llama.cpp loads a file" : "must be a folder");
+      throw UsageError("--out",
+                       gguf ? "must end in .gguf: llama.cpp loads a file" : "must be a folder");
     }
     const Model base = open_model(options_.base);
     const json::Value config = base.config ? *base.config : json::Value();
@@ -151,18 +151,18 @@ class Convert {
   safetensors::Checkpoint adapter_;
 };
 
-Run declare(CLI::App& app) {
+Run declare(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  app.add_option("base", options->base, "The folder of the base model")->required();
-  app.add_option("adapter", options->adapter, "The folder of the PEFT adapter")->required();
-  app.add_option("--out", options->out,
-                 "The folder to write; for llama.cpp the file, which ends in .gguf")
-      ->required();
-  declare_server(app, options->server);
-  declare_max_rank(app, options->max_rank);
-  app.add_flag("--force", options->force, "Replace --out if it exists, in one step");
-  app.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");
-  app.add_flag("--json", options->json, "Print the report as JSON");
+  line.add_option("base", options->base, "The folder of the base model").required();
+  line.add_option("adapter", options->adapter, "The folder of the PEFT adapter").required();
+  line.add_option("--out", options->out,
+                  "The folder to write; for llama.cpp the file, which ends in .gguf")
+      .required();
+  declare_server(line, options->server);
+  declare_max_rank(line, options->max_rank);
+  line.add_flag("--force", options->force, "Replace --out if it exists, in one step");
+  line.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");
+  line.add_flag("--json", options->json, "Print the report as JSON");
   return [options](Session& session) { return Convert(*options, session).run(); };
 }
 

@@ -1,9 +1,9 @@
 #include "block_size.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "monograph/convert/packed_parts.h"
+#include "usage_error.h"
 
 namespace monograph::cli {
 
@@ -16,13 +16,13 @@ std::size_t block_size(Format format, std::optional<std::size_t> given) {
                                        std::string(written_name(format))
                                  : "a power of two from " + std::to_string(info.smallest_block) +
                                        " to " + std::to_string(info.largest_block);
-  throw CLI::ValidationError("--block-size " + std::to_string(*given) + ": wanted " + wanted);
+  throw UsageError("--block-size " + std::to_string(*given) + ": wanted " + wanted);
 }
 
 void check_double_quant(Format format, bool wanted) {
   if (!wanted || find_format(format)->double_quant) return;
-  throw CLI::ValidationError("--double-quant: " + std::string(written_name(format)) +
-                             " has no double quantisation; nf4 and fp4 have");
+  throw UsageError("--double-quant: " + std::string(written_name(format)) +
+                   " has no double quantisation; nf4 and fp4 have");
 }
 
 }  // namespace monograph::cli

@@ -9,10 +9,10 @@
 namespace monograph::cli {
 
 // The one given, else 64 where the format has a choice and its only one where it has none. Throws
-// CLI::ValidationError if the format has no such block.
+// UsageError if the format has no such block.
 std::size_t block_size(Format format, std::optional<std::size_t> given);
 
-// Throws CLI::ValidationError if double quantisation is wanted of a format without it.
+// Throws UsageError if double quantisation is wanted of a format without it.
 void check_double_quant(Format format, bool wanted);
 
 }  // namespace monograph::cli

@@ -2,11 +2,12 @@
 // row in the table of main.cpp; help, completion and man page are made from the same text.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <span>
 
+#include "command_line.h"
 #include "session.h"
+#include "usage_error.h"
 
 namespace monograph::cli {
 
@@ -29,9 +30,9 @@ struct Command {
   const char* summary;      // one line, for the list of commands
   const char* description;  // paragraphs separated by an empty line
   const char* examples;     // lines "monograph ...", with comments
-  // Declares options on `app` and returns what runs with them; the values live in the closure. Null
-  // for a command that only has subcommands.
-  Run (*declare)(CLI::App& app);
+  // Declares options on `line` and returns what runs with them; the values live in the closure.
+  // Null for a command that only has subcommands.
+  Run (*declare)(CommandLine& line);
   std::span<const Command* const> subcommands = {};
 };
 

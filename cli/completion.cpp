@@ -9,23 +9,19 @@ namespace monograph::cli {
 namespace {
 
 // Every spelling of every option: "-q", "--quiet".
-std::vector<std::string> spellings(const CLI::Option& option) {
+std::vector<std::string> spellings(const OptionText& option) {
   std::vector<std::string> names;
-  for (const std::string& name : option.get_snames()) names.push_back("-" + name);
-  for (const std::string& name : option.get_lnames()) names.push_back("--" + name);
+  for (const std::string& name : option.short_names) names.push_back("-" + name);
+  for (const std::string& name : option.long_names) names.push_back("--" + name);
   return names;
 }
 
-std::string words(const CLI::App& app) {
+std::string words(const CommandText& command) {
   std::string text;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : spellings(*option)) text += (text.empty() ? "" : " ") + name;
+  for (const OptionText& option : command.options) {
+    for (const std::string& name : spellings(option)) text += (text.empty() ? "" : " ") + name;
   }
   return text;
-}
-
-std::vector<const CLI::App*> subcommands(const CLI::App& app) {
-  return app.get_subcommands([](const CLI::App*) { return true; });
 }
 
 // In single quotes for a shell.
@@ -37,15 +33,13 @@ std::string quoted(const std::string& text) {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-std::string summary(const CLI::App& sub) { return std::string(summary_of(sub)); }
-
-std::string names_of(const std::vector<const CLI::App*>& subs) {
+std::string names_of(const std::vector<CommandText>& subs) {
   std::string names;
-  for (const CLI::App* sub : subs) names += (names.empty() ? "" : " ") + sub->get_name();
+  for (const CommandText& sub : subs) names += (names.empty() ? "" : " ") + sub.name;
   return names;
 }
 
-void print_bash(const CLI::App& app) {
+void print_bash(const CommandText& command) {
   std::printf(
       "# bash completion for monograph: source it, or save it as\n"
       "# ~/.local/share/bash-completion/completions/monograph\n"
@@ -55,18 +49,16 @@ void print_bash(const CLI::App& app) {
       "    words=\"%s %s\"\n"
       "  else\n"
       "    case \"${COMP_WORDS[1]}\" in\n",
-      names_of(subcommands(app)).c_str(), words(app).c_str());
-  for (const CLI::App* sub : subcommands(app)) {
-    const std::vector<const CLI::App*> below = subcommands(*sub);
+      names_of(command.subcommands).c_str(), words(command).c_str());
+  for (const CommandText& sub : command.subcommands) {
+    const std::vector<CommandText>& below = sub.subcommands;
     const std::string names = below.empty() ? "" : names_of(below) + " ";
-    std::printf("      %s) words=\"%s%s\"", sub->get_name().c_str(), names.c_str(),
-                words(*sub).c_str());
+    std::printf("      %s) words=\"%s%s\"", sub.name.c_str(), names.c_str(), words(sub).c_str());
     if (!below.empty()) {
       std::printf(
           "\n        named=2\n        ((COMP_CWORD > 2)) && case \"${COMP_WORDS[2]}\" in\n");
-      for (const CLI::App* one : below) {
-        std::printf("          %s) words=\"%s\" ;;\n", one->get_name().c_str(),
-                    words(*one).c_str());
+      for (const CommandText& one : below) {
+        std::printf("          %s) words=\"%s\" ;;\n", one.name.c_str(), words(one).c_str());
       }
       std::printf("        esac");
     }
@@ -83,25 +75,25 @@ void print_bash(const CLI::App& app) {
       "complete -o filenames -F _monograph monograph\n");
 }
 
-void print_zsh_options(const CLI::App& app) {
+void print_zsh_options(const CommandText& command) {
   std::printf("options=(");
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : spellings(*option)) {
-      std::printf(" %s", quoted(name + ":" + first_line(option->get_description())).c_str());
+  for (const OptionText& option : command.options) {
+    for (const std::string& name : spellings(option)) {
+      std::printf(" %s", quoted(name + ":" + first_line(option.description)).c_str());
     }
   }
   std::printf(" )");
 }
 
-void print_zsh(const CLI::App& app) {
+void print_zsh(const CommandText& command) {
   std::printf(
       "#compdef monograph\n"
       "# zsh completion for monograph: save it as _monograph in a folder of $fpath\n"
       "_monograph() {\n"
       "  if ((CURRENT == 2)); then\n"
       "    local -a names=(\n");
-  for (const CLI::App* sub : subcommands(app)) {
-    std::printf("      %s\n", quoted(sub->get_name() + ":" + summary(*sub)).c_str());
+  for (const CommandText& sub : command.subcommands) {
+    std::printf("      %s\n", quoted(sub.name + ":" + sub.summary).c_str());
   }
   std::printf(
       "    )\n"
@@ -110,20 +102,20 @@ void print_zsh(const CLI::App& app) {
       "  fi\n"
       "  local -a options=()\n"
       "  case $words[2] in\n");
-  for (const CLI::App* sub : subcommands(app)) {
-    const std::vector<const CLI::App*> below = subcommands(*sub);
-    std::printf("    %s) ", sub->get_name().c_str());
-    print_zsh_options(*sub);
+  for (const CommandText& sub : command.subcommands) {
+    const std::vector<CommandText>& below = sub.subcommands;
+    std::printf("    %s) ", sub.name.c_str());
+    print_zsh_options(sub);
     if (!below.empty()) {
       std::printf("\n      if ((CURRENT == 3)); then\n        local -a below=(");
-      for (const CLI::App* one : below) {
-        std::printf(" %s", quoted(one->get_name() + ":" + summary(*one)).c_str());
+      for (const CommandText& one : below) {
+        std::printf(" %s", quoted(one.name + ":" + one.summary).c_str());
       }
       std::printf(" )\n        _describe command below && return\n      fi\n");
       std::printf("      case $words[3] in\n");
-      for (const CLI::App* one : below) {
-        std::printf("        %s) ", one->get_name().c_str());
-        print_zsh_options(*one);
+      for (const CommandText& one : below) {
+        std::printf("        %s) ", one.name.c_str());
+        print_zsh_options(one);
         std::printf(" ;;\n");
       }
       std::printf("      esac");
@@ -138,50 +130,46 @@ void print_zsh(const CLI::App& app) {
       "compdef _monograph monograph\n");
 }
 
-void print_fish_options(const CLI::App& app, const std::string& when) {
-  for (const CLI::Option* option : app.get_options()) {
+void print_fish_options(const CommandText& command, const std::string& when) {
+  for (const OptionText& option : command.options) {
     std::string names;
-    for (const std::string& name : option->get_snames()) names += " -s " + name;
-    for (const std::string& name : option->get_lnames()) names += " -l " + name;
+    for (const std::string& name : option.short_names) names += " -s " + name;
+    for (const std::string& name : option.long_names) names += " -l " + name;
     if (names.empty()) continue;
-    const bool takes_value = option->get_items_expected_max() > 0;
     std::printf("complete -c monograph -n '%s'%s%s -d %s\n", when.c_str(), names.c_str(),
-                takes_value ? " -r" : "", quoted(first_line(option->get_description())).c_str());
+                option.takes_value ? " -r" : "", quoted(first_line(option.description)).c_str());
   }
 }
 
-void print_fish(const CLI::App& app) {
+void print_fish(const CommandText& command) {
   std::printf(
       "# fish completion for monograph: save it as ~/.config/fish/completions/monograph.fish\n");
-  for (const CLI::App* sub : subcommands(app)) {
-    std::printf("complete -c monograph -n __fish_use_subcommand -f -a %s -d %s\n",
-                sub->get_name().c_str(), quoted(summary(*sub)).c_str());
-    print_fish_options(*sub, "__fish_seen_subcommand_from " + sub->get_name());
-    const std::vector<const CLI::App*> below = subcommands(*sub);
-    for (const CLI::App* one : below) {
-      const std::string inside = "__fish_seen_subcommand_from " + sub->get_name() + "; and ";
+  for (const CommandText& sub : command.subcommands) {
+    std::printf("complete -c monograph -n __fish_use_subcommand -f -a %s -d %s\n", sub.name.c_str(),
+                quoted(sub.summary).c_str());
+    print_fish_options(sub, "__fish_seen_subcommand_from " + sub.name);
+    const std::vector<CommandText>& below = sub.subcommands;
+    for (const CommandText& one : below) {
+      const std::string inside = "__fish_seen_subcommand_from " + sub.name + "; and ";
       std::printf(
           "complete -c monograph -n '%snot __fish_seen_subcommand_from %s' -f -a %s -d %s\n",
-          inside.c_str(), names_of(below).c_str(), one->get_name().c_str(),
-          quoted(summary(*one)).c_str());
-      print_fish_options(*one, inside + "__fish_seen_subcommand_from " + one->get_name());
+          inside.c_str(), names_of(below).c_str(), one.name.c_str(), quoted(one.summary).c_str());
+      print_fish_options(one, inside + "__fish_seen_subcommand_from " + one.name);
     }
   }
 }
 
-Run declare(CLI::App& app) {
+Run declare(CommandLine& line) {
   auto shell = std::make_shared<std::string>();
-  app.add_option("shell", *shell, "bash, zsh or fish")
-      ->required()
-      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  line.add_option("shell", *shell, "bash, zsh or fish").required().one_of({"bash", "zsh", "fish"});
   return [shell](Session&) -> int {
-    Program program;
+    const CommandText program = Program().parser().text();
     if (*shell == "bash") {
-      print_bash(program.app());
+      print_bash(program);
     } else if (*shell == "zsh") {
-      print_zsh(program.app());
+      print_zsh(program);
     } else {
-      print_fish(program.app());
+      print_fish(program);
     }
     return kOk;
   };

@@ -183,46 +183,34 @@ const CalibratedInputs* inputs_of(const Conversion& conversion, const Calibratio
   return calibration.find(conversion.weight->name, conversion.weight->shape.back());
 }
 
-CLI::AsSizeValue size_value() { return CLI::AsSizeValue(/*kb_is_1000=*/true); }
-
-CLI::Validator finite_number(double least) {
-  const auto check = [least](const std::string& text) -> std::string {
-    double value = 0;
-    if (!CLI::detail::lexical_cast(text, value)) return text + ": wanted a number";
-    if (!std::isfinite(value)) return text + ": wanted a finite number";
-    return value < least ? text + ": wanted at least " + fixed_text(least, 0) : "";
-  };
-  return CLI::Validator(check, "");
-}
-
 int threads_of(int jobs) {
   return jobs > 0 ? jobs : static_cast<int>(std::max(std::thread::hardware_concurrency(), 1u));
 }
 
-void declare_jobs(CLI::App& app, int& jobs) {
-  app.add_option("-j,--jobs", jobs, "Threads, 1 to 1024; 0 for one a processor")
-      ->check(CLI::Range(0, 1024))
-      ->option_text("N [0]");
+void declare_jobs(CommandLine& line, int& jobs) {
+  line.add_option("-j,--jobs", jobs, "Threads, 1 to 1024; 0 for one a processor")
+      .between(0, 1024)
+      .option_text("N [0]");
 }
 
-void declare_folder_options(CLI::App& app, FolderOptions& options) {
-  app.add_option("from", options.from, "The model: a folder, a .safetensors file or an index")
-      ->required();
-  app.add_option("to", options.to, "The folder to make")->required();
-  app.add_option("--max-shard-size", options.max_shard_bytes, "Largest file: 500MB, 5GB")
-      ->transform(size_value())
-      ->check(finite_number(1))
-      ->option_text("SIZE [5GB]");
-  declare_jobs(app, options.jobs);
-  app.add_flag("--force", options.force, "Replace a checkpoint that is already there, in one step");
-  app.add_flag("--dry-run", options.dry_run, "Print what would be written; write nothing");
-  app.add_flag("--json", options.json, "Print the report as JSON");
+void declare_folder_options(CommandLine& line, FolderOptions& options) {
+  line.add_option("from", options.from, "The model: a folder, a .safetensors file or an index")
+      .required();
+  line.add_option("to", options.to, "The folder to make").required();
+  line.add_option("--max-shard-size", options.max_shard_bytes, "Largest file: 500MB, 5GB")
+      .bytes()
+      .option_text("SIZE [5GB]");
+  declare_jobs(line, options.jobs);
+  line.add_flag("--force", options.force,
+                "Replace a checkpoint that is already there, in one step");
+  line.add_flag("--dry-run", options.dry_run, "Print what would be written; write nothing");
+  line.add_flag("--json", options.json, "Print the report as JSON");
 }
 
 int convert_folder(const char* label, const Model& model, std::vector<Conversion> conversions,
                    const std::optional<json::Value>& config, const FolderOptions& options,
                    const Session& session, const Calibration* calibration) {
-  if (options.to.empty()) throw CLI::ValidationError("to", "is empty, wanted a folder");
+  if (options.to.empty()) throw UsageError("to", "is empty, wanted a folder");
   sort_by_source(conversions);
   std::vector<FilePlan> plans = plan(conversions, options.max_shard_bytes);
   Report report = make_report(conversions);

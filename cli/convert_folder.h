@@ -24,14 +24,10 @@ struct FolderOptions {
 };
 
 // The options that both commands have.
-void declare_folder_options(CLI::App& app, FolderOptions& options);
+void declare_folder_options(CommandLine& line, FolderOptions& options);
 
-// A size in decimal units: 512MB, 5GB.
-CLI::AsSizeValue size_value();
-// A number of at least `least`, neither NaN nor infinite.
-CLI::Validator finite_number(double least = std::numeric_limits<double>::lowest());
 // --jobs of every command that has it, and the threads it means.
-void declare_jobs(CLI::App& app, int& jobs);
+void declare_jobs(CommandLine& line, int& jobs);
 int threads_of(int jobs);
 
 // Of a weight that is quantised; nullptr if none are known.

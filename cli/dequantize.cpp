@@ -63,16 +63,16 @@ int dequantize_folder(const Options& options, const Session& session) {
                         session);
 }
 
-Run declare(CLI::App& app) {
+Run declare(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  declare_folder_options(app, options->folder);
-  CLI::Option* to =
-      app.add_option("--to", options->to,
-                     "bf16, fp16 or fp32; default: the type each weight was quantised from")
-          ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
-          ->type_name("DTYPE");
-  app.add_flag("--cast-plain", options->cast_plain, "Cast weights that are not packed too")
-      ->needs(to);
+  declare_folder_options(line, options->folder);
+  const Option to =
+      line.add_option("--to", options->to,
+                      "bf16, fp16 or fp32; default: the type each weight was quantised from")
+          .one_of({"bf16", "fp16", "fp32"})
+          .type_name("DTYPE");
+  line.add_flag("--cast-plain", options->cast_plain, "Cast weights that are not packed too")
+      .needs(to);
   return [options](Session& session) { return dequantize_folder(*options, session); };
 }
 

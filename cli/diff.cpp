@@ -265,9 +265,9 @@ int diff(const Options& options, const Session& session) {
   const auto [weights_a, weights_b] = aligned(a, b);
   std::vector<Comparison> rows = pair_up(weights_a, weights_b, patterns(options.names));
   if (rows.empty() && !options.names.empty()) {
-    throw CLI::ValidationError("--name", printable(options.names.front()) +
-                                             (options.names.size() > 1 ? " and the others" : "") +
-                                             ": no weight has such a name");
+    throw UsageError("--name", printable(options.names.front()) +
+                                   (options.names.size() > 1 ? " and the others" : "") +
+                                   ": no weight has such a name");
   }
   {
     const auto advance = session.progress("diff", a.size_bytes());
@@ -299,23 +299,23 @@ int diff(const Options& options, const Session& session) {
   return mismatches == 0 ? kOk : kMismatch;
 }
 
-Run declare(CLI::App& app) {
+Run declare(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  app.add_option("a", options->a, "One model: a folder, a .safetensors file or an index")
-      ->required();
-  app.add_option("b", options->b, "The other")->required();
-  app.add_option("--name", options->names,
-                 "Only weights whose name matches this regex (repeatable)")
-      ->type_name("REGEX")
-      ->allow_extra_args(false);
-  app.add_option("--tolerance", options->tolerance,
-                 "Largest relative error |A - B| / |A| that is no mismatch")
-      ->check(finite_number(0))
-      ->option_text("X [0]");
-  app.add_option("--top", options->top, "Print this many weights, the worst first")
-      ->option_text("N [20]");
-  declare_jobs(app, options->jobs);
-  app.add_flag("--json", options->json, "Print JSON, with all weights");
+  line.add_option("a", options->a, "One model: a folder, a .safetensors file or an index")
+      .required();
+  line.add_option("b", options->b, "The other").required();
+  line.add_option("--name", options->names,
+                  "Only weights whose name matches this regex (repeatable)")
+      .type_name("REGEX")
+      .repeatable();
+  line.add_option("--tolerance", options->tolerance,
+                  "Largest relative error |A - B| / |A| that is no mismatch")
+      .finite(0)
+      .option_text("X [0]");
+  line.add_option("--top", options->top, "Print this many weights, the worst first")
+      .option_text("N [20]");
+  declare_jobs(line, options->jobs);
+  line.add_flag("--json", options->json, "Print JSON, with all weights");
   return [options](Session& session) { return diff(*options, session); };
 }
 

@@ -64,7 +64,7 @@ class Export {
   int run() {
     const fs::path target = options_.out;
     if (target.extension() != ".gguf") {
-      throw CLI::ValidationError("out", "must end in .gguf: llama.cpp loads a file");
+      throw UsageError("out", "must end in .gguf: llama.cpp loads a file");
     }
     std::error_code ignored;
     if (fs::exists(target, ignored) && !options_.force) {
@@ -170,22 +170,21 @@ class Export {
   double seconds_ = 0;
 };
 
-Run declare(CLI::App& app) {
+Run declare(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  app.add_option("from", options->from, "The model folder")->required();
-  app.add_option("out", options->out, "The file to write, which ends in .gguf")->required();
-  app.add_option("--to", options->to, "The format: gguf")
-      ->check(CLI::IsMember({"gguf"}))
-      ->type_name("FORMAT");
-  app.add_option("--type", options->type,
-                 "How matrices are stored: f32, f16, bf16, q8_0, q4_0 or mxfp4; default: the float "
-                 "type of the embedding")
-      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8_0", "q4_0", "mxfp4"}))
-      ->type_name("TYPE");
-  declare_jobs(app, options->jobs);
-  app.add_flag("--force", options->force, "Replace the file if it exists, in one step");
-  app.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");
-  app.add_flag("--json", options->json, "Print the report as JSON");
+  line.add_option("from", options->from, "The model folder").required();
+  line.add_option("out", options->out, "The file to write, which ends in .gguf").required();
+  line.add_option("--to", options->to, "The format: gguf").one_of({"gguf"}).type_name("FORMAT");
+  line.add_option(
+          "--type", options->type,
+          "How matrices are stored: f32, f16, bf16, q8_0, q4_0 or mxfp4; default: the float "
+          "type of the embedding")
+      .one_of({"f32", "f16", "bf16", "q8_0", "q4_0", "mxfp4"})
+      .type_name("TYPE");
+  declare_jobs(line, options->jobs);
+  line.add_flag("--force", options->force, "Replace the file if it exists, in one step");
+  line.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");
+  line.add_flag("--json", options->json, "Print the report as JSON");
   return [options](Session& session) { return Export(*options, session).run(); };
 }
 

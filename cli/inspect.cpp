@@ -224,27 +224,28 @@ std::string known_format(const std::string& format) {
   return text::in_quotes(format) + " is no format, wanted " + text;
 }
 
-Run declare(CLI::App& app) {
+Run declare(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  app.add_option("path", options->path,
-                 "A model folder, a PEFT adapter folder, a .safetensors file or an index")
-      ->required();
-  app.add_option("--name", options->names,
-                 "Only weights whose name matches this regex (repeatable)")
-      ->type_name("REGEX")
-      ->allow_extra_args(false);
-  app.add_option("--format", options->formats,
-                 "Only weights of this format (repeatable), as printed: nf4 (also nf4+dq), nf4+dq, "
-                 "bf16 ...; an unknown one lists all")
-      ->type_name("FORMAT")
-      ->allow_extra_args(false)
-      ->check(known_format);
-  app.add_flag("--no-tensors", options->no_tensors, "Totals only");
-  app.add_flag("--hash", options->hash,
-               "Also the SHA-256 of all tensors, whatever files they lie in: merge records it");
-  CLI::Option* markdown = app.add_flag("--markdown", options->markdown, "Print Markdown");
-  app.add_flag("--json", options->json, "Print JSON, with every part of every weight")
-      ->excludes(markdown);
+  line.add_option("path", options->path,
+                  "A model folder, a PEFT adapter folder, a .safetensors file or an index")
+      .required();
+  line.add_option("--name", options->names,
+                  "Only weights whose name matches this regex (repeatable)")
+      .type_name("REGEX")
+      .repeatable();
+  line.add_option(
+          "--format", options->formats,
+          "Only weights of this format (repeatable), as printed: nf4 (also nf4+dq), nf4+dq, "
+          "bf16 ...; an unknown one lists all")
+      .type_name("FORMAT")
+      .repeatable()
+      .check(known_format);
+  line.add_flag("--no-tensors", options->no_tensors, "Totals only");
+  line.add_flag("--hash", options->hash,
+                "Also the SHA-256 of all tensors, whatever files they lie in: merge records it");
+  const Option markdown = line.add_flag("--markdown", options->markdown, "Print Markdown");
+  line.add_flag("--json", options->json, "Print JSON, with every part of every weight")
+      .excludes(markdown);
   return [options](Session& session) { return inspect(*options, session); };
 }
 

@@ -29,12 +29,9 @@ int run(int argc, char** argv) {
                   kUsage);
   }
   Program program;
-  try {
-    program.app().parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    const bool asked = error.get_exit_code() == 0;  // --help and --version
-    program.app().exit(error);
-    return asked ? kOk : kUsage;
+  const Parser::Outcome outcome = program.parser().parse(argc, argv);
+  if (outcome != Parser::Outcome::kParsed) {
+    return outcome == Parser::Outcome::kHelpPrinted ? kOk : kUsage;
   }
   catch_signals();
   return program.run();
@@ -54,7 +51,7 @@ int main(int argc, char** argv) {
     return report(error.what(), kBadInput);
   } catch (const std::filesystem::filesystem_error& error) {
     return report(error.what(), kIo);
-  } catch (const CLI::Error& error) {
+  } catch (const UsageError& error) {
     return report(error.what(), kUsage);
   } catch (const std::bad_alloc&) {
     return report("out of memory", kIo);

@@ -39,39 +39,37 @@ void print_verbatim(const std::string& text) {
   std::printf(".PP\n.nf\n.RS\n%s\n.RE\n.fi\n", roff(text).c_str());
 }
 
-void print_options(const CLI::App& app) {
-  for (const CLI::Option* option : app.get_options()) {
-    std::string name = option->get_name(/*positional=*/option->get_positional(), /*all=*/true);
+void print_options(const CommandText& command) {
+  for (const OptionText& option : command.options) {
+    std::string name = option.name;
     std::replace(name.begin(), name.end(), ',', ' ');
-    const std::string value =
-        option->get_items_expected_max() > 0 ? " " + option->get_type_name() : "";
-    std::printf(".TP\n.B %s\n%s\n", roff(name + value).c_str(),
-                roff(option->get_description()).c_str());
+    const std::string value = option.takes_value ? " " + option.type_name : "";
+    std::printf(".TP\n.B %s\n%s\n", roff(name + value).c_str(), roff(option.description).c_str());
   }
 }
 
 // `name` is the whole name: "adapter check".
-void print_command(const Command& command, const CLI::App& app, const std::string& name) {
-  std::printf(".SH MONOGRAPH %s\n", CLI::detail::to_lower(name).c_str());
+void print_command(const Command& command, const CommandText& text, const std::string& name) {
+  std::printf(".SH MONOGRAPH %s\n", name.c_str());
   print_paragraphs(command.description);
-  print_options(app);
+  print_options(text);
   print_verbatim(command.examples);
   for (const Command* below : command.subcommands) {
-    print_command(*below, *app.get_subcommand(below->name), name + " " + below->name);
+    print_command(*below, text.subcommand(below->name), name + " " + below->name);
   }
 }
 
-Run declare(CLI::App&) {
+Run declare(CommandLine&) {
   return [](Session&) -> int {
-    Program program;
+    const CommandText program = Program().parser().text();
     std::printf(".TH MONOGRAPH 1 \"\" \"monograph %s\" \"User Commands\"\n", kVersion);
     std::printf(
         ".SH NAME\nmonograph \\- checkpoints of language models: look inside, quantise, "
         "check, compare\n");
     std::printf(".SH SYNOPSIS\n.B monograph\n.I COMMAND\n[options]\n.SH DESCRIPTION\n");
-    print_paragraphs(program.app().get_description());
+    print_paragraphs(program.description);
     for (const Command* command : commands()) {
-      print_command(*command, *program.app().get_subcommand(command->name), command->name);
+      print_command(*command, program.subcommand(command->name), command->name);
     }
     std::printf(".SH COMMANDS OF THE PYTHON PACKAGE\n");
     for (const HandedOver& row : handed_over()) {

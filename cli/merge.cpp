@@ -65,7 +65,7 @@ GivenAdapter parse_adapter(const std::string& text) {
   const char *begin = text.data() + colon + 1, *end = text.data() + text.size();
   const auto [last, error] = std::from_chars(begin, end, given.weight);
   if (error != std::errc() || last != end || !std::isfinite(given.weight)) {
-    throw CLI::ValidationError("--adapter", in_quotes(text) + ": after ':' a number is wanted");
+    throw UsageError("--adapter", in_quotes(text) + ": after ':' a number is wanted");
   }
   return given;
 }
@@ -100,7 +100,7 @@ const Weight* first_packed(const Model& model) {
 void check_base_choice(const Options& options, const Model& model) {
   const Weight* packed = first_packed(model);
   if (options.base_weights == "original" && !options.as.empty()) {
-    throw CLI::ValidationError("--as", "is for --base dequantized, the base weights are original");
+    throw UsageError("--as", "is for --base dequantized, the base weights are original");
   }
   if (options.base_weights == "original" && packed != nullptr) {
     throw Error(options.base + ": is quantised (" + std::string(packed->format) +
@@ -123,14 +123,15 @@ void check_base_choice(const Options& options, const Model& model) {
 void check_experts_choice(const Options& options, const std::vector<Adapter>& adapters) {
   if (options.as.empty()) {
     if (options.as_experts.empty()) return;
-    throw CLI::ValidationError("--as-experts", "is for --as, which says how the base was loaded");
+    throw UsageError("--as-experts", "is for --as, which says how the base was loaded");
   }
   const bool changes = std::any_of(adapters.begin(), adapters.end(), [](const Adapter& adapter) {
     return !adapter.config().target_parameters.empty();
   });
   if (!changes || !options.as_experts.empty()) return;
-  throw CLI::RequiredError(
-      "--as-experts (an adapter has target_parameters: were they packed or plain in training?)");
+  throw UsageError(
+      "--as-experts (an adapter has target_parameters: were they packed or plain in training?) "
+      "is required");
 }
 
 std::string packing_text(std::string_view format, std::uint64_t block, bool double_quant) {
@@ -203,7 +204,7 @@ void take_recorded(Options& options, const std::vector<Adapter>& adapters, const
     }
   }
   if (options.base_weights.empty()) {
-    throw CLI::RequiredError("--base (no adapter records which weights it was trained on)");
+    throw UsageError("--base (no adapter records which weights it was trained on) is required");
   }
 }
 
@@ -306,7 +307,7 @@ class Merge {
 
  private:
   void open() {
-    if (options_.out.empty()) throw CLI::ValidationError("--out", "is empty, wanted a folder");
+    if (options_.out.empty()) throw UsageError("--out", "is empty, wanted a folder");
     model_ = open_model(options_.base);
     if (!fs::is_directory(options_.base)) throw Error(options_.base + ": must be a model folder");
     if (model_.config) config_ = *model_.config;
@@ -493,77 +494,78 @@ class Merge {
   MergeReport report_;
 };
 
-Run declare(CLI::App& app) {
+Run declare(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  app.add_option("base", options->base, "The folder of the base model")->required();
-  app.add_option("--adapter", options->adapters,
-                 "A PEFT adapter folder, with a weight if it is not 1 (repeatable)")
-      ->type_name("DIR[:WEIGHT]")
-      ->required()
-      ->allow_extra_args(false);
-  app.add_option("--base", options->base_weights,
-                 "Which weights the adapter was trained on: 'original' (16 or 32 bits), or "
-                 "'dequantized', the values of a quantised checkpoint; required unless the adapter "
-                 "records it")
-      ->check(CLI::IsMember({"original", "dequantized"}));
-  app.add_option("--out", options->out, "The folder to write")->required();
-  app.add_option("--as", options->as,
-                 "With --base dequantized and a base that is not quantised: the format it was "
-                 "loaded in for training; the adapter of a recipe records it")
-      ->check(CLI::IsMember(written_names()))
-      ->type_name("FORMAT");
-  app.add_option("--as-block-size", options->as_block, "Block size of --as nf4 or fp4")
-      ->option_text("N [64]");
-  app.add_flag("--as-double-quant", options->as_double_quant, "--as with quantised scales");
-  app.add_option("--as-experts", options->as_experts,
-                 "With --as: whether the experts of a mixture were 'packed' too, or 'plain'; "
-                 "needed where an adapter changes them")
-      ->check(CLI::IsMember({"packed", "plain"}))
-      ->type_name("HOW");
-  app.add_option(
-         "--to", options->to,
-         "Type of the output. 'same': that of the base, or of the weights it was quantised "
-         "from; bf16, fp16, fp32; or a packed format for the linear layers: nf4, fp4, mxfp4, "
-         "mxfp8, nvfp4, fp8-block")
-      ->check(CLI::IsMember(output_types()))
-      ->type_name("TYPE")
-      ->capture_default_str();
-  app.add_option("--block-size", options->block, "Block size of --to nf4 and fp4")
-      ->option_text("N [64]");
-  app.add_flag("--double-quant", options->double_quant, "--to nf4 or fp4 with quantised scales");
-  app.add_option("--experts", options->experts,
-                 "Plain experts in a packed output: 'stack' them, quantise them as they are stored "
-                 "('separate') or 'keep' them; those that are packed in the base are packed")
-      ->check(CLI::IsMember({"stack", "separate", "keep"}))
-      ->type_name("HOW")
-      ->capture_default_str();
-  declare_rounding(app, options->rounding);
-  app.add_option("--warn-below", options->warn_below,
-                 "Warn about weights that keep a smaller share of the trained change")
-      ->check(finite_number())
-      ->capture_default_str();
-  app.add_option("--warn-above", options->warn_above,
-                 "Warn about weights whose error along the adapter, relative to its change, is "
-                 "larger")
-      ->check(finite_number())
-      ->capture_default_str();
-  app.add_option("--fail-below", options->fail_below,
-                 "Write nothing and exit with 1 if a weight keeps a smaller share")
-      ->check(finite_number());
-  app.add_option("--fail-above", options->fail_above,
-                 "Write nothing and exit with 1 if a weight has a larger error along the adapter")
-      ->check(finite_number());
-  app.add_flag("--force", options->force,
-               "Merge onto another base than the adapter records, and replace --out if it exists");
-  app.add_option("--max-shard-size", options->max_shard_bytes, "Start a new file above this size")
-      ->transform(CLI::AsSizeValue(true))
-      ->check(finite_number(1))
-      ->default_str("5GB");
-  declare_jobs(app, options->jobs);
-  app.add_flag("--dry-run", options->dry_run,
-               "Check everything but the thresholds, which need the merge; write nothing");
-  app.add_flag("--all", options->all, "Report every changed weight, not the 10 worst");
-  app.add_flag("--json", options->json, "Print the report as JSON");
+  line.add_option("base", options->base, "The folder of the base model").required();
+  line.add_option("--adapter", options->adapters,
+                  "A PEFT adapter folder, with a weight if it is not 1 (repeatable)")
+      .type_name("DIR[:WEIGHT]")
+      .required()
+      .repeatable();
+  line.add_option(
+          "--base", options->base_weights,
+          "Which weights the adapter was trained on: 'original' (16 or 32 bits), or "
+          "'dequantized', the values of a quantised checkpoint; required unless the adapter "
+          "records it")
+      .one_of({"original", "dequantized"});
+  line.add_option("--out", options->out, "The folder to write").required();
+  line.add_option("--as", options->as,
+                  "With --base dequantized and a base that is not quantised: the format it was "
+                  "loaded in for training; the adapter of a recipe records it")
+      .one_of(written_names())
+      .type_name("FORMAT");
+  line.add_option("--as-block-size", options->as_block, "Block size of --as nf4 or fp4")
+      .option_text("N [64]");
+  line.add_flag("--as-double-quant", options->as_double_quant, "--as with quantised scales");
+  line.add_option("--as-experts", options->as_experts,
+                  "With --as: whether the experts of a mixture were 'packed' too, or 'plain'; "
+                  "needed where an adapter changes them")
+      .one_of({"packed", "plain"})
+      .type_name("HOW");
+  line.add_option(
+          "--to", options->to,
+          "Type of the output. 'same': that of the base, or of the weights it was quantised "
+          "from; bf16, fp16, fp32; or a packed format for the linear layers: nf4, fp4, mxfp4, "
+          "mxfp8, nvfp4, fp8-block")
+      .one_of(output_types())
+      .type_name("TYPE")
+      .shows_default();
+  line.add_option("--block-size", options->block, "Block size of --to nf4 and fp4")
+      .option_text("N [64]");
+  line.add_flag("--double-quant", options->double_quant, "--to nf4 or fp4 with quantised scales");
+  line.add_option(
+          "--experts", options->experts,
+          "Plain experts in a packed output: 'stack' them, quantise them as they are stored "
+          "('separate') or 'keep' them; those that are packed in the base are packed")
+      .one_of({"stack", "separate", "keep"})
+      .type_name("HOW")
+      .shows_default();
+  declare_rounding(line, options->rounding);
+  line.add_option("--warn-below", options->warn_below,
+                  "Warn about weights that keep a smaller share of the trained change")
+      .finite()
+      .shows_default();
+  line.add_option("--warn-above", options->warn_above,
+                  "Warn about weights whose error along the adapter, relative to its change, is "
+                  "larger")
+      .finite()
+      .shows_default();
+  line.add_option("--fail-below", options->fail_below,
+                  "Write nothing and exit with 1 if a weight keeps a smaller share")
+      .finite();
+  line.add_option("--fail-above", options->fail_above,
+                  "Write nothing and exit with 1 if a weight has a larger error along the adapter")
+      .finite();
+  line.add_flag("--force", options->force,
+                "Merge onto another base than the adapter records, and replace --out if it exists");
+  line.add_option("--max-shard-size", options->max_shard_bytes, "Start a new file above this size")
+      .bytes()
+      .shows_default("5GB");
+  declare_jobs(line, options->jobs);
+  line.add_flag("--dry-run", options->dry_run,
+                "Check everything but the thresholds, which need the merge; write nothing");
+  line.add_flag("--all", options->all, "Report every changed weight, not the 10 worst");
+  line.add_flag("--json", options->json, "Print the report as JSON");
   return [options](Session& session) { return Merge(*options, session).run(); };
 }
 

@@ -1,7 +1,7 @@
 // Regular expressions of the person over names of a file.
 #pragma once
 
-#include <regex>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,14 +11,15 @@ namespace monograph::cli {
 // ECMAScript syntax. `matches` looks anywhere in the name; use ^ and $ to anchor.
 class Pattern {
  public:
-  // Throws CLI::ValidationError (exit code 2) if `text` is no regular expression.
+  // Throws UsageError (exit code 2) if `text` is no regular expression.
   explicit Pattern(const std::string& text);
 
   // Throws Error for a name above 1000 characters: the library's matcher recurses on each.
   bool matches(std::string_view name) const;
 
  private:
-  std::regex regex_;
+  struct Regex;  // <regex> takes a second to compile: pattern.cpp alone includes it
+  std::shared_ptr<const Regex> regex_;
 };
 
 std::vector<Pattern> patterns(const std::vector<std::string>& texts);

@@ -2,7 +2,6 @@
 // man page are made by walking it.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,26 +21,24 @@ std::span<const Command* const> commands();
 std::span<const HandedOver> handed_over();
 // Of any command; empty if there is none of this name.
 std::string_view summary_of(std::string_view command);
-// Of a subcommand in the tree, whatever it is below.
-std::string_view summary_of(const CLI::App& app);
 
 class Program {
  public:
   Program();
 
-  CLI::App& app() { return app_; }
+  Parser& parser() { return parser_; }
   Session& session() { return session_; }
   // The subcommand that was parsed.
   int run();
 
  private:
   struct Entry {
-    CLI::App* app;
+    CommandLine line;
     Run run;
   };
-  void add(CLI::App& parent, const Command& command);
+  void add(CommandLine& parent, const Command& command);
 
-  CLI::App app_;
+  Parser parser_;
   Session session_;
   std::vector<Entry> entries_;
 };

@@ -36,9 +36,8 @@ std::vector<TypeRule> type_rules(const std::vector<std::string>& texts) {
     const auto equals = text.rfind('=');
     const std::string type = equals == std::string::npos ? "" : text.substr(equals + 1);
     if (type != "keep" && !written_format(type) && !find_dtype(type)) {
-      throw CLI::ValidationError(
-          "--tensor-type '" + text +
-          "': wanted REGEX=nf4|fp4|mxfp4|mxfp8|nvfp4|fp8-block|bf16|fp16|fp32|keep");
+      throw UsageError("--tensor-type '" + text +
+                       "': wanted REGEX=nf4|fp4|mxfp4|mxfp8|nvfp4|fp8-block|bf16|fp16|fp32|keep");
     }
     rules.push_back({Pattern(text.substr(0, equals)), type});
   }
@@ -207,9 +206,9 @@ int quantize_folder(const Options& options, const Session& session) {
   block_size(format, options.block);
   check_double_quant(format, options.double_quant);
   if (!options.calibration.empty() && options.nonfinite == "saturate") {
-    throw CLI::ValidationError("--nonfinite",
-                               "'saturate' is not for --calibration: an infinity "
-                               "has no error to feed back");
+    throw UsageError("--nonfinite",
+                     "'saturate' is not for --calibration: an infinity "
+                     "has no error to feed back");
   }
   const Model model = open_model(options.folder.from);
   if (model.config) check_orientation(*model.config);
@@ -277,49 +276,51 @@ int quantize_folder(const Options& options, const Session& session) {
                         calibration.get());
 }
 
-Run declare(CLI::App& app) {
+Run declare(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  declare_folder_options(app, options->folder);
-  app.add_option("--to", options->to, "Format: nf4, fp4, mxfp4, mxfp8, nvfp4 or fp8-block")
-      ->check(CLI::IsMember(written_names()))
-      ->type_name("FORMAT")
-      ->capture_default_str();
-  app.add_option("--block-size", options->block, "Weights that share a scale (nf4 and fp4)")
-      ->option_text("N [64]");
-  app.add_flag("--double-quant", options->double_quant, "Quantise the scales too (nf4 and fp4)");
-  app.add_option("--experts", options->experts,
-                 "Experts of a mixture: 'stack' them into one packed weight a projection, quantise "
-                 "them as they are stored ('separate') or 'keep' them")
-      ->check(CLI::IsMember({"stack", "separate", "keep"}))
-      ->type_name("HOW")
-      ->capture_default_str();
-  app.add_option("--include", options->include,
-                 "Also quantise matrices whose name matches (repeatable)")
-      ->type_name("REGEX")
-      ->allow_extra_args(false);
-  app.add_option("--exclude", options->exclude, "Leave weights whose name matches (repeatable)")
-      ->type_name("REGEX")
-      ->allow_extra_args(false);
-  app.add_option(
-         "--tensor-type", options->tensor_types,
-         "Type of weights whose name matches: a format, bf16, fp16, fp32 or keep; the first "
-         "match counts and goes before --include and --exclude (repeatable)")
-      ->type_name("REGEX=TYPE")
-      ->allow_extra_args(false);
-  app.add_option("--compute-dtype", options->compute_dtype,
-                 "bnb_4bit_compute_dtype in config.json; default: the dtype of the model")
-      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
-      ->type_name("DTYPE");
-  app.add_option("--nonfinite", options->nonfinite,
-                 "A NaN or an infinity: 'error' names it, 'saturate' stores the nearest code")
-      ->check(CLI::IsMember({"error", "saturate"}))
-      ->type_name("RULE")
-      ->capture_default_str();
-  app.add_option("--calibration", options->calibration,
-                 "The inputs of the linear layers (calibration.safetensors): codes are chosen with "
-                 "error feedback along them, not to the nearest")
-      ->type_name("FILE");
-  app.add_flag("--requantize", options->requantize, "Accept weights that are quantised already");
+  declare_folder_options(line, options->folder);
+  line.add_option("--to", options->to, "Format: nf4, fp4, mxfp4, mxfp8, nvfp4 or fp8-block")
+      .one_of(written_names())
+      .type_name("FORMAT")
+      .shows_default();
+  line.add_option("--block-size", options->block, "Weights that share a scale (nf4 and fp4)")
+      .option_text("N [64]");
+  line.add_flag("--double-quant", options->double_quant, "Quantise the scales too (nf4 and fp4)");
+  line.add_option(
+          "--experts", options->experts,
+          "Experts of a mixture: 'stack' them into one packed weight a projection, quantise "
+          "them as they are stored ('separate') or 'keep' them")
+      .one_of({"stack", "separate", "keep"})
+      .type_name("HOW")
+      .shows_default();
+  line.add_option("--include", options->include,
+                  "Also quantise matrices whose name matches (repeatable)")
+      .type_name("REGEX")
+      .repeatable();
+  line.add_option("--exclude", options->exclude, "Leave weights whose name matches (repeatable)")
+      .type_name("REGEX")
+      .repeatable();
+  line.add_option(
+          "--tensor-type", options->tensor_types,
+          "Type of weights whose name matches: a format, bf16, fp16, fp32 or keep; the first "
+          "match counts and goes before --include and --exclude (repeatable)")
+      .type_name("REGEX=TYPE")
+      .repeatable();
+  line.add_option("--compute-dtype", options->compute_dtype,
+                  "bnb_4bit_compute_dtype in config.json; default: the dtype of the model")
+      .one_of({"bf16", "fp16", "fp32"})
+      .type_name("DTYPE");
+  line.add_option("--nonfinite", options->nonfinite,
+                  "A NaN or an infinity: 'error' names it, 'saturate' stores the nearest code")
+      .one_of({"error", "saturate"})
+      .type_name("RULE")
+      .shows_default();
+  line.add_option(
+          "--calibration", options->calibration,
+          "The inputs of the linear layers (calibration.safetensors): codes are chosen with "
+          "error feedback along them, not to the nearest")
+      .type_name("FILE");
+  line.add_flag("--requantize", options->requantize, "Accept weights that are quantised already");
   return [options](Session& session) { return quantize_folder(*options, session); };
 }
 

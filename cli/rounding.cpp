@@ -18,14 +18,14 @@ std::string find_calibration(std::span<const Adapter> adapters) {
     const fs::path file = adapter.folder() / kCalibrationFile;
     if (!fs::exists(file)) continue;
     if (!found.empty()) {
-      throw CLI::RequiredError("--calibration (" + found + " and " + file.string() +
-                               " are both there)");
+      throw UsageError("--calibration (" + found + " and " + file.string() +
+                       " are both there) is required");
     }
     found = file.string();
   }
   if (found.empty()) {
-    throw CLI::RequiredError("--calibration (no adapter has " + std::string(kCalibrationFile) +
-                             " beside it)");
+    throw UsageError("--calibration (no adapter has " + std::string(kCalibrationFile) +
+                     " beside it) is required");
   }
   return found;
 }
@@ -46,18 +46,18 @@ void check_base(const Calibration& calibration, std::span<const Adapter> adapter
 
 }  // namespace
 
-void declare_rounding(CLI::App& app, RoundingOptions& options) {
-  app.add_option(
-         "--rounding", options.how,
-         "How values become codes of a packed output: to the 'nearest', or so that what the "
-         "'adapter' changes is kept: with error feedback along its directions, or 'calibrated': "
-         "also along the inputs that training saw; by default 'adapter' for 4 bits")
-      ->check(CLI::IsMember({"nearest", "adapter", "calibrated"}))
-      ->type_name("HOW");
-  app.add_option("--calibration", options.calibration,
-                 "The inputs that training saw, for --rounding calibrated; by default "
-                 "calibration.safetensors beside the adapter")
-      ->type_name("FILE");
+void declare_rounding(CommandLine& line, RoundingOptions& options) {
+  line.add_option(
+          "--rounding", options.how,
+          "How values become codes of a packed output: to the 'nearest', or so that what the "
+          "'adapter' changes is kept: with error feedback along its directions, or 'calibrated': "
+          "also along the inputs that training saw; by default 'adapter' for 4 bits")
+      .one_of({"nearest", "adapter", "calibrated"})
+      .type_name("HOW");
+  line.add_option("--calibration", options.calibration,
+                  "The inputs that training saw, for --rounding calibrated; by default "
+                  "calibration.safetensors beside the adapter")
+      .type_name("FILE");
 }
 
 // Rounding along the adapter is for formats whose steps are larger than what an adapter changes.
@@ -67,14 +67,13 @@ std::unique_ptr<Calibration> choose_rounding(RoundingOptions& options, const std
   if (!options.calibration.empty()) {
     if (options.how.empty()) options.how = "calibrated";
     if (options.how != "calibrated") {
-      throw CLI::ValidationError(
-          "--calibration", "is for --rounding calibrated, --rounding is " + in_quotes(options.how));
+      throw UsageError("--calibration",
+                       "is for --rounding calibrated, --rounding is " + in_quotes(options.how));
     }
   }
   if (!options.how.empty() && options.how != "nearest" && !settings.format) {
-    throw CLI::ValidationError("--rounding", "is " + in_quotes(options.how) +
-                                                 ", which is for a packed output; --to is " +
-                                                 in_quotes(to));
+    throw UsageError("--rounding", "is " + in_quotes(options.how) +
+                                       ", which is for a packed output; --to is " + in_quotes(to));
   }
   const bool four_bits = settings.format && find_format(*settings.format)->bits == 4;
   if (options.how.empty()) options.how = four_bits ? "adapter" : "nearest";

@@ -15,7 +15,7 @@ struct RoundingOptions {
   std::string how, calibration;
 };
 
-void declare_rounding(CLI::App& app, RoundingOptions& options);
+void declare_rounding(CommandLine& line, RoundingOptions& options);
 
 // Sets what the command line leaves open in `options`, and the rounding of `settings`, whose format
 // is set. `to` is that of --to. What it returns is null or settings.calibration.

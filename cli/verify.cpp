@@ -54,8 +54,8 @@ void check_manifest_target(const std::filesystem::path& target) {
       why = "exists and is no manifest";
     }
   }
-  throw CLI::ValidationError("--write-manifest", printable(target.string()) + ": " + why +
-                                                     "; give a new file or an older manifest");
+  throw UsageError("--write-manifest", printable(target.string()) + ": " + why +
+                                           "; give a new file or an older manifest");
 }
 
 int verify(const Options& options, const Session& session) {
@@ -111,20 +111,20 @@ int verify(const Options& options, const Session& session) {
   return findings.empty() ? kOk : kFinding;
 }
 
-Run declare(CLI::App& app) {
+Run declare(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  app.add_option("path", options->path,
-                 "A model or adapter folder, a .safetensors file or an index")
-      ->required();
-  app.add_option("--write-manifest", options->write_manifest,
-                 "Write the checksum of every tensor to this file: a new one or an older manifest")
-      ->type_name("FILE");
-  app.add_option("--check", options->check,
-                 "Compare with a manifest; exit code 4 if a tensor differs, is missing or is new")
-      ->type_name("FILE");
-  app.add_flag("--no-scan", options->no_scan, "Do not look at the numbers");
-  declare_jobs(app, options->jobs);
-  app.add_flag("--json", options->json, "Print JSON");
+  line.add_option("path", options->path,
+                  "A model or adapter folder, a .safetensors file or an index")
+      .required();
+  line.add_option("--write-manifest", options->write_manifest,
+                  "Write the checksum of every tensor to this file: a new one or an older manifest")
+      .type_name("FILE");
+  line.add_option("--check", options->check,
+                  "Compare with a manifest; exit code 4 if a tensor differs, is missing or is new")
+      .type_name("FILE");
+  line.add_flag("--no-scan", options->no_scan, "Do not look at the numbers");
+  declare_jobs(line, options->jobs);
+  line.add_flag("--json", options->json, "Print JSON");
   return [options](Session& session) { return verify(*options, session); };
 }
 
