@@ -3,10 +3,12 @@
     python tools/rotation.py table             # age of every stage; exit code 1 if one is overdue
     python tools/rotation.py next --left 1500  # the oldest due stage that fits into 1500 s, or nothing
     python tools/rotation.py passed tsan 640   # HEAD passed `tsan` in 640 s: rewrites .ci/rotation.json
+    python tools/rotation.py add tsan          # a new stage: HEAD is where its age begins until it passes
 
-The age of a stage is the number of commits since then that touch its paths. It is due at one, and overdue
-above 200 or if it never passed. A commit that is no ancestor of HEAD (a rebase, another branch) counts as
-never passed. `.ci/run` rewrites .ci/rotation.json; whoever runs it commits the file.
+The age of a stage is the number of commits since it last passed that touch its paths. It is due at one, and
+overdue above 200. A commit that is no ancestor of HEAD (a rebase, another branch) counts as never passed:
+such a stage is due at once, its age begins where it was added, and without such a commit it is overdue.
+`.ci/run` rewrites .ci/rotation.json; whoever runs it commits the file.
 """
 
 from __future__ import annotations
@@ -92,28 +94,62 @@ def read_record(path: Path = RECORD) -> Record:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def age(stage: Stage, record: Record) -> int:
-    """Commits since the stage last passed that touch its paths; NEVER without such a commit before HEAD."""
-    commit = str(record.get(stage.name, {}).get("passed", ""))
-    if not commit or not is_ancestor(commit):
-        return NEVER
-    return int(git("rev-list", "--count", f"{commit}..HEAD", "--", *stage.paths))
+@dataclass(frozen=True)
+class Age:
+    """`commits` that touch the paths of a stage, since it passed or, if it never did, since it was added."""
+
+    passed: bool
+    commits: int
+
+    @property
+    def due(self) -> bool:
+        return self.commits > 0 or not self.passed
+
+    @property
+    def overdue(self) -> bool:
+        return self.commits > OVERDUE
+
+    def __str__(self) -> str:
+        if self.passed:
+            return f"passed {self.commits} commits ago" if self.commits else "up to date"
+        return "never passed" if self.commits == NEVER else f"never passed, added {self.commits} commits ago"
+
+
+def age(stage: Stage, record: Record) -> Age:
+    for event in ("passed", "added"):
+        commit = str(record.get(stage.name, {}).get(event, ""))
+        if commit and is_ancestor(commit):
+            count = git("rev-list", "--count", f"{commit}..HEAD", "--", *stage.paths)
+            return Age(event == "passed", int(count))
+    return Age(False, NEVER)
 
 
 def expected_seconds(stage: Stage, record: Record) -> float:
     return MARGIN * int(record.get(stage.name, {}).get("seconds", stage.seconds))
 
 
-def choose(ages: dict[str, int], record: Record, left: float, not_again: set[str]) -> str | None:
+def choose(ages: dict[str, Age], record: Record, left: float, not_again: set[str]) -> str | None:
     """The oldest stage that is due, fits into the seconds left and has not been run yet in this run."""
     fitting = [
         stage
         for stage in STAGES
-        if ages[stage.name] > 0 and stage.name not in not_again and expected_seconds(stage, record) <= left
+        if ages[stage.name].due and stage.name not in not_again and expected_seconds(stage, record) <= left
     ]
-    # Of two equally old ones the longer first: the shorter may still fit after it.
-    oldest = max(fitting, key=lambda s: (ages[s.name], expected_seconds(s, record)), default=None)
+
+    # What never passed first; of two equally old ones the longer: the shorter may still fit after it.
+    def order(stage: Stage) -> tuple[bool, int, float]:
+        found = ages[stage.name]
+        return not found.passed, found.commits, expected_seconds(stage, record)
+
+    oldest = max(fitting, key=order, default=None)
     return oldest.name if oldest else None
+
+
+def write(name: str, **changes: str | int) -> None:
+    record = read_record()
+    record[name] = record.get(name, {}) | changes
+    known = {stage.name: record[stage.name] for stage in STAGES if stage.name in record}
+    RECORD.write_text(json.dumps(known, indent=2) + "\n")
 
 
 def write_passed(name: str, seconds: int) -> str | None:
@@ -121,26 +157,16 @@ def write_passed(name: str, seconds: int) -> str | None:
     changed = git("status", "--porcelain", "--", *BY_NAME[name].paths)
     if changed:
         return f"{name}: passed, not recorded: uncommitted changes\n{changed}"
-    record = read_record()
-    record[name] = {"passed": git("rev-parse", "HEAD"), "seconds": seconds}
-    known = {stage.name: record[stage.name] for stage in STAGES if stage.name in record}
-    RECORD.write_text(json.dumps(known, indent=2) + "\n")
+    write(name, passed=git("rev-parse", "HEAD"), seconds=seconds)
     return None
 
 
-def print_table(ages: dict[str, int]) -> bool:
+def print_table(ages: dict[str, Age]) -> bool:
     """One line a stage, then a count; whether all is well."""
-    overdue = [name for name, commits in ages.items() if commits > OVERDUE]
-    for name, commits in sorted(ages.items(), key=lambda item: -item[1]):
-        state = (
-            "never passed"
-            if commits == NEVER
-            else f"passed {commits} commits ago"
-            if commits
-            else "up to date"
-        )
-        print(f"{name:18} {state}{', OVERDUE' if name in overdue else ''}")
-    due = sum(commits > 0 for commits in ages.values())
+    overdue = [name for name, found in ages.items() if found.overdue]
+    for name, found in sorted(ages.items(), key=lambda item: -item[1].commits):
+        print(f"{name:18} {found}{', OVERDUE' if found.overdue else ''}")
+    due = sum(found.due for found in ages.values())
     names = f": {' '.join(overdue)}" if overdue else ""
     print(f"rotating: {len(ages)} stages, {due} due, {len(overdue)} overdue{names}")
     return not overdue
@@ -159,6 +185,8 @@ def main() -> int:
     passed = commands.add_parser("passed", help="record HEAD for a stage")
     passed.add_argument("stage", choices=BY_NAME)
     passed.add_argument("seconds", type=int)
+    added = commands.add_parser("add", help="record HEAD as where the age of a new stage begins")
+    added.add_argument("stage", choices=BY_NAME)
     arguments = parser.parse_args()
     if arguments.command == "names":
         print(*BY_NAME)
@@ -166,6 +194,9 @@ def main() -> int:
     if arguments.command == "passed":
         if reason := write_passed(arguments.stage, arguments.seconds):
             print(reason)
+        return 0
+    if arguments.command == "add":
+        write(arguments.stage, added=git("rev-parse", "HEAD"))
         return 0
     if git("rev-parse", "--is-shallow-repository") == "true":
         print("a shallow clone has no ages: fetch the whole history", file=sys.stderr)

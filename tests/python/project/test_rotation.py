@@ -93,6 +93,22 @@ def test_a_commit_that_is_no_ancestor_has_never_passed(clone):
         assert "tsan               never passed, OVERDUE" in table.stdout
 
 
+def test_a_new_stage_is_due_at_once_and_overdue_200_commits_after_it_was_added(clone):
+    record = json.loads((clone.folder / ".ci" / "rotation.json").read_text())
+    del record["site"]
+    (clone.folder / ".ci" / "rotation.json").write_text(json.dumps(record))
+    assert clone.run("table").returncode == 1
+    assert clone.run("add", "site").returncode == 0
+    table = clone.run("table")
+    assert table.returncode == 0
+    assert "site               never passed, added 0 commits ago" in table.stdout
+    assert clone.run("next", "--left", 3600).stdout == "site\n"
+    clone.commit("docs/x.md", times=201)
+    assert "site               never passed, added 201 commits ago, OVERDUE" in clone.run("table").stdout
+    clone.run("passed", "site", 5)
+    assert "site               up to date" in clone.run("table").stdout
+
+
 def test_the_oldest_due_stage_that_fits_is_next(clone):
     assert clone.run("next", "--left", 3600).stdout == ""
     clone.commit("docs/x.md", times=2)
