@@ -8,8 +8,10 @@ from collections import deque
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
+_BAR = 16  # columns
 _EVERY = 10.0  # seconds between lines where there is no terminal
 
 
@@ -35,17 +37,19 @@ class Reporter:
         self._console = console or Console(stderr=True)
         self._total, self._done = total, first
         self._recent: deque[tuple[float, int]] = deque([(time.perf_counter(), 0)], maxlen=20)
+        self._traced = False
         self._tokens = 0
         self._told = 0.0
+        # The bar has a width of its own: rich takes from it first where a terminal is narrow.
         self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed}/{task.total} {task.fields[figures]}"),
-            TimeElapsedColumn(),
+            BarColumn(bar_width=_BAR, table_column=Column(min_width=_BAR)),
+            TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True)),
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task("training", total=total, completed=first, figures="compiling ...")
+        self._task = self._bar.add_task(
+            "", total=total, completed=first, figures=f"{first}/{total} compiling ..."
+        )
 
     def __enter__(self) -> Reporter:
         self._bar.start()
@@ -73,17 +77,33 @@ class Reporter:
         (then, before), steps = self._recent[0], len(self._recent) - 1
         speed = (self._tokens - before) / max(now - then, 1e-9)
         left = (self._total - self._done) * (now - then) / max(steps, 1)
-        figures = (
-            f"loss {loss:.4f} · {speed:,.0f} tokens/s · {memory_gib or peak_memory_gib():.1f} GiB · "
-            f"{efficiency:.0%} filled · {_clock(left)} left"
-        )
-        self._bar.update(self._task, completed=self._done, figures=figures)
+        # By what must be seen first, in the order in which it is shown.
+        figures = {
+            "loss": f"loss {loss:.4f}",
+            "speed": f"{speed:,.0f} tokens/s" if self._traced else f"first step {_clock(now - then)}",
+            "memory": f"{memory_gib or peak_memory_gib():.1f} GiB",
+            "filled": f"{efficiency:.0%} filled",
+            "left": f"{_clock(left)} left" if self._traced else "",
+        }
+        count = f"{self._done}/{self._total}"
+        shown = _fitting(count, figures, self._console.width - _BAR - 1)
+        self._bar.update(self._task, completed=self._done, figures=shown)
         if not self._console.is_terminal and (now - self._told > _EVERY or self._done == self._total):
             self._told = now
-            self.say(f"step {self._done}/{self._total} {figures}")
-        if (
-            steps == 1 and len(self._recent) == 2
-        ):  # the first step compiles: its time says nothing of the next
+            self.say(f"step {_fitting(count, figures, None)}")
+        if not self._traced:  # the first step traces and compiles: its time says nothing of the next
+            self._traced = True
             self._recent.clear()
             self._recent.append((now, self._tokens))
         return speed
+
+
+def _fitting(count: str, figures: dict[str, str], width: int | None) -> str:
+    """The figures in one line; those that are wanted least are left out until it is no wider than that."""
+    kept = {name: text for name, text in figures.items() if text}
+    for least in (None, "filled", "memory", "speed", "left"):
+        kept.pop(least or "", None)
+        line = f"{count} {' · '.join(kept.values())}"
+        if width is None or len(line) <= width:
+            break
+    return line
