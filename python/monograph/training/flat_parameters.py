@@ -20,15 +20,33 @@ _UNDECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|
 
 def decayed_names(model: nn.Module) -> set[str]:
     """The parameters that weight decay pulls to zero, those of transformers' Trainer: all but biases and
-    norms. DoRA's magnitudes are among them."""
+    norms. DoRA's magnitudes are among them. What an adapter is called decides nothing: one named `norm` or
+    `bias` is decayed as any other."""
     norms = {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
         if isinstance(module, nn.LayerNorm)
         for name, _ in module.named_parameters()
     }
-    named = (name for name, _ in model.named_parameters())
-    return {name for name in named if name not in norms and not _UNDECAYED.search(name.lower())}
+    written = _without_adapter_names(model)
+    return {name for name in written if name not in norms and not _UNDECAYED.search(written[name].lower())}
+
+
+def _without_adapter_names(model: nn.Module) -> dict[str, str]:
+    """The names of parameters, and the same without PEFT's `.default` of `lora_A.default.weight`."""
+    adapters = {name for part in model.modules() for name in getattr(part, "peft_config", None) or ()}
+    keyed = {
+        f"{path}.{adapter}"
+        for path, part in model.named_modules()
+        if isinstance(part, nn.ModuleDict | nn.ParameterDict)
+        for adapter in adapters & set(part.keys())
+    }
+    written = {}
+    for name, _ in model.named_parameters():
+        parts = name.split(".")
+        kept = [part for i, part in enumerate(parts) if ".".join(parts[: i + 1]) not in keyed]
+        written[name] = ".".join(kept)
+    return written
 
 
 def _full_names(model: nn.Module, parameters: Sequence[torch.Tensor]) -> list[list[str]]:
