@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 
@@ -15,6 +16,20 @@ COMMANDS = {
     "generate": "generate text with a checkpoint and an adapter",
     "doctor": "report graphs, breaks and recompiles of a training step",
     "estimate": "bytes that training takes: base, adapter, activations",
+}
+
+# What axolotl, LLaMA-Factory and others call them.
+ELSEWHERE = {
+    "merge-lora": "merge",
+    "inference": "generate",
+    "chat": "generate",
+    "finetune": "train",
+    "fine-tune": "train",
+    "sft": "train",
+    "tokenize": "preprocess",
+    "convert": "adapter",
+    "compare": "diff",
+    "check": "verify",
 }
 
 USAGE = """\
@@ -47,9 +62,15 @@ def usage() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage(), end="", file=sys.stdout if arguments else sys.stderr)
-        return 0 if arguments else 2
+    if not arguments:
+        print(
+            f"{usage()}\nmonograph: no command was given; begin with `python -m monograph example FOLDER`",
+            file=sys.stderr,
+        )
+        return 2
+    if arguments[0] in ("-h", "--help"):
+        print(usage(), end="")
+        return 0
     try:
         if arguments[0] in COMMANDS:
             return importlib.import_module(f"monograph.commands.{arguments[0]}").run(arguments[1:])
@@ -67,16 +88,25 @@ def main(arguments: list[str]) -> int:
         if error.name is None or error.name.partition(".")[0] == "monograph":
             raise
         print(
-            f"monograph: {arguments[0]} needs {error.name}, which is not installed: "
-            "pip install 'monograph[train]'",
+            f"monograph: {arguments[0]} needs {error.name}, which is not installed: pip install "
+            "--no-build-isolation '.[train]' in the source tree, or pip install 'WHEEL[train]' (README.md, "
+            "section Install)",
             file=sys.stderr,
         )
         return 1
     if arguments[0] in native.COMMANDS:
         return native.hand_over(arguments)
-    wanted = ", ".join([*COMMANDS, *native.COMMANDS])
-    print(f"monograph: {arguments[0]!r} is no command, wanted {wanted}", file=sys.stderr)
+    wanted = [*COMMANDS, *native.COMMANDS]
+    hint = f"did you mean {near}? " if (near := _nearest(arguments[0], wanted)) else ""
+    print(f"monograph: {arguments[0]!r} is no command; {hint}wanted {', '.join(wanted)}", file=sys.stderr)
     return 2
+
+
+def _nearest(written: str, commands: list[str]) -> str:
+    """The command that a word is nearest to, by its letters or by what other programs call it; else empty."""
+    word = written.lower().replace("_", "-").lstrip("-")
+    near = difflib.get_close_matches(word, [*commands, *ELSEWHERE], n=1, cutoff=0.6)
+    return ELSEWHERE.get(near[0], near[0]) if near else ""
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def load() -> None:
     if not path.exists():
         raise ImportError(
             f"{path} is missing: this is a source tree that was not built. "
-            "Run `pip install --no-build-isolation .` or see README.md, section Build."
+            "Run `pip install --no-build-isolation .` (README.md, section Install)."
         )
     torch.ops.load_library(path)
 

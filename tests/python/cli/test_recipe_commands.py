@@ -39,7 +39,10 @@ def test_without_a_command_the_commands_are_listed(capsys):
     assert main(["--help"]) == 0
     assert "Exit codes" in capsys.readouterr().out
     assert main(["trian"]) == 2
-    assert "'trian' is no command, wanted example, preprocess, train" in capsys.readouterr().err
+    assert (
+        "'trian' is no command; did you mean train? wanted example, preprocess, train"
+        in capsys.readouterr().err
+    )
 
 
 def test_preprocess_prepares_shows_and_counts(recipe, capsys):

@@ -53,7 +53,9 @@ def trainer_classes(method: Method) -> tuple[Any, Any]:
     try:
         import trl
     except ImportError as error:
-        raise ValueError(f"trainer: trl is not installed ({error}); pip install 'trl>=1.16'") from error
+        raise ValueError(
+            f"trainer: trl is not installed ({error}); pip install 'trl>=1.16', which [train] has"
+        ) from error
     from monograph.integrations.trl import private_names
 
     owner: Any = private_names if method.experimental else trl
