@@ -95,6 +95,12 @@ def _generate(recipe: Recipe, options: argparse.Namespace) -> int:
             f"there is no adapter in output_dir ({recipe.output_dir}); train first, or give "
             "--adapter-dir or --base"
         )
+    if adapter and adapter == recipe.lora_model_dir and not options.adapter_dir and adapter != folder:
+        print(
+            f"note: output_dir ({recipe.output_dir}) has no adapter yet; that of lora_model_dir ({adapter}) "
+            "answers",
+            file=sys.stderr,
+        )
     if options.adapter_dir and not os.path.isfile(os.path.join(options.adapter_dir, "adapter_config.json")):
         raise ValueError(f"--adapter-dir: {options.adapter_dir} has no adapter_config.json")
     generator = Generator(recipe, adapter, options.kind)

@@ -18,6 +18,7 @@ from monograph.commands import native
 from monograph.commands.recipe_arguments import why_not_several
 from monograph.recipe import ConfigError, Recipe, read_config
 from monograph.recipe.remembered import NAME as RECIPE_NAME
+from monograph.recipe.remembered import trained_adapter
 
 
 def names_a_recipe(arguments: Sequence[str]) -> bool:
@@ -58,10 +59,9 @@ def run(arguments: list[str]) -> int:
 def native_arguments(recipe: Recipe, written: Sequence[str] = (), adapter: str | None = None) -> list[str]:
     """The call of the native program that merges the adapter of a recipe; `written` options go first."""
     from monograph.recipe.base_record import NAME
-    from monograph.recipe.generate import find_adapter
     from monograph.recipe.model_folder import model_folder
 
-    adapter = adapter or find_adapter(recipe)
+    adapter = adapter or trained_adapter(recipe)
     if adapter is None:
         raise ValueError(f"there is no adapter in output_dir ({recipe.output_dir}); train first")
     base = model_folder(recipe)

@@ -12,6 +12,7 @@ import sys
 from monograph.commands import native
 from monograph.recipe import Recipe
 from monograph.recipe.cross_checks import features_not_served
+from monograph.recipe.remembered import trained_adapter
 
 
 def served_path(recipe: Recipe) -> str:
@@ -21,13 +22,12 @@ def served_path(recipe: Recipe) -> str:
 
 def convert(recipe: Recipe) -> int:
     """The exit code of `monograph adapter convert`; 0 where the recipe was told of no such form."""
-    from monograph.recipe.generate import find_adapter
     from monograph.recipe.model_folder import model_folder
 
     if features := features_not_served(recipe):
         print(f"no form for {recipe.serve_with} was written: {', '.join(features)}", file=sys.stderr)
         return 0
-    adapter = find_adapter(recipe)
+    adapter = trained_adapter(recipe)
     if adapter is None or recipe.serve_with is None:
         return 0
     command = ["adapter", "convert", model_folder(recipe), adapter, "--for", recipe.serve_with]

@@ -7,6 +7,7 @@ import os
 import re
 from typing import Any
 
+from monograph.recipe.adapter_keys import given_config
 from monograph.recipe.keys import Recipe
 
 _PLAIN = ("gaussian", "orthogonal", "mica")  # these leave the base as it is
@@ -94,7 +95,7 @@ def _check_loftq_keys(recipe: Recipe) -> list[str]:
 
 def _check_given_adapter(recipe: Recipe) -> list[str]:
     """lora_model_dir goes on with the start of its adapter."""
-    start = _json(recipe.lora_model_dir or "", "adapter_config.json").get("init_lora_weights")
+    start = given_config(recipe.lora_model_dir or "").get("init_lora_weights")
     if recipe.merge_lora and isinstance(start, str) and start not in _MERGED:
         return [_not_merged(f"lora_model_dir: its init_lora_weights is {start}")]
     return []

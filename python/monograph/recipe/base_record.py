@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 NAME = "monograph.json"
@@ -106,28 +107,64 @@ def packing_of(model: Any) -> dict[str, Any] | None:
     return record | {"experts": True, "experts_sha256": _of_all(stacks)}
 
 
-def write_base_record(
+def make_base_record(
     folder: str, output_dir: str, *, quantised: bool, packed: dict[str, Any] | None = None
-) -> str:
-    """Writes monograph.json; gives the hash of the base. Files that have not changed are not read again."""
-    path = os.path.join(output_dir, NAME)
-    known: dict[str, Any] = {}
-    if os.path.isfile(path):
-        with open(path, encoding="utf-8") as file:
-            known = json.load(file)
+) -> dict[str, Any]:
+    """What monograph.json says of a base. Files that have not changed since output_dir got one are not read
+    again."""
+    weights = "dequantized" if quantised else "original"
+    base = {
+        "sha256": base_sha256(folder, read_base_record(output_dir)),
+        "weights": weights,
+        **_files_of(folder),
+    }
+    return {"schema_version": 1, "base": base | ({} if packed is None else {"packed": packed})}
+
+
+def base_sha256(folder: str, known: Mapping[str, Any]) -> str:
+    """The hash of a base; that of a record if it is of these files, unchanged."""
+    seen = _files_of(folder)
+    before = known.get("base", {})
+    same = bool(seen["files"]) and all(before.get(name) == value for name, value in seen.items())
+    return before["sha256"] if same else _sha256_of_files(folder, json.dumps(seen))
+
+
+@functools.lru_cache(maxsize=8)
+def _sha256_of_files(folder: str, seen: str) -> str:
+    """Once a process, as long as the files are those that were seen."""
+    return checkpoint_sha256(folder)
+
+
+def _files_of(folder: str) -> dict[str, Any]:
     files = {}
     for name in sorted(os.listdir(folder)):
         if name.endswith(".safetensors"):
             status = os.stat(os.path.join(folder, name))
             files[name] = {"size": status.st_size, "modified_ns": status.st_mtime_ns}
-    seen = {"folder": os.path.abspath(folder), "files": files}
-    before = known.get("base", {})
-    same = bool(files) and all(before.get(name) == value for name, value in seen.items())
-    sha256 = before["sha256"] if same else checkpoint_sha256(folder)
-    weights = "dequantized" if quantised else "original"
-    base = {"sha256": sha256, "weights": weights, **seen}
-    record = {"schema_version": 1, "base": base | ({} if packed is None else {"packed": packed})}
+    return {"folder": os.path.abspath(folder), "files": files}
+
+
+def read_base_record(adapter: str) -> dict[str, Any]:
+    """monograph.json of a folder; empty if it has none."""
+    path = os.path.join(adapter, NAME)
+    if not os.path.isfile(path):
+        return {}
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def put_base_record(record: Mapping[str, Any], folder: str) -> None:
+    """Writes monograph.json, in place of another."""
+    path = os.path.join(folder, NAME)
     with open(f"{path}.new", "w", encoding="utf-8") as file:
         json.dump(record, file, indent=1)
     os.replace(f"{path}.new", path)
-    return sha256
+
+
+def write_base_record(
+    folder: str, output_dir: str, *, quantised: bool, packed: dict[str, Any] | None = None
+) -> str:
+    """Writes monograph.json of a base into output_dir; gives the hash of the base."""
+    record = make_base_record(folder, output_dir, quantised=quantised, packed=packed)
+    put_base_record(record, output_dir)
+    return record["base"]["sha256"]

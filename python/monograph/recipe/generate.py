@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,8 @@ from monograph.recipe.encode import load_tokenizer
 from monograph.recipe.keys import Recipe
 from monograph.recipe.load_model import load_base, takes_ours
 from monograph.recipe.model_folder import model_folder
+from monograph.recipe.remembered import adapter_folder, trained_adapter
+from monograph.recipe.trained_base import check_trained_base
 from monograph.recipe.trl.keys import TrlRecipe
 from monograph.recipe.trl.rows import prompt_wording
 
@@ -56,11 +57,9 @@ class _Writer(TextStreamer):
 
 
 def find_adapter(recipe: Recipe) -> str | None:
-    """The adapter that a recipe names or has made; None if there is none yet."""
-    for folder in (recipe.lora_model_dir, recipe.output_dir):
-        if folder and os.path.isfile(os.path.join(folder, "adapter_config.json")):
-            return folder
-    return None
+    """The adapter to answer with: the trained one, or before any training that of lora_model_dir; None if
+    there is neither."""
+    return trained_adapter(recipe) or adapter_folder(recipe.lora_model_dir)
 
 
 class Generator:
@@ -92,6 +91,7 @@ class Generator:
 
             from monograph.integrations.peft.optimize import optimize
 
+            check_trained_base(recipe, adapter, folder, self.model)
             self.model = PeftModel.from_pretrained(self.model, adapter)
             optimize(self.model, attention=takes_ours(recipe, self._device.type))
         self.model.eval()

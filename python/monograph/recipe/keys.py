@@ -93,6 +93,9 @@ class Recipe:
     # LoRA
     adapter: Literal["qlora", "lora"] | None = key(None, "qlora or lora")
     lora_model_dir: str | None = key(None, "an adapter to start from, or to generate with")
+    another_base: bool = key(
+        False, "that adapter may be of another base than monograph.json beside it says; ours"
+    )
     lora_r: int = key(16, "rank")
     lora_alpha: int | float = key(32, "scale: alpha / r")
     lora_dropout: float = key(0.0, "dropout in front of A")
@@ -100,7 +103,9 @@ class Recipe:
         False,
         "all linear layers but the head and the router; in PEFT that has experts too on most models",
     )
-    lora_target_modules: str | list[str] | None = key(None, "names of layers, or one regular expression")
+    lora_target_modules: str | list[str] | None = key(
+        None, "names of layers, or one regular expression; beside lora_target_linear: names of more layers"
+    )
     lora_target_parameters: str | list[str] | None = key(
         None, "names of experts' weights: `mlp.experts.gate_up_proj`, `mlp.experts.down_proj`"
     )
@@ -225,7 +230,9 @@ class Recipe:
     max_bad_steps: int = key(
         3, "a step whose loss or gradient is no number is skipped; so many in a row end the run; ours"
     )
-    resume_from_checkpoint: str | bool | None = key(None, "a checkpoint, or auto: the last in output_dir")
+    resume_from_checkpoint: str | bool | None = key(
+        None, "a checkpoint, or auto: the last in output_dir, which must have one"
+    )
     auto_resume_from_checkpoints: bool = key(False, "as resume_from_checkpoint: auto, if there is one")
     report_to: str | list[str] | None = key(None, "trackers of accelerate: wandb, tensorboard, trackio ...")
     wandb_project: str | None = key(None, "project, and report_to: wandb")

@@ -15,6 +15,7 @@ from monograph.recipe.keys import Recipe
 from monograph.recipe.model_folder import naming
 from monograph.recipe.new_tokens import check_new_rows_are_trained, grow_vocabulary, has_new_rows
 from monograph.recipe.sharding_keys import Sharding, sharding_of
+from monograph.recipe.trained_base import check_trained_base
 
 _log = logging.getLogger("monograph")
 
@@ -129,6 +130,16 @@ def lora_config(recipe: Recipe) -> Any:
     )
 
 
+def adapter_config(recipe: Recipe, base: Any) -> Any:
+    """The same with the layers of this base: lora_target_modules beside lora_target_linear are more of them,
+    as in axolotl."""
+    from monograph.integrations.peft.lora_experts import all_linear_and, all_linear_without_router
+
+    config = lora_config(recipe)
+    more = recipe.lora_target_modules if recipe.lora_target_linear else None
+    return all_linear_and(base, config, more) if more else all_linear_without_router(base, config)
+
+
 def set_router_loss(recipe: Recipe, base: Any) -> None:
     """As a config of transformers says it; TrainStep reads it there."""
     config = base.config.get_text_config()
@@ -144,7 +155,6 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
 
     from monograph.distributed.faults import meet
     from monograph.distributed.file_ranges import read_small_tensors
-    from monograph.integrations.peft.lora_experts import all_linear_without_router
     from monograph.integrations.peft.optimize import optimize
     from monograph.packing.attention_without_borders import refuse_attention_without_borders
     from monograph.packing.layers_with_state import refuse_packed
@@ -160,9 +170,11 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     torch.manual_seed(recipe.seed)  # the start of the adapter
     if recipe.lora_model_dir:
+        if world is None or world.first:
+            check_trained_base(recipe, recipe.lora_model_dir, folder, base)
         model = PeftModel.from_pretrained(base, recipe.lora_model_dir, is_trainable=True)
     else:
-        model = get_peft_model(base, all_linear_without_router(base, lora_config(recipe)))
+        model = get_peft_model(base, adapter_config(recipe, base))
     check_new_rows_are_trained(model)
     if held.shard > 1 and has_new_rows(model):
         raise ValueError(

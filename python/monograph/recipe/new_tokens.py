@@ -35,9 +35,12 @@ def add_tokens(recipe: Recipe, tokenizer: Any) -> list[int]:
     if more := recipe.special_tokens.get(_MORE):
         tokenizer.add_special_tokens({_MORE: list(more)})
     added = {token: index for token, index in tokenizer.get_vocab().items() if token not in known}
-    if added and not (
+    read = {token: index for token, index in added.items() if _is_read(token, tokenizer)}
+    vars(tokenizer)["ids_of_new_tokens"] = sorted(read.values())
+    if read and not (
         recipe.lora_modules_to_save or recipe.peft_trainable_token_indices or recipe.lora_model_dir
     ):
+        added = read
         first = min(added, key=lambda token: added[token])
         if isinstance(recipe, TrlRecipe):
             raise ValueError(
@@ -49,6 +52,11 @@ def add_tokens(recipe: Recipe, tokenizer: Any) -> list[int]:
             f"row; write {_instead(sorted(added.values()), tied=False)}, or name a token that exists"
         )
     return sorted(added.values())
+
+
+def _is_read(token: str, tokenizer: Any) -> bool:
+    """Whether a model ever reads a token: padding alone is masked wherever it stands."""
+    return token != tokenizer.pad_token or token in (tokenizer.eos_token, tokenizer.bos_token)
 
 
 def _without_trl(recipe: TrlRecipe) -> str:
@@ -77,11 +85,19 @@ def grow_vocabulary(model: Any, recipe: Recipe, folder: str) -> None:
 
     if not (recipe.tokens or recipe.special_tokens):
         return
-    wanted = max(load_tokenizer(recipe, folder).get_vocab().values()) + 1
+    tokenizer = load_tokenizer(recipe, folder)
+    new = vars(tokenizer)["ids_of_new_tokens"]
+    vars(model)["ids_of_new_tokens"] = new
+    wanted = max(tokenizer.get_vocab().values()) + 1
     rows = model.get_input_embeddings().weight.shape[0]
     if wanted <= rows:
         return
     key = "tokens" if recipe.tokens else "special_tokens"
+    if not new:
+        raise ValueError(
+            f"special_tokens.pad_token: {tokenizer.pad_token!r} is not a token of the model, which has no "
+            f"row to spare ({rows}); name one that exists, as pad_token: {tokenizer.eos_token!r}"
+        )
     head = model.get_output_embeddings()
     if isinstance(head, QuantLinear):
         raise ValueError(
@@ -119,32 +135,37 @@ def has_new_rows(model: Any) -> bool:
 
 
 def check_new_rows_are_trained(model: Any) -> None:
-    """Raises if the adapter leaves a new row of embedding or head as it is: nothing would save it."""
-    if not has_new_rows(model):
-        return
+    """Raises if the adapter leaves the row of a new token as it is, in the embedding or in the head. A row
+    that the base had to spare holds nothing either; LoRA on the table may train that one too."""
     base = model.get_base_model()
+    grown = has_new_rows(model)
+    total = base.config.get_text_config().vocab_size
+    new = set(vars(base).get("ids_of_new_tokens", ()))
+    if grown:
+        new |= set(range(vars(base)["rows_before_new_tokens"], total))
     config = model.peft_config[model.active_adapter]
-    for layer in (base.get_input_embeddings(), base.get_output_embeddings()):
-        rows = [p.shape[0] for p in layer.parameters() if p.requires_grad and p.dim() == 2]
-        total = base.config.get_text_config().vocab_size
-        new = range(vars(base)["rows_before_new_tokens"], total)
+    for layer in (base.get_input_embeddings(), base.get_output_embeddings()) if new else ():
+        trained = {name: p for name, p in layer.named_parameters() if p.requires_grad and p.dim() == 2}
+        rows = [p.shape[0] for name, p in trained.items() if not name.startswith("lora_")]
         path = next(name for name, module in base.named_modules() if module is layer)
         if total in rows or (rows and _covers(config.trainable_token_indices, path, new)):
             continue
+        if not grown and any(name.startswith("lora_") for name in trained):
+            continue
         tied = bool(getattr(base.config.get_text_config(), "tie_word_embeddings", False))
         raise ValueError(
-            f"tokens: rows {new.start} to {total - 1} of {path} are new, and the adapter does not train them "
-            f"all; write {_instead(new, tied=tied)}"
+            f"tokens: rows {min(new)} to {max(new)} of {path} are new, and the adapter does not train them "
+            f"all; write {_instead(sorted(new), tied=tied)}"
         )
 
 
-def _covers(indices: Any, path: str, new: range) -> bool:
+def _covers(indices: Any, path: str, new: set[int]) -> bool:
     """Whether PEFT's trainable_token_indices name all these rows of a layer; a tied head has those of the
     embedding."""
     if isinstance(indices, dict):
         lists = [rows for name, rows in indices.items() if path == name or path.endswith(f".{name}")]
         indices = lists[0] if lists else next(iter(indices.values()), [])
-    return set(new) <= set(indices or [])
+    return new <= set(indices or [])
 
 
 def save_adapter(model: Any, folder: str) -> None:

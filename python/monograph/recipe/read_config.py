@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
+from monograph.recipe.adapter_keys import check_adapter_keys
 from monograph.recipe.check_value import checked
 from monograph.recipe.compile_options import check_compile_options
 from monograph.recipe.cross_checks import check_together
@@ -114,6 +115,9 @@ def check_keys(keys: Mapping[str, Any], source: str = "recipe") -> ReadRecipe:
     recipe = engine(**values)
     if not errors:
         more_errors, more_notices = check_together(recipe)
+        errors += more_errors
+        notices += more_notices
+        more_errors, more_notices = check_adapter_keys(recipe, values)
         errors += more_errors
         notices += more_notices
     if not errors and isinstance(recipe, TrlRecipe):

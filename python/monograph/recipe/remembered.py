@@ -16,7 +16,7 @@ NAME = "recipe.yml"
 _HEADING = "# The recipe that made this adapter, overrides of the command line included; absolute paths.\n"
 
 # Of one start of a run, not of the run.
-_NOT_KEPT = ("resume_from_checkpoint", "auto_resume_from_checkpoints")
+_NOT_KEPT = ("resume_from_checkpoint", "auto_resume_from_checkpoints", "another_base")
 
 
 def _absolute(path: str) -> str:
@@ -71,3 +71,14 @@ def folder_of_run(folder: str) -> str:
     """The output_dir that the folder of an adapter is, or that holds it as a checkpoint."""
     parent, name = os.path.split(os.path.normpath(folder))
     return (parent or ".") if re.fullmatch(r"checkpoint-\d+", name) else folder
+
+
+def adapter_folder(folder: str | None) -> str | None:
+    """The folder, if it holds an adapter."""
+    return folder if folder and os.path.isfile(os.path.join(folder, "adapter_config.json")) else None
+
+
+def trained_adapter(recipe: Recipe) -> str | None:
+    """The adapter that a run of the recipe has written; None if there is none yet. That of lora_model_dir is
+    where the run began, and never what it made."""
+    return adapter_folder(recipe.output_dir)

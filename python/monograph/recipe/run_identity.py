@@ -1,80 +1,76 @@
-"""What defines a run: recorded in its checkpoints, compared when it is resumed."""
+"""What defines a run: recorded in its checkpoints, compared when it is resumed.
+
+Every key of a recipe is compared unless it stands in one of the two tables here.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from monograph.recipe.keys import Recipe
+from monograph.recipe.adapter_keys import PEFT_NAMES, given_config
+from monograph.recipe.keys import KEYS, Recipe
 from monograph.recipe.prepare import data_keys, files_sha256
-
-# Another value is another run: another adapter, other rows, other moments.
-_ADAPTER_KEYS = (
-    "adapter lora_r lora_alpha lora_dropout lora_target_linear lora_target_modules lora_modules_to_save "
-    "lora_rank_pattern lora_alpha_pattern peft_use_rslora peft_use_dora peft_layers_to_transform "
-    "peft_layers_pattern peft_init_lora_weights peft peft_trainable_token_indices peft_ensure_weight_tying"
-)
-_ROW_KEYS = "sample_packing shuffle_merged_datasets micro_batch_size gradient_accumulation_steps"
-_UPDATE_KEYS = "weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm"
 
 # Another value changes what comes, not what was: a person may want it, and is told.
 _TOLD_KEYS = (
     "learning_rate lr_scheduler cosine_min_lr_ratio warmup_ratio warmup_steps num_epochs max_steps "
-    "attn_implementation step_mode"
+    "attn_implementation step_mode pad_to_sequence_len"
 )
 
-# What PEFT calls the keys of an adapter.
-_PEFT_NAMES = {
-    "lora_r": "r",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "lora_target_modules": "target_modules",
-    "lora_modules_to_save": "modules_to_save",
-    "lora_rank_pattern": "rank_pattern",
-    "lora_alpha_pattern": "alpha_pattern",
-    "peft_use_rslora": "use_rslora",
-    "peft_use_dora": "use_dora",
-    "peft_layers_to_transform": "layers_to_transform",
-    "peft_layers_pattern": "layers_pattern",
-    "peft_trainable_token_indices": "trainable_token_indices",
-    "peft_ensure_weight_tying": "ensure_weight_tying",
+# May change freely, and why.
+FREE = {
+    "a checkpoint of TRL's trainers is another thing": "trainer rl reward_model",
+    "the hash of the base is compared": "base_model revision_of_model another_base",
+    "the lengths of the rows are compared": "tokenizer_config",
+    "its adapter is in the checkpoint": "lora_model_dir",
+    "all names that are accepted are one AdamW": "optimizer",
+    "every place and every division gives the same bits": (
+        "device device_map base_memory gradient_checkpointing offload_folder shard_size replicate_size "
+        "fsdp_version fsdp_config fsdp ddp_timeout"
+    ),
+    "step_mode stands for it": "torch_compile torch_compile_mode torch_compile_options",
+    "written in another way below": "load_in_4bit bnb_config_kwargs",
+    "what is evaluated on, and when, changes no step": (
+        "test_datasets eval_sample_packing eval_batch_size evals_per_epoch eval_steps"
+    ),
+    "where and when things are written or stopped": (
+        "output_dir dataset_prepared_path dataset_processes logging_steps saves_per_epoch save_steps "
+        "save_total_limit save_first_step load_best_model_at_end early_stopping_patience "
+        "loss_watchdog_threshold loss_watchdog_patience max_bad_steps resume_from_checkpoint "
+        "auto_resume_from_checkpoints report_to wandb_project wandb_name wandb_entity use_wandb "
+        "use_tensorboard merge_lora calibration serve_with"
+    ),
 }
+_FREE_KEYS = frozenset(" ".join(FREE.values()).split())
 
 
 def run_identity(recipe: Recipe) -> dict[str, Any]:
     """The keys that define a run and those that are told, with values as JSON has them."""
-    keys = asdict(recipe)
-    names = f"{_ADAPTER_KEYS} {_ROW_KEYS} {_UPDATE_KEYS} {_TOLD_KEYS}".split()
-    identity = {name: keys[name] for name in names} | data_keys(recipe)
+    keys = asdict(recipe) | data_keys(recipe)
+    identity = {name: keys[name] for name in KEYS if name not in _FREE_KEYS}
     identity["step_mode"] = recipe.mode
     identity["virtual_shards"] = recipe.leaves  # of the number of ranks nothing depends
-    identity["fp16"] = recipe.fp16
+    del identity["bf16"]  # named after fp16, which decides it
     identity["bf16"] = bool(recipe.bf16) and not recipe.fp16  # auto, full and true are one thing
     options = recipe.bnb_config_kwargs
     if recipe.adapter == "qlora":
         identity["bnb_4bit_quant_type"] = options.get("bnb_4bit_quant_type", "nf4")
         identity["bnb_4bit_use_double_quant"] = options.get("bnb_4bit_use_double_quant", True)
     if recipe.lora_model_dir:  # the shape of the adapter is that of the one it starts from
-        identity |= _started_from(recipe.lora_model_dir)
-    # Files may be moved; what is in them counts. What is evaluated on may change.
-    del identity["test_datasets"]
+        config = given_config(recipe.lora_model_dir)
+        identity |= {key: config.get(name) for key, name in PEFT_NAMES.items()}
+    # Files may be moved; what is in them counts.
     for entry in identity["datasets"]:
         for name in ("path", "data_files"):
             entry.pop(name)
     identity["files of datasets"] = files_sha256(recipe.datasets)
-    for name in ("lora_target_modules", "lora_modules_to_save"):
+    for name in ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save"):
         if isinstance(identity[name], list):
             identity[name] = sorted(identity[name])
     return json.loads(json.dumps(identity))
-
-
-def _started_from(folder: str) -> dict[str, Any]:
-    with open(os.path.join(folder, "adapter_config.json"), encoding="utf-8") as file:
-        config = json.load(file)
-    return {key: config.get(name) for key, name in _PEFT_NAMES.items()}
 
 
 def compare(saved: Mapping[str, Any], present: Mapping[str, Any], checkpoint: str) -> list[str]:

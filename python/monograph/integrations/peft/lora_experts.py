@@ -10,7 +10,7 @@ ever exists. Over packed experts PEFT makes this class from the start; dense one
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from monograph.integrations.peft.private_names import (
     check_adapters_to_merge,
     check_forward_args,
     convert_config,
+    include_all_linear,
 )
 from monograph.integrations.torch.private_names import hooks
 from monograph.integrations.transformers.experts import experts_forward, experts_kind, is_experts
@@ -190,6 +191,15 @@ def all_linear_without_router(model: nn.Module, config: LoraConfig) -> LoraConfi
     asked = set(config.target_parameters or ())
     kept = set(converted.target_parameters or ()) - ({_ROUTER} - asked)
     return replace(converted, target_parameters=sorted(kept))
+
+
+def all_linear_and(model: nn.Module, config: LoraConfig, names: Sequence[str]) -> LoraConfig:
+    """A config of "all-linear" with more layers, by the names or ends of names that PEFT takes."""
+    config = all_linear_without_router(model, config)
+    if isinstance(config.target_modules, str):
+        config = include_all_linear(copy.deepcopy(config), model)
+    found: Any = config.target_modules
+    return replace(config, target_modules=sorted({*found, *names}))
 
 
 def expert_parameters(model: nn.Module) -> list[str]:

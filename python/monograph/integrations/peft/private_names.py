@@ -33,6 +33,11 @@ NAMES = {
         _READ,
         "add_lora: what all-linear means where experts are fused",
     ),
+    "include_all_linear": PrivateName(
+        "peft.tuners.tuners_utils:_maybe_include_all_linear_layers",
+        _READ,
+        "lora_target_linear beside lora_target_modules: which layers all-linear means",
+    ),
     "LoraLayer": PrivateName("peft.tuners.lora.layer:LoraLayer", _READ, "optimize: counts the layers"),
     "BaseTunerLayer": PrivateName("peft.tuners.tuners_utils:BaseTunerLayer", _READ, _DISPATCH),
     "dispatch_default": PrivateName("peft.tuners.lora.model:dispatch_default", _READ, _DISPATCH),

@@ -96,8 +96,9 @@ FIELDS: dict[str, str] = {
 # Keys that Monograph follows itself: the model, its adapter, the data, what becomes of the run.
 _OURS = """
     trainer rl reward_model trl num_labels base_model revision_of_model tokenizer_config load_in_4bit
-    bnb_config_kwargs attn_implementation output_router_logits adapter lora_model_dir lora_r lora_alpha
-    lora_dropout lora_target_linear lora_target_modules lora_target_parameters lora_modules_to_save
+    bnb_config_kwargs attn_implementation output_router_logits adapter lora_model_dir another_base
+    lora_r lora_alpha lora_dropout lora_target_linear lora_target_modules lora_target_parameters
+    lora_modules_to_save
     lora_rank_pattern lora_alpha_pattern peft_use_rslora peft_use_dora peft_layers_to_transform
     peft_layers_pattern peft_init_lora_weights peft datasets test_datasets val_set_size dataset_prepared_path
     chat_template chat_template_jinja chat_template_kwargs default_system_message eot_tokens special_tokens
