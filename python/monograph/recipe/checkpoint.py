@@ -10,12 +10,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from monograph.recipe.base_record import NAME as BASE_RECORD
+from monograph.recipe.adapter_card import write_card
+from monograph.recipe.base_record import put_base_record
 from monograph.recipe.keys import Recipe
 from monograph.recipe.new_tokens import save_adapter
 from monograph.recipe.remembered import write_recipe
@@ -67,9 +68,15 @@ def move_into(source: str, target: str) -> None:
 
 
 def save_checkpoint(
-    recipe: Recipe, step: int, model: Any, optimizer: Mapping[str, torch.Tensor], state: Mapping[str, Any]
+    recipe: Recipe,
+    step: int,
+    model: Any,
+    optimizer: Mapping[str, torch.Tensor],
+    state: Mapping[str, Any],
+    base_record: Mapping[str, Any],
+    lines: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Writes checkpoint-`step`; gives its path."""
+    """Writes checkpoint-`step`; gives its path. lines: of metrics.jsonl, for its card."""
     from safetensors.torch import save_file
 
     def write(folder: str) -> None:
@@ -78,9 +85,8 @@ def save_checkpoint(
         with open(os.path.join(folder, STATE), "w", encoding="utf-8") as file:
             json.dump(state, file, indent=1)
         write_recipe(recipe, folder)
-        record = os.path.join(recipe.output_dir, BASE_RECORD)
-        if os.path.isfile(record):
-            shutil.copyfile(record, os.path.join(folder, BASE_RECORD))
+        put_base_record(base_record, folder)
+        write_card(recipe, folder, base_record, model.peft_config[model.active_adapter], lines)
 
     folder = os.path.join(recipe.output_dir, f"checkpoint-{step}")
     write_folder(folder, write)
@@ -123,7 +129,7 @@ def keep_last(output_dir: str, limit: int | None, best: int | None) -> None:
 
 
 def checkpoint_to_resume(output_dir: str, wanted: str | bool | None, auto: bool) -> str | None:
-    """The checkpoint that the keys ask for; None to begin anew."""
+    """The checkpoint that the keys ask for; None to begin anew, which `auto` alone may find right."""
     if isinstance(wanted, str) and wanted != "auto":
         if not os.path.isdir(wanted):
             raise ValueError(f"resume_from_checkpoint: there is no folder {wanted}")
@@ -131,4 +137,10 @@ def checkpoint_to_resume(output_dir: str, wanted: str | bool | None, auto: bool)
     if not (wanted or auto):
         return None
     found = checkpoints(output_dir)
+    if not found and not auto:
+        raise ValueError(
+            f"resume_from_checkpoint is {wanted if isinstance(wanted, str) else 'true'}, and output_dir "
+            f"({output_dir}) has no checkpoint; leave it out to begin anew, or write "
+            "auto_resume_from_checkpoints: true, which begins anew where there is none"
+        )
     return found[max(found)] if found else None

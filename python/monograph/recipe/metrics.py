@@ -46,7 +46,7 @@ class NoMetrics(Metrics):
     """Of a rank that writes nothing."""
 
     def __init__(self) -> None:
-        pass
+        self.lines = []
 
     def add(self, line: dict[str, Any]) -> None:
         pass

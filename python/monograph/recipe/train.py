@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,8 +14,9 @@ from monograph.distributed.same_values import fingerprint
 from monograph.distributed.shard import shard_group_of
 from monograph.distributed.tree import Tree
 from monograph.distributed.world import World, alone
+from monograph.recipe.adapter_card import write_card
 from monograph.recipe.agreement import Own, agree
-from monograph.recipe.base_record import packing_of, write_base_record
+from monograph.recipe.base_record import make_base_record, packing_of, put_base_record
 from monograph.recipe.batches import Batches, token_counts
 from monograph.recipe.checkpoint import (
     checkpoint_to_resume,
@@ -35,6 +36,7 @@ from monograph.recipe.metrics import Metrics, NoMetrics
 from monograph.recipe.model_folder import model_folder
 from monograph.recipe.new_tokens import save_adapter
 from monograph.recipe.offload_keys import offload_folder, offload_place
+from monograph.recipe.output_folder import finished_run, held, set_aside
 from monograph.recipe.prepare import prepare, read_prepared
 from monograph.recipe.progress import Reporter, peak_memory_kib
 from monograph.recipe.ranks import check_ranks, check_same_start, idle_ranks, quiet_unless_first
@@ -99,17 +101,14 @@ def train(recipe: Recipe, world: World | None = None) -> Outcome:
 
 def _train(recipe: Recipe, world: World) -> Outcome:
     check_ranks(recipe, world)
-    if world.first:
-        if os.path.exists(recipe.output_dir) and not os.path.isdir(recipe.output_dir):
-            raise ValueError(f"output_dir: {recipe.output_dir} is a file, wanted a folder")
-        os.makedirs(recipe.output_dir, exist_ok=True)
-    by_first(world, "prepare", lambda: model_folder(recipe))
-    folder = model_folder(recipe)
-    tokenizer = load_tokenizer(recipe, folder)
-    prepared = read_prepared(by_first(world, "prepare", lambda: prepare(recipe, tokenizer).folder))
-    with compile_options(recipe.torch_compile_options, recipe.torch_compile_mode):
-        run = Run(recipe, tokenizer, prepared, folder, world)
-        return run.train()
+    with held(recipe.output_dir) if world.first else nullcontext():
+        by_first(world, "prepare", lambda: model_folder(recipe))
+        folder = model_folder(recipe)
+        tokenizer = load_tokenizer(recipe, folder)
+        prepared = read_prepared(by_first(world, "prepare", lambda: prepare(recipe, tokenizer).folder))
+        with compile_options(recipe.torch_compile_options, recipe.torch_compile_mode):
+            run = Run(recipe, tokenizer, prepared, folder, world)
+            return run.train()
 
 
 class Run:
@@ -127,6 +126,7 @@ class Run:
         self.epochs = self.batches.epochs(recipe)
         self.signal = 0  # one that any rank was sent
         self.told: list[str] = []  # what a resumed run does in another way
+        self.resumed_at = 0
         identity = run_identity(recipe)
         self.resumed = by_first(self.world, "load", self._checkpoint)
         if self.resumed:
@@ -154,15 +154,19 @@ class Run:
         # The packed bytes of a sharded base are read by all ranks together.
         reads = self.world.first or shard_group_of(self.model) is not None
         packed = packing_of(self.model) if reads else None
+        self.base_record = by_first(self.world, "load", lambda: self._base_record(folder, packed))
         self.progress = Progress(
             order=self.batches.sampler.state_dict(0, 0),
-            base_sha256=by_first(self.world, "load", lambda: self._write_base_record(folder, packed)),
+            base_sha256=self.base_record["base"]["sha256"],
             identity=identity,
         )
         if self.resumed:
             self._resume(self.resumed)
         self.progress.launch = launch_name()
         check_same_start(self.world, self.progress.step, self.step.state_dict())
+        self.told += by_first(
+            self.world, "load", lambda: set_aside(recipe.output_dir, self.resumed, self.progress.step)
+        )
 
     def _checkpoint(self) -> str | None:
         """Where the run goes on: where torchrun has ended it, or what the keys ask for."""
@@ -172,9 +176,13 @@ class Run:
             recipe.output_dir, recipe.resume_from_checkpoint, recipe.auto_resume_from_checkpoints
         )
 
-    def _write_base_record(self, folder: str, packed: dict[str, Any] | None) -> str:
-        quantised = is_packed(self.model)
-        return write_base_record(folder, self.recipe.output_dir, quantised=quantised, packed=packed)
+    def _base_record(self, folder: str, packed: dict[str, Any] | None) -> dict[str, Any]:
+        """Of the base of this run. An adapter that an earlier run left keeps its own until it is replaced."""
+        output_dir = self.recipe.output_dir
+        record = make_base_record(folder, output_dir, quantised=is_packed(self.model), packed=packed)
+        if not finished_run(output_dir):
+            put_base_record(record, output_dir)
+        return record
 
     def _resume(self, folder: str) -> None:
         optimizer, state = load_checkpoint(folder)
@@ -190,7 +198,13 @@ class Run:
         if saved.skipped_in_a_row >= self.recipe.max_bad_steps:  # what ended that run begins anew
             saved.skipped_in_a_row = 0
         saved.identity = self.progress.identity
-        self.progress = saved
+        self.progress, self.resumed_at = saved, saved.step
+        best = self._best_folder()
+        if self.recipe.load_best_model_at_end and saved.best_step and not os.path.isdir(best):
+            raise ValueError(
+                f"load_best_model_at_end: {best}, the best checkpoint of the run of {folder}, is missing; "
+                "write load_best_model_at_end: false, or begin anew"
+            )
 
     def train(self) -> Outcome:
         recipe, progress, total = self.recipe, self.progress, self.epochs.total
@@ -200,7 +214,7 @@ class Run:
             {1} if recipe.save_first_step else set()
         )
         first, several = progress.step, self.world.size > 1
-        metrics = Metrics(recipe, first) if self.world.first else NoMetrics()
+        metrics = self.metrics = Metrics(recipe, first) if self.world.first else NoMetrics()
         with Reporter(total, first) as reporter, Interrupt(among_ranks=several) as interrupt:
             if self.world.marks is not None:
                 self.world.marks.told_to_end = lambda: interrupt.asked
@@ -343,7 +357,10 @@ class Run:
 
     def _write_checkpoint(self) -> str:
         recipe, progress = self.recipe, self.progress
-        path = save_checkpoint(recipe, progress.step, self.model, self.step.state_dict(), asdict(progress))
+        optimizer, state = self.step.state_dict(), asdict(progress)
+        path = save_checkpoint(
+            recipe, progress.step, self.model, optimizer, state, self.base_record, self.metrics.lines
+        )
         keep_last(recipe.output_dir, recipe.save_total_limit, progress.best_step)
         return path
 
@@ -366,8 +383,14 @@ class Run:
     def _take_best(self) -> None:
         recipe, progress = self.recipe, self.progress
         if recipe.load_best_model_at_end and progress.best_step not in (None, progress.step):
-            best = os.path.join(recipe.output_dir, f"checkpoint-{progress.best_step}")
-            self.step.load_state_dict(load_checkpoint(best)[0])
+            self.step.load_state_dict(load_checkpoint(self._best_folder())[0])
+
+    def _best_folder(self) -> str:
+        """The best checkpoint; one from before a resumed run lies beside that which it came from."""
+        parent = self.recipe.output_dir
+        if self.resumed and (self.progress.best_step or 0) <= self.resumed_at:
+            parent = os.path.dirname(os.path.abspath(self.resumed))
+        return os.path.join(parent, f"checkpoint-{self.progress.best_step}")
 
     def _calibrate(self, reporter: Reporter) -> dict[str, InputSketch]:
         """What layers are given on the first rows, with the adapter that is written. Ranks that share a base
@@ -401,5 +424,8 @@ class Run:
         save_adapter(self.model, folder)
         self.tokenizer.save_pretrained(folder)
         write_recipe(self.recipe, folder)
+        put_base_record(self.base_record, folder)
+        config = self.model.peft_config[self.model.active_adapter]
+        write_card(self.recipe, folder, self.base_record, config, self.metrics.lines)
         if sketches:
             save_sketches(sketches, folder, self.progress.base_sha256)

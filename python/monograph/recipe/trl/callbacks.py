@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 from typing import Any
 
 from transformers import TrainerCallback
 
-from monograph.recipe.base_record import NAME as BASE_RECORD
+from monograph.recipe.adapter_card import write_card
+from monograph.recipe.base_record import put_base_record
 from monograph.recipe.interrupt import Interrupt
 from monograph.recipe.metrics import read_metrics
 from monograph.recipe.remembered import write_recipe
@@ -20,8 +20,8 @@ from monograph.recipe.trl.keys import TrlRecipe
 class Records(TrainerCallback):
     """One line of metrics.jsonl per log; recipe.yml and monograph.json in every checkpoint."""
 
-    def __init__(self, recipe: TrlRecipe) -> None:
-        self._recipe = recipe
+    def __init__(self, recipe: TrlRecipe, base_record: dict[str, Any]) -> None:
+        self._recipe, self.base_record = recipe, base_record
         self.path = os.path.join(recipe.output_dir, "metrics.jsonl")
         self.lines: list[dict[str, Any]] = []
 
@@ -38,13 +38,18 @@ class Records(TrainerCallback):
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
         if os.path.isdir(folder):
-            write_recipe(self._recipe, folder)
-            shutil.copyfile(
-                os.path.join(self._recipe.output_dir, BASE_RECORD), os.path.join(folder, BASE_RECORD)
-            )
+            self.write_beside(folder, model)
+
+    def write_beside(self, folder: str, model: Any) -> None:
+        """recipe.yml, monograph.json and the card of an adapter, beside what TRL has written."""
+        write_recipe(self._recipe, folder)
+        put_base_record(self.base_record, folder)
+        if self._recipe.adapter is not None:
+            config = model.peft_config[model.active_adapter]
+            write_card(self._recipe, folder, self.base_record, config, self.lines)
 
 
 class Watch(TrainerCallback):

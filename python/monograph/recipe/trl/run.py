@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import warnings
@@ -11,18 +12,20 @@ from dataclasses import replace
 from typing import Any
 
 from monograph.offload import offload_activations
-from monograph.recipe.base_record import packing_of, write_base_record
+from monograph.recipe.base_record import make_base_record, packing_of, put_base_record
 from monograph.recipe.checkpoint import STATE, checkpoint_to_resume, move_into, write_folder
 from monograph.recipe.compile_options import compile_options
 from monograph.recipe.encode import load_tokenizer
 from monograph.recipe.interrupt import Interrupt
-from monograph.recipe.load_model import is_packed, load_base, lora_config, set_router_loss
+from monograph.recipe.load_model import adapter_config, is_packed, load_base, set_router_loss
 from monograph.recipe.metrics import plot_losses
 from monograph.recipe.model_folder import model_folder, naming
+from monograph.recipe.new_tokens import check_new_rows_are_trained
 from monograph.recipe.offload_keys import offload_folder, offload_place
+from monograph.recipe.output_folder import finished_run, held, set_aside
 from monograph.recipe.read_config import ConfigError
-from monograph.recipe.remembered import write_recipe
 from monograph.recipe.train import Outcome
+from monograph.recipe.trained_base import check_trained_base
 from monograph.recipe.trl.arguments import config_arguments, field_names
 from monograph.recipe.trl.by_name import callback_classes, reward_functions
 from monograph.recipe.trl.callbacks import Records, Watch
@@ -71,6 +74,8 @@ def make_trainer(recipe: TrlRecipe) -> Any:
         callbacks=callbacks,
         **extra,
     )
+    if recipe.adapter is not None:
+        check_new_rows_are_trained(trainer.model)
     with warnings.catch_warnings():
         if recipe.adapter is None:  # no LoRA layers are meant to be there
             warnings.filterwarnings("ignore", "monograph.optimize fused no layer")
@@ -111,7 +116,6 @@ def _model(recipe: TrlRecipe, folder: str) -> tuple[Any, Any]:
     """The base with the adapter of lora_model_dir, or the base and the config of the adapter it will get."""
     from peft import PeftModel
 
-    from monograph.integrations.peft.lora_experts import all_linear_without_router
     from monograph.packing.layers_with_state import refuse_packed
 
     base = load_base(recipe, folder)
@@ -123,9 +127,10 @@ def _model(recipe: TrlRecipe, folder: str) -> tuple[Any, Any]:
             unfreeze(base, recipe.unfrozen_parameters)
         return base, None
     if recipe.lora_model_dir:
+        check_trained_base(recipe, recipe.lora_model_dir, folder, base)
         with naming("lora_model_dir", recipe.lora_model_dir):
             return PeftModel.from_pretrained(base, recipe.lora_model_dir, is_trainable=True), None
-    return base, all_linear_without_router(base, lora_config(recipe))
+    return base, adapter_config(recipe, base)
 
 
 def _name_project(recipe: TrlRecipe) -> None:
@@ -137,18 +142,16 @@ def _name_project(recipe: TrlRecipe) -> None:
 
 def train(recipe: TrlRecipe) -> Outcome:
     """Runs a recipe to its end, or to the next Ctrl-C or SIGTERM."""
-    if os.path.exists(recipe.output_dir) and not os.path.isdir(recipe.output_dir):
-        raise ValueError(f"output_dir: {recipe.output_dir} is a file, wanted a folder")
-    os.makedirs(recipe.output_dir, exist_ok=True)
+    with held(recipe.output_dir):
+        return _train(recipe)
+
+
+def _train(recipe: TrlRecipe) -> Outcome:
     resumed = _checkpoint(recipe)
     trainer = make_trainer(recipe)
-    write_base_record(
-        model_folder(recipe),
-        recipe.output_dir,
-        quantised=is_packed(trainer.model),
-        packed=packing_of(trainer.model),
-    )
-    records = Records(recipe)
+    records = Records(recipe, _base_record(recipe, trainer.model))
+    for line in set_aside(recipe.output_dir, resumed, _step_of(resumed) if resumed else 0):
+        print(line, file=sys.stderr)
     with (
         compile_options(recipe.torch_compile_options, recipe.torch_compile_mode),
         _offload(recipe, trainer.model),
@@ -172,6 +175,15 @@ def train(recipe: TrlRecipe) -> Outcome:
     )
 
 
+def _base_record(recipe: TrlRecipe, model: Any) -> dict[str, Any]:
+    """Of the base of this run. What an earlier run has left keeps its own until it is replaced."""
+    folder, output_dir = model_folder(recipe), recipe.output_dir
+    record = make_base_record(folder, output_dir, quantised=is_packed(model), packed=packing_of(model))
+    if not finished_run(output_dir):
+        put_base_record(record, output_dir)
+    return record
+
+
 def _offload(recipe: TrlRecipe, model: Any) -> AbstractContextManager[Any]:
     """What autograd keeps inside waits elsewhere."""
     place = offload_place(recipe)
@@ -193,13 +205,18 @@ def _checkpoint(recipe: TrlRecipe) -> str | None:
     return found
 
 
+def _step_of(checkpoint: str) -> int:
+    with open(os.path.join(checkpoint, STATE), encoding="utf-8") as file:
+        return json.load(file)["global_step"]
+
+
 def _finish(recipe: TrlRecipe, trainer: Any, records: Records) -> None:
     """The adapter that the run was for, with tokenizer, recipe and plot."""
 
     def write(folder: str) -> None:
         trainer.model.save_pretrained(folder)
         trainer.processing_class.save_pretrained(folder)
-        write_recipe(recipe, folder)
+        records.write_beside(folder, trainer.model)
 
     final = os.path.join(recipe.output_dir, "final")
     write_folder(final, write)
