@@ -7,6 +7,7 @@ import os
 
 from monograph.base_memory.sizes import bytes_of
 from monograph.recipe.adapter_start import check_start_keys, start_of
+from monograph.recipe.data_files import check_files
 from monograph.recipe.device_keys import check_device, device_type
 from monograph.recipe.keys import DatasetKeys, Recipe
 from monograph.recipe.offload_keys import check_offload
@@ -189,6 +190,8 @@ def _check_data(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
         for number, dataset in enumerate(getattr(recipe, where)):
             if not dataset.path:
                 errors.append(f"{where}.{number}.path: missing; write a .jsonl or .parquet file")
+            else:
+                errors.extend(check_files(dataset, f"{where}.{number}"))
             if isinstance(recipe, TrlRecipe) and recipe.method.rows != "documents":
                 errors.extend(check_type(recipe, dataset, f"{where}.{number}"))
             else:

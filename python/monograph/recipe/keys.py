@@ -21,12 +21,21 @@ def key(default: Any, about: str) -> Any:
 class DatasetKeys:
     """One entry of `datasets` or `test_datasets`."""
 
-    path: str = key("", "a .jsonl, .json or .parquet file, a folder of them, or a name on the Hub")
+    path: str = key(
+        "",
+        "a .jsonl, .json or .parquet file, a folder of them, a name on the Hub, or a format: see data_files",
+    )
     type: str | dict[str, str] = key("", "completion, alpaca, instruction, chat_template, input_output")
-    data_files: str | list[str] | None = key(None, "files inside `path`")
-    ds_type: str | None = key(None, "json or parquet, where the file's ending does not say it")
+    data_files: str | list[str] | None = key(
+        None, "files inside the folder or dataset `path`; beside `path: json` (parquet, csv, text) themselves"
+    )
+    ds_type: str | None = key(
+        None, "json, parquet, csv, text or arrow, where the file's ending does not say it"
+    )
     name: str | None = key(None, "configuration of a dataset on the Hub")
-    split: str | None = key(None, "split to take; train by default")
+    split: str | None = key(
+        None, "split to take, `train[:10%]` too; train by default, which a single file is"
+    )
     revision: str | None = key(None, "commit or tag of a dataset on the Hub")
     field: str | None = key(None, "completion: the column with the text; `text` by default")
     field_messages: str | None = key(None, "chat_template: the column with the messages; `messages`")

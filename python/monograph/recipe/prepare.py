@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
@@ -15,13 +14,14 @@ from typing import Any
 
 from monograph.packing.collator import IGNORED
 from monograph.recipe.chat_template import written_template
+from monograph.recipe.data_files import files_taken, load_rows
 from monograph.recipe.documents import document_reader
 from monograph.recipe.encode import Encoded, encode, fit
 from monograph.recipe.keys import DatasetKeys, Recipe
 from monograph.recipe.wrong_files import naming_files
 
 _COUNTS = "counts.json"  # written last
-_VERSION = 5  # of the prepared files; a change of their meaning raises it
+_VERSION = 6  # of the prepared files; a change of their meaning raises it
 
 # The keys that change what tokens are prepared; others leave prepared data as it is.
 _DATA_KEYS = (
@@ -46,46 +46,6 @@ class Prepared:
             f"{self.counts[name]:,} {name}" for name in (*_STATUS[1:], *_CUT[1:]) if self.counts.get(name)
         ]
         return f"of {self.counts['rows']:,} rows: {', '.join(found)}" if found else ""
-
-
-def _files(dataset: DatasetKeys) -> list[str] | None:
-    """The local files of a dataset; None for a name on the Hub."""
-    path = os.path.expanduser(dataset.path)
-    inside = [dataset.data_files] if isinstance(dataset.data_files, str) else dataset.data_files
-    if os.path.isfile(path):
-        return [path]
-    if os.path.isdir(path):
-        wanted = inside or ["*.jsonl", "*.json", "*.parquet"]
-        found = sorted({name for part in wanted for name in glob.glob(os.path.join(path, part))})
-        if not found:
-            raise ValueError(f"datasets: {path} has no file that is {' or '.join(wanted)}")
-        return found
-    if path.startswith((".", "/", "~")) or path.endswith((".jsonl", ".json", ".parquet")):
-        raise ValueError(f"datasets: there is no file {path}")
-    return None
-
-
-def load_rows(dataset: DatasetKeys, where: str, *, streaming: bool = False) -> Any:
-    """The rows of a dataset, by the `datasets` library; `where` names it in errors."""
-    from datasets import load_dataset
-
-    files = _files(dataset)
-    split = dataset.split or "train"
-    if files is None:
-        with naming_files(where, dataset.path, None, ""):
-            rows = load_dataset(
-                dataset.path, dataset.name, split=split, revision=dataset.revision, streaming=streaming
-            )
-    else:
-        kinds = {dataset.ds_type or ("parquet" if name.endswith(".parquet") else "json") for name in files}
-        if len(kinds) != 1:
-            raise ValueError(f"datasets: {dataset.path} holds both JSON and Parquet; write data_files")
-        kind = kinds.pop()
-        with naming_files(where, dataset.path, files, kind):
-            rows = load_dataset(kind, data_files={"train": files}, split="train", streaming=streaming)
-    if dataset.shards:
-        rows = rows.shard(dataset.shards, dataset.shards_idx or 0)
-    return rows
 
 
 def data_keys(recipe: Recipe) -> dict[str, Any]:
@@ -115,9 +75,10 @@ def files_sha256(datasets: Sequence[DatasetKeys]) -> str:
     """A hash of the bytes of all local files of these datasets, whatever their names, and of Hub names."""
     digest = hashlib.sha256()
     for dataset in datasets:
-        files = _files(dataset)
+        files = files_taken(dataset)
         if files is None:
-            digest.update(f"{dataset.path} {dataset.name} {dataset.revision}".encode())
+            named = (dataset.path, dataset.name, dataset.revision, dataset.data_files)
+            digest.update(" ".join(map(str, named if dataset.data_files else named[:3])).encode())
         for name in files or []:
             with open(name, "rb") as file:
                 while block := file.read(1 << 20):
@@ -178,7 +139,9 @@ def _dataset(recipe: Recipe, where: str, tokenizer: Any, counts: Counter[str], s
         rows = load_rows(entry, f"{where}.{number}")
         counts["rows"] += len(rows)
         # JSON that is not UTF-8 is read as it is, and decoded here.
-        with naming_files(f"{where}.{number}", entry.path, _files(entry), "json", only=UnicodeDecodeError):
+        with naming_files(
+            f"{where}.{number}", entry.path, files_taken(entry), "json", only=UnicodeDecodeError
+        ):
             encoded = rows.map(
                 _Encoder(recipe, entry, f"{where}.{number}", tokenizer),
                 batched=True,

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from monograph.recipe.chat_template import written_template
+from monograph.recipe.data_files import is_reader
 from monograph.recipe.keys import DatasetKeys, Recipe
 
 NAME = "recipe.yml"
@@ -23,6 +24,15 @@ def _absolute(path: str) -> str:
     """A path that is there, independent of the folder one stands in; a name on the Hub stays as it is."""
     local = os.path.abspath(os.path.expanduser(path))
     return local if os.path.exists(local) else path
+
+
+def _absolute_files(entry: dict[str, Any]) -> dict[str, Any]:
+    """Path of a dataset, or data_files where the path names their format."""
+    if not is_reader(entry["path"]):
+        return {"path": _absolute(entry["path"])}
+    files = entry["data_files"]
+    many = [files] if isinstance(files, str) else files or []
+    return {"data_files": [os.path.abspath(os.path.expanduser(name)) for name in many]}
 
 
 def remembered_keys(recipe: Recipe) -> dict[str, Any]:
@@ -44,7 +54,7 @@ def remembered_keys(recipe: Recipe) -> dict[str, Any]:
         if name in keys:
             keys[name] = [
                 {key: value for key, value in entry.items() if value != plain.get(key)}
-                | {"path": _absolute(entry["path"])}
+                | _absolute_files(entry)
                 for entry in keys[name]
             ]
     return keys

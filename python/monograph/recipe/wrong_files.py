@@ -17,7 +17,7 @@ def naming_files(
 ) -> Iterator[None]:
     """Turns errors of reading into a ValueError that names the dataset, the file and what is wanted.
 
-    files: None for a name on the Hub; kind: json or parquet; only: leaves other errors as they are.
+    files: None for a name on the Hub; kind: the reader of `datasets`; only: leaves other errors as they are.
     """
     from datasets.exceptions import DatasetGenerationError
 
@@ -41,8 +41,10 @@ def _reason(name: str, kind: str) -> str:
     """What is wrong with a file; empty if nothing is seen."""
     if os.path.getsize(name) == 0:
         return f"{name} has no rows: it is empty; wanted one or more"
-    if kind == "parquet" or name.endswith(".parquet"):
+    if kind == "parquet" or (name.endswith(".parquet") and kind == "json"):
         return _parquet(name)
+    if kind != "json" or name.endswith((".gz", ".bz2", ".xz", ".zst")):
+        return ""  # what `datasets` says is all that is known
     try:
         with open(name, encoding="utf-8-sig") as file:
             first = next((line for line in file if line.strip()), "").strip()
