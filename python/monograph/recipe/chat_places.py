@@ -6,7 +6,6 @@ common before and behind is not the message.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,9 +15,6 @@ from monograph.recipe.document import Span
 
 # Stands for a part of a message when looking where the template puts it: characters of no language.
 _MARK = "\ue000\ue001\ue000"
-
-# What templates write of an answer without reasoning; no target, as of an answer that is its content alone.
-_EMPTY_BLOCK = re.compile(r"<(think|thinking)>\s*</\1>\s*|\[THINK\]\s*\[/THINK\]\s*")
 
 
 def said_besides_content(message: Message) -> list[str]:
@@ -88,14 +84,7 @@ class ChatPlaces:
         begin = self._begin(number, earliest, end)
         if begin is None:
             raise ValueError(self._no_prompt(number))
-        return Span(self._behind_empty_block(begin, self._first_difference(number)), end)
-
-    def _behind_empty_block(self, begin: int, end: int) -> int:
-        # From some characters before: a prompt may open the block.
-        for block in _EMPTY_BLOCK.finditer(self._text, max(0, begin - 20), max(begin, end)):
-            if block.start() <= begin < block.end():
-                return block.end()
-        return begin
+        return Span(begin, end)
 
     def _content(self, number: int) -> Span | None:
         """Where the content of a message lies; None if the template changes more with it."""
@@ -117,7 +106,6 @@ class ChatPlaces:
         begin = self._begin(number, earliest, content)
         if begin is None:
             return content
-        begin = self._behind_empty_block(begin, content)
         asked, told = self._asked(number)
         # A template without a prompt: its header is none of the answer, space in front of the words is.
         if asked == told and self._text[begin:content].strip():

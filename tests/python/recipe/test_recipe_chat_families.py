@@ -119,7 +119,7 @@ EXPECTED = {
         "<|eom_id|>",
         "<think>clear</think>\nblue<|eot_id|>",
     ],
-    ("qwen3", "plain"): ["over the dog<|im_end|>", "Ada. ¡Sí!<|im_end|>"],
+    ("qwen3", "plain"): ["over the dog<|im_end|>", "<think>\n\n</think>\n\nAda. ¡Sí!<|im_end|>"],
     ("qwen3", "reasoning"): ["over the dog<|im_end|>", "<think>\nI am\nAda\n</think>\n\nAda<|im_end|>"],
     ("qwen3", "tools"): [
         '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>',
@@ -252,7 +252,7 @@ def test_two_calls_words_and_reasoning_at_once(tokenizer):
     assert targets == [
         f"<think>\ntwo\n</think>\n\nwait\n<tool_call>\n{one}\n</tool_call>\n<tool_call>\n{two}\n</tool_call>"
         "<|im_end|>",
-        "grey and blue<|im_end|>",
+        "<think>\n\n</think>\n\ngrey and blue<|im_end|>",
     ]
 
 

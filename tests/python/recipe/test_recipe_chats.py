@@ -30,8 +30,8 @@ MARKED = """\
 {%- endif %}
 {%- if m.role == 'assistant' %}{{ '<|im_start|>assistant\\n' }}
 {%- set empty = loop.last and not thought and not m.tool_calls %}
-{%- if empty %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
 {%- generation %}
+{%- if empty %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
 {%- if loop.index0 > place.last and thought %}{{ '<think>\\n' + thought + '\\n</think>\\n\\n' }}{% endif %}
 {{- said }}
 {%- for call in m.tool_calls or [] %}
@@ -169,19 +169,32 @@ WITH_CALLS = {
 
 
 @pytest.mark.parametrize("name", WITH_CALLS)
-def test_an_empty_block_in_front_of_a_call_is_no_target(run, name):
+def test_an_empty_block_in_front_of_a_call_is_a_target(run, name):
     chat = [user("name?"), WITH_CALLS[name], RESULT, answer("fox")]
     tokenizer, prepared = run(PLAIN.replace(*_ALWAYS), [{"messages": chat}])
     check_mask(tokenizer, prepared, chat, None, MARKED.replace(*_ALWAYS))
 
 
-def test_an_empty_block_that_the_prompt_opens_is_no_target(run):
+def test_of_an_empty_block_that_the_prompt_opens_the_rest_is_a_target(run):
     asks = "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n"
     assert asks in PLAIN
+    opened, rest = "{{ '<think>\\n' }}", "{{ '\\n</think>\\n\\n' }}"
     template = PLAIN.replace(*_ALWAYS).replace(asks, asks + "<think>\\n")
+    marked = MARKED.replace(*_ALWAYS).replace(
+        "{%- generation %}\n", f"{{%- if empty %}}{opened}{{% endif %}}\n{{%- generation %}}\n"
+    )
+    marked = marked.replace("{%- if empty %}{{ '<think>\\n\\n</think>\\n\\n' }}", "{%- if empty %}" + rest)
     chat = [user("name?"), WITH_CALLS["words and a call"]]
     tokenizer, prepared = run(template, [{"messages": chat}])
-    check_mask(tokenizer, prepared, chat, None, MARKED.replace(*_ALWAYS))
+    check_mask(tokenizer, prepared, chat, None, marked)
+
+
+def test_an_empty_block_that_the_prompt_holds_is_no_target(run):
+    """enable_thinking: false: the prompt ends behind the block."""
+    chat = [user("name?"), answer("Ada")]
+    tokenizer, prepared = run(PLAIN, [{"messages": chat}], chat_template_kwargs={"enable_thinking": False})
+    targets = [token for token in prepared.train[0]["labels"] if token != -100]
+    assert tokenizer.decode(targets) == "Ada<|im_end|>"
 
 
 def test_an_empty_block_that_somebody_wrote_is_a_target(run):
@@ -298,7 +311,9 @@ def test_no_role_to_train_wants_flags_of_messages(run):
     tokenizer, prepared = run(PLAIN, rows, flags)
     assert len(prepared.train) == 1  # the other has no target
     labels = prepared.train[0]["labels"]
-    assert tokenizer.decode([label for label in labels if label != -100]) == "d<|im_end|>"
+    assert (
+        tokenizer.decode([label for label in labels if label != -100]) == "<think>\n\n</think>\n\nd<|im_end|>"
+    )
     with pytest.raises(ValueError, match=r"datasets.0.roles_to_train is \[\] without message_field_training"):
         run(PLAIN, rows, {"roles_to_train": []})
 
