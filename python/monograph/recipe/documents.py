@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,8 @@ _ALPACA_INPUT_PROMPT = (
     + "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
 )
 
+_PLACEHOLDER = re.compile(r"\{(instruction|input|system)\}")
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -37,10 +40,10 @@ class Prompt:
 
     def prompt(self, instruction: str, given: str = "") -> str:
         wording = self.with_input if given else self.without_input
-        # Not str.format: an instruction may hold braces, and so may a user's wording.
-        for name, value in (("instruction", instruction), ("input", given), ("system", self.system)):
-            wording = wording.replace("{" + name + "}", value)
-        return wording
+        values = {"instruction": instruction, "input": given, "system": self.system}
+        # Not str.format: an instruction may hold braces, and so may a user's wording. One pass: an
+        # instruction may hold "{input}".
+        return _PLACEHOLDER.sub(lambda found: values[found[1]], wording)
 
 
 PROMPTS = {

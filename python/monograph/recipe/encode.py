@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 from monograph.packing.collator import IGNORED
@@ -42,6 +43,29 @@ def load_tokenizer(recipe: Recipe, folder: str) -> Any:
     return tokenizer
 
 
+@cache
+def _cuts_cleanly(tokenizer: Any) -> bool:
+    """Whether a text that is tokenised in two pieces stays that text. SentencePiece's tokenizers (Metaspace,
+    Llama 2's Prepend) begin each piece with a space."""
+    whole = tokenizer("the answer", add_special_tokens=False)["input_ids"]
+    pieces = [tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in ("the ", "answer")]
+    return bool(tokenizer.decode(whole) == tokenizer.decode(pieces[0] + pieces[1]))
+
+
+def prompt_tokens(prompt: str, tokenizer: Any, *, begins: bool) -> list[int]:
+    """The tokens that a prompt has in front of an answer in training.
+
+    Where `encode` cannot cut, a space at the end of the prompt is part of the answer's first token. begins:
+    the tokenizer puts its first token (bos) in front.
+    """
+    options = {"add_special_tokens": begins, "return_offsets_mapping": True, "verbose": False}
+    if not prompt.endswith(" ") or _cuts_cleanly(tokenizer):
+        return list(tokenizer(prompt, **options)["input_ids"])
+    encoding = tokenizer(prompt + "answer", **options)
+    ends = [end for _, end in encoding["offset_mapping"]]
+    return list(encoding["input_ids"][: sum(end <= len(prompt) for end in ends)])
+
+
 def _tokens(document: Document, tokenizer: Any, cuts: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
     """Tokens and where each lies in the text, the text cut at these positions first."""
     ids: list[int] = []
@@ -63,12 +87,13 @@ def encode(document: Document, tokenizer: Any) -> Encoded:
 
     No token reaches from a prompt into an answer: at generation the prompt is tokenised alone, and must give
     the tokens it had in training. Where a tokenizer would join them ("A: " + "Yes" has a token " Yes") the
-    text is cut.
+    text is cut. A tokenizer that begins every piece with a space would change the text: there the tokens
+    are those of the whole text, " Yes" is a target, and `prompt_tokens` leaves the space to it.
     """
     ids, offsets = _tokens(document, tokenizer, [])
     begins = [span.begin for span in document.targets if span.begin]
     cuts = [cut for cut in begins if any(begin < cut < end for begin, end in offsets)]
-    if cuts:
+    if cuts and _cuts_cleanly(tokenizer):
         ids, offsets = _tokens(document, tokenizer, cuts)
     eos = tokenizer.eos_token_id
     if document.begins and ids and ids[-1] == eos and offsets[-1][0] == offsets[-1][1]:

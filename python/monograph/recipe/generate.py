@@ -12,7 +12,7 @@ from transformers import TextStreamer
 from monograph.recipe.chat_template import chat_template
 from monograph.recipe.device_keys import device_of
 from monograph.recipe.documents import prompt_of
-from monograph.recipe.encode import load_tokenizer
+from monograph.recipe.encode import load_tokenizer, prompt_tokens
 from monograph.recipe.keys import Recipe
 from monograph.recipe.load_model import load_base, takes_ours
 from monograph.recipe.model_folder import model_folder
@@ -84,7 +84,7 @@ class Generator:
         self.kind = kind or _kind(written)
         if self.kind == "instruction" and self._prompt is None:
             self._prompt = prompt_of("alpaca")
-        self._template = chat_template(recipe, self.tokenizer) if self.kind == "chat" else None
+        self._template = _template(recipe, self.tokenizer) if self.kind == "chat" else None
         self.model = load_base(recipe, folder)
         if adapter is not None:
             from peft import PeftModel
@@ -111,10 +111,10 @@ class Generator:
                 tokenize=False,
                 **self._recipe.chat_template_kwargs,
             )
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids = prompt_tokens(text, self.tokenizer, begins=False)
         else:
             asked = self._prompt.prompt(prompt) if self._prompt and self.kind == "instruction" else prompt
-            ids = self.tokenizer(asked)["input_ids"]
+            ids = prompt_tokens(asked, self.tokenizer, begins=True)
         if not ids:
             raise ValueError("the prompt has no tokens")
         return torch.tensor([ids], device=self._device)
@@ -134,6 +134,12 @@ class Generator:
             **sampling.options(),
         )
         return self.tokenizer.decode(out[0, tokens.shape[1] :], skip_special_tokens=True)
+
+
+def _template(recipe: Recipe, tokenizer: Any) -> str:
+    """The template of the first dataset of chats: that of training."""
+    own = [entry.chat_template for entry in recipe.datasets if _kind(entry.type) == "chat"]
+    return chat_template(recipe, tokenizer, own[0] if own else None)
 
 
 def _kind(written: str | dict[str, str]) -> str:
