@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from monograph.recipe.chat import ChatReader
 from monograph.recipe.chat_template import chat_template
-from monograph.recipe.keys import DatasetKeys
 from monograph.recipe.data_files import load_rows
+from monograph.recipe.keys import DatasetKeys
 from monograph.recipe.prepare import prepare, split_rows
 from monograph.recipe.trl.by_name import by_name
 from monograph.recipe.trl.keys import TrlRecipe
