@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 
 from monograph.base_memory.sizes import bytes_of
 from monograph.recipe.adapter_start import check_start_keys, start_of
-from monograph.recipe.data_files import check_files
+from monograph.recipe.data_checks import check_data
 from monograph.recipe.device_keys import check_device, device_type
-from monograph.recipe.keys import DatasetKeys, Recipe
+from monograph.recipe.keys import Recipe
 from monograph.recipe.offload_keys import check_offload
-from monograph.recipe.refused_keys import TYPE_REFUSED
 from monograph.recipe.remembered import NAME as REMEMBERED
 from monograph.recipe.sharding_keys import check_sharding
 from monograph.recipe.trl.keys import TrlRecipe
-from monograph.recipe.trl.row_types import check_columns, check_type
 from monograph.recipe.trl.whole_model import check_whole_model
 
 # Every AdamW is the same AdamW here: moments of an adapter are small, so they are kept in 32 bits.
@@ -39,18 +36,7 @@ OWN_ATTENTION = (
     "sdpa_varlen",
     "kernels-community/flash-attn2",
 )
-DATASET_TYPES = ("completion", "alpaca", "instruction", "chat_template", "input_output")
-PROMPT_KEYS = (
-    "system_prompt",
-    "field_instruction",
-    "field_input",
-    "field_output",
-    "format",
-    "no_input_format",
-)
-CHAT_TEMPLATES = ("tokenizer_default", "chatml", "jinja", "tokenizer_default_fallback_chatml")
 QUANT_KWARGS = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
-SPECIAL_TOKENS = ("pad_token", "eos_token", "bos_token", "unk_token", "additional_special_tokens")
 
 
 def check_together(recipe: Recipe) -> tuple[list[str], list[str]]:
@@ -59,7 +45,7 @@ def check_together(recipe: Recipe) -> tuple[list[str], list[str]]:
     notices: list[str] = []
     _check_model(recipe, errors, notices)
     errors += check_start_keys(recipe)
-    _check_data(recipe, errors, notices)
+    check_data(recipe, errors, notices)
     _check_training(recipe, errors, notices)
     _check_step_mode(recipe, errors)
     _check_serving(recipe, notices)
@@ -181,68 +167,6 @@ def _check_expert_targets(recipe: Recipe, errors: list[str]) -> None:
 
 def _looks_local(path: str) -> bool:
     return path.startswith((".", "/", "~")) or path.count("/") != 1 or os.path.exists(path)
-
-
-def _check_data(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
-    if not recipe.datasets:
-        errors.append("datasets: missing; write `- path: train.jsonl` and `type: alpaca` below it")
-    for where in ("datasets", "test_datasets"):
-        for number, dataset in enumerate(getattr(recipe, where)):
-            if not dataset.path:
-                errors.append(f"{where}.{number}.path: missing; write a .jsonl or .parquet file")
-            else:
-                errors.extend(check_files(dataset, f"{where}.{number}"))
-            if isinstance(recipe, TrlRecipe) and recipe.method.rows != "documents":
-                errors.extend(check_type(recipe, dataset, f"{where}.{number}"))
-            else:
-                _check_dataset(dataset, f"{where}.{number}", errors)
-                errors.extend(check_columns(dataset, f"{where}.{number}"))
-    if recipe.test_datasets and recipe.val_set_size:
-        errors.append("test_datasets and val_set_size both say what to evaluate on; leave one out")
-    for name, value in recipe.special_tokens.items():
-        if name not in SPECIAL_TOKENS:
-            errors.append(f"special_tokens.{name}: unknown; wanted one of {', '.join(SPECIAL_TOKENS)}")
-            continue
-        several = name == "additional_special_tokens"
-        tokens = value if several and isinstance(value, list) else [None if several else value]
-        if not all(isinstance(token, str) and token for token in tokens):
-            wanted = "a list of tokens" if several else "a token"
-            errors.append(f"special_tokens.{name} is {value!r}, wanted {wanted}")
-    if recipe.pad_to_sequence_len is False and recipe.sample_packing:
-        notices.append(
-            "pad_to_sequence_len: ignored; packed rows have one length, or each packing would be compiled"
-        )
-    if recipe.chat_template not in (None, *CHAT_TEMPLATES):
-        notices.append(
-            f"chat_template: {recipe.chat_template} is taken from the tokenizer; none is shipped by name"
-        )
-    if recipe.chat_template == "jinja" and not recipe.chat_template_jinja:
-        errors.append(
-            "chat_template is jinja and chat_template_jinja is missing; write the template or its file"
-        )
-
-
-def _check_dataset(dataset: DatasetKeys, where: str, errors: list[str]) -> None:
-    kind = dataset.type
-    if isinstance(kind, dict):
-        known = PROMPT_KEYS
-        for name in kind:
-            if name in TYPE_REFUSED:
-                errors.append(f"{where}.type.{name}: not supported; {TYPE_REFUSED[name]}")
-            elif name not in known:
-                errors.append(f"{where}.type.{name}: unknown key; allowed are {', '.join(known)}")
-        return
-    base = kind.split(":")[0].split(".")[0]
-    if kind not in (*DATASET_TYPES, "chat_template.default"):
-        near = difflib.get_close_matches(base, DATASET_TYPES, n=1, cutoff=0.5)
-        hint = {"sharegpt": "chat_template", "chatml": "chat_template"}.get(base, near[0] if near else None)
-        suffix = f"; did you mean {hint}?" if hint else ""
-        errors.append(f"{where}.type is {kind!r}, wanted one of {', '.join(DATASET_TYPES)}{suffix}")
-    if dataset.roles_to_train == [] and dataset.message_field_training is None:
-        errors.append(
-            f"{where}.roles_to_train is [] without message_field_training, so nothing is trained; wanted "
-            "roles, or message_field_training, the key of a message that says whether it is a target"
-        )
 
 
 def _check_training(recipe: Recipe, errors: list[str], notices: list[str]) -> None:

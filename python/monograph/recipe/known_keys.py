@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal, NamedTuple
 
-from monograph.recipe.cross_checks import PROMPT_KEYS, SPECIAL_TOKENS
+from monograph.recipe.data_checks import PROMPT_KEYS, SPECIAL_TOKENS
 from monograph.recipe.foreign_keys import IGNORED, SYNONYMS
 from monograph.recipe.keys import DATASET_KEYS, KEYS
 from monograph.recipe.refused_keys import DATASET_REFUSED, REFUSED, TYPE_REFUSED

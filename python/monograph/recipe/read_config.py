@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import shutil
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -113,17 +114,15 @@ def check_keys(keys: Mapping[str, Any], source: str = "recipe") -> ReadRecipe:
         else:
             errors.append(_unknown(name, (*known, *IGNORED, *REFUSED), OTHER_NAMES))
     recipe = engine(**values)
-    if not errors:
-        more_errors, more_notices = check_together(recipe)
-        errors += more_errors
+    checks = [check_together(recipe), check_adapter_keys(recipe, values)]
+    unknown_method = bool(_wrong_keys(errors) & {"trainer", "rl", "reward_model"})
+    if isinstance(recipe, TrlRecipe) and not unknown_method:
+        checks.append(check_trl(recipe))
+    for more_errors, more_notices in checks:
+        errors += _not_said(more_errors, errors)
         notices += more_notices
-        more_errors, more_notices = check_adapter_keys(recipe, values)
-        errors += more_errors
-        notices += more_notices
-    if not errors and isinstance(recipe, TrlRecipe):
-        more_errors, more_notices = check_trl(recipe)
-        errors += more_errors
-        notices += more_notices
+    if unknown_method:  # the types of datasets are those of another trainer
+        errors = [error for error in errors if not _OF_TYPE.match(error)]
     more_errors, more_notices = check_compile_options(
         recipe.torch_compile_options,
         torch_compile=recipe.torch_compile,
@@ -131,10 +130,31 @@ def check_keys(keys: Mapping[str, Any], source: str = "recipe") -> ReadRecipe:
         device=device_type(Recipe(device="auto") if isinstance(recipe, TrlRecipe) else recipe),  # TRL's own
         mode=recipe.torch_compile_mode,
     )
-    errors += more_errors + _surroundings(recipe)
+    errors += _not_said(more_errors + _surroundings(recipe), errors)
     if errors:
         raise ConfigError(source, errors)
     return ReadRecipe(recipe, notices + more_notices)
+
+
+_NAMED = re.compile(r"([\w.]+)(?:: unknown key; (?:did you mean|here it is called) (\w+))?")
+
+
+_OF_TYPE = re.compile(r"(test_)?datasets\.\d+\.(type\b|\w+: type )")
+
+
+def _wrong_keys(errors: Sequence[str]) -> set[str]:
+    """The keys that errors are about, and those that a misspelt one may have meant."""
+    return {name for error in errors if (found := _NAMED.match(error)) for name in found.groups() if name}
+
+
+def _not_said(more: Sequence[str], errors: Sequence[str]) -> list[str]:
+    """Errors of a later check, but for those about a key that has one already: it has lost its value."""
+    wrong = _wrong_keys(errors)
+    return [
+        error
+        for error in more
+        if not any(re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", error) for name in wrong)
+    ]
 
 
 def _take(values: dict[str, Any], name: str, value: Any, hint: Any, where: str, errors: list[str]) -> None:

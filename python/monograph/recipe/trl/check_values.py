@@ -46,7 +46,10 @@ def check_values(recipe: TrlRecipe, config: Any) -> list[str]:
     if recipe.step_mode not in STEP_MODES:
         known = ", ".join(map(str, STEP_MODES[1:]))
         errors.append(f"step_mode is {recipe.step_mode}, which no trainer of TRL has; wanted {known}")
-    place = written_device(recipe)
+    try:
+        place = written_device(recipe)
+    except ValueError:
+        place = "cpu"  # check_device says what is wrong
     if place not in ("cpu", "auto"):
         errors.append(f"device is {place}: trainer: trl computes on a CPU; leave it out")
     if recipe.fp16:

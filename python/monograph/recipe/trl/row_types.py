@@ -24,7 +24,7 @@ CHATS = {
 }
 BRADLEY_TERRY = "bradley_terry.chat_template"
 # Keys of a dataset, by what reads them.
-_FILES = ("path", "type", "data_files", "ds_type", "name", "split", "revision", "shards", "shards_idx")
+FILE_KEYS = ("path", "type", "data_files", "ds_type", "name", "split", "revision", "shards", "shards_idx")
 _MESSAGES = (
     "message_field_role",
     "message_field_content",
@@ -54,38 +54,49 @@ def is_function(kind: str) -> bool:
 def keys_read(kind: str | dict[str, str], rows: str) -> tuple[str, ...]:
     """The keys of a dataset that its type reads; a function is given all of them."""
     if isinstance(kind, dict) or kind == PASSTHROUGH:
-        return _FILES
+        return FILE_KEYS
     kind = named_type(kind)
     if is_function(kind):
         return tuple(entry.name for entry in fields(TrlDatasetKeys))
     if kind == BRADLEY_TERRY:
-        return (*_FILES, "drop_system_message", "chat_template")
+        return (*FILE_KEYS, "drop_system_message", "chat_template")
     column = () if "argilla" in kind else ("field_messages",)
-    return (*_FILES, *_MESSAGES, *column, *_ANSWERS[rows])
+    return (*FILE_KEYS, *_MESSAGES, *column, *_ANSWERS[rows])
+
+
+ANSWER_KEYS = tuple(name for answers in _ANSWERS.values() for name in answers)
 
 
 def check_columns(dataset: DatasetKeys, where: str) -> list[str]:
     """Columns of preferences, which documents have not."""
-    names = [name for answers in _ANSWERS.values() for name in answers if getattr(dataset, name, None)]
+    names = [name for name in ANSWER_KEYS if getattr(dataset, name, None)]
     return [f"{where}.{name}: it is for preferences (rl, reward_model); leave it out" for name in names]
 
 
-def _check_read(dataset: DatasetKeys, rows: str, where: str) -> Iterable[str]:
-    read = keys_read(dataset.type, rows)
+def check_read(dataset: DatasetKeys, read: tuple[str, ...], where: str) -> Iterable[str]:
+    """Keys that are written and not among those that the type of the dataset reads: FILE_KEYS and others."""
     mapping = isinstance(dataset.type, dict)
     kind = "a mapping" if mapping else dataset.type
     for entry in fields(dataset):
         value = getattr(dataset, entry.name)
-        if entry.name in read or value is None or value is False or value == {}:
+        if entry.name in read or value is None or value is False or value in ({}, ""):
             continue
-        allowed = ", ".join(read[len(_FILES) :])
-        hint = f"it reads {allowed}" if allowed else "its keys name them" if mapping else "columns are TRL's"
+        allowed = ", ".join(read[len(FILE_KEYS) :])
+        hint = (
+            f"it reads {allowed}"
+            if allowed
+            else "its keys name columns"
+            if mapping
+            else "its columns are fixed"
+        )
         yield f"{where}.{entry.name}: type {kind} does not read it; leave it out ({hint})"
 
 
 def check_type(recipe: TrlRecipe, dataset: DatasetKeys, where: str) -> list[str]:
     """What is wrong with the type of a dataset for this method, and with keys that it does not read."""
-    return _check_name(recipe, dataset, where) or list(_check_read(dataset, recipe.method.rows, where))
+    return _check_name(recipe, dataset, where) or list(
+        check_read(dataset, keys_read(dataset.type, recipe.method.rows), where)
+    )
 
 
 def _check_name(recipe: TrlRecipe, dataset: DatasetKeys, where: str) -> list[str]:
