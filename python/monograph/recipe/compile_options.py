@@ -43,15 +43,15 @@ def check_compile_options(
 ) -> tuple[list[str], list[str]]:
     """Errors and notices about options and mode on a kind of device; both empty without them."""
     errors, notices = [], []
-    said = "missing" if torch_compile is None else "false"
+    compiles = "missing" if torch_compile is None else "false"
     if options and not torch_compile:
         errors.append(
-            f"torch_compile_options: torch_compile is {said}, so they would do nothing; "
+            f"torch_compile_options: torch_compile is {compiles}, so they would do nothing; "
             "write torch_compile: true (or auto) beside them"
         )
     if mode and not torch_compile:
         errors.append(
-            f"torch_compile_mode: torch_compile is {said}, so it would do nothing; "
+            f"torch_compile_mode: torch_compile is {compiles}, so it would do nothing; "
             "write torch_compile: true (or auto) beside it"
         )
     if device != "cuda" and mode in _CUDA_GRAPHS:
@@ -78,9 +78,15 @@ def check_compile_options(
         errors.append(
             f"torch_compile_options: triton.cudagraphs is true, and the device is {device}; leave it out"
         )
-    if packing and (options or {}).get("triton.cudagraphs") is True:
+    said = {**mode_options(mode), **(options or {})}
+    if packing and said.get("triton.cudagraphs") is True:
+        asks = (
+            "torch_compile_options"
+            if "triton.cudagraphs" in (options or {})
+            else f"torch_compile_mode: {mode}"
+        )
         notices.append(
-            "torch_compile_options: triton.cudagraphs with sample_packing: a CUDA graph replays fixed "
+            f"{asks}: triton.cudagraphs with sample_packing: a CUDA graph replays fixed "
             "addresses, and each packing makes new boundaries; expect re-recording, or leave one out"
         )
     return errors, notices

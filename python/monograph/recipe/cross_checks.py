@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 
 from monograph.base_memory.sizes import bytes_of
+from monograph.packing.packed_rows import LARGEST_CAPACITY
 from monograph.recipe.adapter_start import check_start_keys, start_of
 from monograph.recipe.data_checks import check_data
 from monograph.recipe.device_keys import check_device, device_type
+from monograph.recipe.event_keys import check_events
 from monograph.recipe.keys import Recipe
 from monograph.recipe.offload_keys import check_offload
 from monograph.recipe.remembered import NAME as REMEMBERED
@@ -34,7 +36,7 @@ OWN_ATTENTION = (
     "xformers",
     "sage",
     "sdpa_varlen",
-    "kernels-community/flash-attn2",
+    "kernels-community/",  # kernels of attention by their name on the Hub
 )
 QUANT_KWARGS = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
 
@@ -94,7 +96,7 @@ def _check_model(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
             "output_router_logits: true, or leave both out"
         )
     targets = recipe.lora_target_linear or recipe.lora_target_modules or recipe.lora_target_parameters
-    if not (targets or recipe.lora_model_dir or whole):
+    if not (targets or recipe.lora_model_dir or recipe.adapter is None):
         errors.append("lora_target_modules: missing; write lora_target_linear: true for all linear layers")
     for name, value in recipe.bnb_config_kwargs.items():
         if name not in QUANT_KWARGS:
@@ -111,7 +113,7 @@ def _check_model(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
             if packs
             else f"attn_implementation: monograph has no kernel on {kind}; sdpa is taken"
         )
-    if recipe.attn_implementation in OWN_ATTENTION:
+    if recipe.attn_implementation.startswith(OWN_ATTENTION):
         notices.append(
             f"attn_implementation: {recipe.attn_implementation} is done by Monograph's own attention"
         )
@@ -222,6 +224,13 @@ def _check_training(recipe: Recipe, errors: list[str], notices: list[str]) -> No
             errors.append(f"{name}: nothing is evaluated; write val_set_size: 0.05 and evals_per_epoch: 1")
     if (recipe.evals_per_epoch or recipe.eval_steps) and not evaluates:
         notices.append("evals_per_epoch: ignored; val_set_size is 0, so there is nothing to evaluate")
+    errors += check_events(recipe)
+    if recipe.warmup_steps is not None:
+        steps = recipe.warmup_steps
+        if steps < 0 or (steps > 1 and steps != int(steps)):
+            errors.append(f"warmup_steps is {steps}, wanted a number of steps, or a share below 1")
+    if recipe.sequence_len > LARGEST_CAPACITY:
+        errors.append(f"sequence_len is {recipe.sequence_len}, wanted 1 to {LARGEST_CAPACITY}")
     check_offload(recipe, errors, notices)
 
 

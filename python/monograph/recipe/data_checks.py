@@ -35,6 +35,8 @@ DATASET_TYPES: dict[str, tuple[str, ...]] = {
     "chat_template": _CHAT_KEYS,
     "input_output": (),
 }
+# Other wordings of alpaca (documents.py).
+STYLES = ("alpaca:instruct", "alpaca:chat", "alpaca:chatml", "alpaca:phi")
 PROMPT_KEYS = (
     "system_prompt",
     "field_instruction",
@@ -132,7 +134,7 @@ def _check_dataset(dataset: DatasetKeys, where: str) -> Iterable[str]:
         yield from _check_read(dataset, (), where)
         return
     base = kind.split(":")[0].split(".")[0]
-    if kind not in (*DATASET_TYPES, "chat_template.default"):
+    if kind not in (*DATASET_TYPES, "chat_template.default", *STYLES):
         near = difflib.get_close_matches(base, DATASET_TYPES, n=1, cutoff=0.5)
         hint = {"sharegpt": "chat_template", "chatml": "chat_template"}.get(base, near[0] if near else None)
         suffix = f"; did you mean {hint}?" if hint else ""

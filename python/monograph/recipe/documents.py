@@ -46,8 +46,27 @@ class Prompt:
         return _PLACEHOLDER.sub(lambda found: values[found[1]], wording)
 
 
+_TASK, _TASK_WITH_INPUT = (
+    _ALPACA.format(text).rstrip("\n") for text in ("", ", paired with an input that provides further context")
+)
 PROMPTS = {
     "alpaca": Prompt(_ALPACA_INPUT_PROMPT, _ALPACA_PROMPT),
+    "alpaca:instruct": Prompt(_ALPACA_INPUT_PROMPT, _ALPACA_PROMPT),
+    # The same task in the turns of a chat, as axolotl's styles of alpaca have them.
+    "alpaca:chat": Prompt(
+        f"SYSTEM: {_TASK_WITH_INPUT}\nUSER: {{instruction}}\n{{input}}\nASSISTANT:",
+        f"SYSTEM: {_TASK}\nUSER: {{instruction}}\nASSISTANT:",
+    ),
+    "alpaca:chatml": Prompt(
+        f"<|im_start|>system\n{_TASK_WITH_INPUT}<|im_end|>\n"
+        "<|im_start|>user\n{instruction}\n{input}<|im_end|>\n<|im_start|>assistant\n",
+        f"<|im_start|>system\n{_TASK}<|im_end|>\n"
+        "<|im_start|>user\n{instruction}<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "alpaca:phi": Prompt(
+        f"<|system|>\n{_TASK_WITH_INPUT}<|end|>\n<|user|>\n{{instruction}}<|end|>{{input}}<|assistant|>",
+        f"<|system|>\n{_TASK}<|end|>\n<|user|>\n{{instruction}}<|end|>\n<|assistant|>\n",
+    ),
     "instruction": Prompt("{instruction}\n{input}\n", "{instruction}\n"),
 }
 

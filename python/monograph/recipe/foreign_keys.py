@@ -59,9 +59,6 @@ IGNORED: dict[str, str] = {
     "dataloader_pin_memory": "there is one device",
     "dataloader_prefetch_factor": "batches are made between steps in microseconds",
     "save_safetensors": "adapters are always safetensors",
-    "eval_strategy": "evals_per_epoch or eval_steps decides",
-    "evaluation_strategy": "evals_per_epoch or eval_steps decides",
-    "save_strategy": "saves_per_epoch or save_steps decides",
     "include_tokens_per_second": "always shown",
     "include_tkps": "always shown",
     "plugins": _OWN_KERNELS,
@@ -93,7 +90,6 @@ IGNORED: dict[str, str] = {
     "ddp_find_unused_parameters": _ONE_TENSOR,
     "ddp_bucket_cap_mb": _ONE_TENSOR,
     "ddp_broadcast_buffers": "the base is frozen: nothing of it is sent",
-    "optim_args": "moments are kept in 32 bits, so nothing is rounded stochastically",
     "use_otel_metrics": "write report_to, or read metrics.jsonl",
     "otel_metrics_host": "write report_to, or read metrics.jsonl",
     "otel_metrics_port": "write report_to, or read metrics.jsonl",
@@ -136,6 +132,9 @@ IGNORED: dict[str, str] = {
     "flash_attn_fuse_qkv": _OWN_KERNELS,
     "flash_attn_rms_norm": _OWN_KERNELS,
     "use_sonicmoe": _OWN_KERNELS,
+    "dsv4_fp4_grouped_mode": _OWN_KERNELS,
+    "use_dsv4_kernels": _OWN_KERNELS,
+    "use_glm_dsa_kernels": _OWN_KERNELS,
     "expert_backend": _OWN_KERNELS,
     "moe_grouped_backend": _OWN_KERNELS,
     "moe_dequant_chunk_size": _OWN_KERNELS,
@@ -222,6 +221,8 @@ IGNORED: dict[str, str] = {
 
 # Plugins that only bring kernels; others change what is trained.
 KERNEL_PLUGINS = ("cut_cross_entropy", "liger", "kernels")
+# Plugins that hand on what a run logs.
+TRACKER_PLUGINS = ("swanlab",)
 
 # What other trainers call a key of ours.
 OTHER_NAMES: dict[str, str] = {
@@ -259,6 +260,7 @@ OTHER_NAMES: dict[str, str] = {
 # The same key under a name that is honoured without a word.
 SYNONYMS: dict[str, str] = {
     "dataset_num_proc": "dataset_processes",
+    "evaluation_strategy": "eval_strategy",
     "bfloat16": "bf16",
     "adam_eps": "adam_epsilon",
     "jinja": "chat_template_jinja",

@@ -189,11 +189,14 @@ class Recipe:
     ] = key("cosine", "decay; wsd, warmup_stable_decay: in the last tenth of the steps")
     cosine_min_lr_ratio: float | None = key(None, "cosine and rex end at this share of the peak")
     warmup_ratio: float | None = key(None, "share of the steps with a rising rate")
-    warmup_steps: int | None = key(None, "the same in steps")
+    warmup_steps: int | float | None = key(None, "the same in steps; below 1 a share, as in transformers 5")
     weight_decay: float = key(0.0, "AdamW's")
     adam_beta1: float = key(0.9, "AdamW's")
     adam_beta2: float = key(0.999, "AdamW's")
     adam_epsilon: float = key(1e-8, "AdamW's")
+    optim_args: str | dict[str, Any] | None = key(
+        None, "betas and eps of AdamW: `{betas: [0.9, 0.95]}` or `eps=1e-10`; with trainer: trl any"
+    )
     max_grad_norm: float = key(1.0, "gradients are clipped to this norm")
     gradient_checkpointing: bool | Literal["offload", "offload_disk", "unsloth"] = key(
         False, "recomputes each block in the backward pass; offload_disk: its input waits in a file"
@@ -226,9 +229,15 @@ class Recipe:
     fsdp: bool | str | list[str] | None = key(None, "full_shard, auto_wrap: the same under its older name")
     # Output
     logging_steps: int = key(1, "every so many steps a line in metrics.jsonl")
+    eval_strategy: Literal["no", "steps", "epoch"] | None = key(
+        None, "epoch: evals_per_epoch 1; steps wants eval_steps or evals_per_epoch; no: none"
+    )
     evals_per_epoch: int | None = key(None, "evaluations")
     eval_steps: int | float | None = key(None, "evaluates every so many steps, or share of all")
-    saves_per_epoch: int | None = key(None, "checkpoints")
+    save_strategy: Literal["no", "steps", "epoch", "best"] | None = key(
+        None, "epoch: saves_per_epoch 1; steps wants save_steps; best: each new best alone; no: none"
+    )
+    saves_per_epoch: int | None = key(None, "checkpoints; 1 by default")
     save_steps: int | float | None = key(None, "saves every so many steps, or share of all")
     save_total_limit: int | None = key(4, "older checkpoints are deleted; the best one stays")
     save_first_step: bool = key(False, "saves after step 1: does saving work?")

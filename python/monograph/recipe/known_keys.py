@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from monograph.recipe.data_checks import PROMPT_KEYS, SPECIAL_TOKENS
 from monograph.recipe.foreign_keys import IGNORED, SYNONYMS
 from monograph.recipe.keys import DATASET_KEYS, KEYS
+from monograph.recipe.meanings import MEANINGS
 from monograph.recipe.refused_keys import DATASET_REFUSED, REFUSED, TYPE_REFUSED
 from monograph.recipe.sharding_keys import FSDP_ENTRIES, FSDP_REFUSED
 from monograph.recipe.trl.arguments import RENAMED, REWARD_FUNCS, field_names
@@ -48,6 +49,8 @@ def state_of(name: str) -> State | None:
 def _outer(name: str) -> State | None:
     if name in KEYS:
         return State("honoured", "honoured" if name in _UNDER_TRL else "refused")
+    if name in MEANINGS and name not in TRL_KEYS:
+        return State("honoured", "honoured")
     own: Answer | None = "ignored" if name in IGNORED else "refused" if name in REFUSED else None
     if own is None:
         return None

@@ -17,14 +17,27 @@ from monograph.recipe.check_value import checked
 from monograph.recipe.compile_options import check_compile_options
 from monograph.recipe.cross_checks import check_together
 from monograph.recipe.device_keys import device_type
-from monograph.recipe.foreign_keys import IGNORED, KERNEL_PLUGINS, OTHER_NAMES, SYNONYMS
+from monograph.recipe.foreign_keys import IGNORED, KERNEL_PLUGINS, OTHER_NAMES, SYNONYMS, TRACKER_PLUGINS
 from monograph.recipe.keys import DatasetKeys, Recipe
+from monograph.recipe.meanings import MEANINGS, with_meanings
+from monograph.recipe.optimizer_arguments import take_optim_args
 from monograph.recipe.overrides import apply_overrides, parse_overrides
 from monograph.recipe.refused_keys import DATASET_REFUSED, REFUSED
 from monograph.recipe.remembered import folder_of_run, recipe_file
 from monograph.recipe.trl.check import check_trl
 from monograph.recipe.trl.choose import wants_trl
 from monograph.recipe.trl.keys import TrlDatasetKeys, TrlRecipe
+
+# Keys whose `~` is the home folder.
+PATHS = (
+    "base_model",
+    "tokenizer_config",
+    "lora_model_dir",
+    "dataset_prepared_path",
+    "output_dir",
+    "offload_folder",
+    "resume_from_checkpoint",
+)
 
 
 class ConfigError(ValueError):
@@ -87,8 +100,7 @@ def read_config(path: str, arguments: Sequence[str] = ()) -> ReadRecipe:
 
 def check_keys(keys: Mapping[str, Any], source: str = "recipe") -> ReadRecipe:
     """A mapping as read from YAML to a recipe; a TrlRecipe if TRL trains it."""
-    errors: list[str] = []
-    notices: list[str] = []
+    keys, errors, notices = with_meanings(keys)
     values: dict[str, Any] = {}
     engine = TrlRecipe if wants_trl(keys) else Recipe
     of_dataset = TrlDatasetKeys if engine is TrlRecipe else DatasetKeys
@@ -111,8 +123,15 @@ def check_keys(keys: Mapping[str, Any], source: str = "recipe") -> ReadRecipe:
                 errors += _other_plugins(value)
             if value:
                 notices.append(f"{name}: ignored; {IGNORED[name]}")
+                if name == "plugins" and any(part in str(value) for part in TRACKER_PLUGINS):
+                    notices.append("plugins: trackers are those of accelerate; write report_to")
         else:
-            errors.append(_unknown(name, (*known, *IGNORED, *REFUSED), OTHER_NAMES))
+            errors.append(_unknown(name, (*known, *IGNORED, *REFUSED, *MEANINGS), OTHER_NAMES))
+    for name in PATHS:
+        if isinstance(values.get(name), str):
+            values[name] = os.path.expanduser(values[name])
+    if engine is Recipe:
+        take_optim_args(values, errors)
     recipe = engine(**values)
     checks = [check_together(recipe), check_adapter_keys(recipe, values)]
     unknown_method = bool(_wrong_keys(errors) & {"trainer", "rl", "reward_model"})
@@ -206,7 +225,7 @@ def _other_plugins(value: Any) -> list[str]:
     return [
         f"plugins: {name} is not supported; leave it out"
         for name in names
-        if not any(part in str(name) for part in KERNEL_PLUGINS)
+        if not any(part in str(name) for part in (*KERNEL_PLUGINS, *TRACKER_PLUGINS))
     ]
 
 

@@ -10,9 +10,10 @@ from monograph.recipe.keys import Recipe
 
 
 def warmup_steps(recipe: Recipe, total: int) -> int:
-    if recipe.warmup_steps is not None:
-        return recipe.warmup_steps
-    return math.ceil((recipe.warmup_ratio or 0.0) * total)
+    steps = recipe.warmup_steps
+    if steps is not None and steps >= 1:
+        return int(steps)
+    return math.ceil((recipe.warmup_ratio or steps or 0.0) * total)
 
 
 def learning_rate(recipe: Recipe, step: int, total: int) -> float:
@@ -70,6 +71,23 @@ class Epochs:
         """Epochs done after `step` steps: 0.5 is half of the data, also where the run ends there."""
         epoch, inside = self.place(min(step, self.total - 1))
         return epoch + (inside + (step >= self.total)) / self._whole[epoch]
+
+
+def evaluation_steps(recipe: Recipe, epochs: Epochs) -> set[int]:
+    """Steps after which a run evaluates."""
+    if recipe.eval_strategy == "no":
+        return set()
+    per_epoch = 1 if recipe.eval_strategy == "epoch" else recipe.evals_per_epoch
+    return event_steps(epochs, per_epoch, recipe.eval_steps)
+
+
+def checkpoint_steps(recipe: Recipe, epochs: Epochs) -> set[int]:
+    """Steps after which a run saves, whatever its evaluations say; once an epoch if nothing is written."""
+    if recipe.save_strategy in ("no", "best"):
+        return {1} if recipe.save_first_step else set()
+    per_epoch = recipe.saves_per_epoch or (None if recipe.save_steps else 1)
+    found = event_steps(epochs, per_epoch, recipe.save_steps)
+    return found | ({1} if recipe.save_first_step else set())
 
 
 def event_steps(epochs: Epochs, per_epoch: int | None, every: int | float | None) -> set[int]:

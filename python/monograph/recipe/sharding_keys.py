@@ -23,12 +23,12 @@ _WITHOUT_EFFECT = {
 _LAYERS = "the units are the decoder layers; write TRANSFORMER_BASED_WRAP, or leave it out"
 _HYBRID = "write shard_size (ranks that share one copy) and replicate_size (copies) instead of fsdp"
 _NEVER_KEPT = "gathered layers are never kept for backward; write full_shard, or reshard_after_forward: true"
-_OFFLOAD = "nothing is offloaded: the base stays packed in memory, a share of it on each rank; leave it out"
+_OFFLOAD = "the base is in host memory already, a share of it on each rank"
 
 # Values that mean what is done here, and what to write for others.
 _WORDS: dict[str, tuple[dict[Any, str | None], str]] = {
     "reshard_after_forward": ({True: None, False: _NEVER_KEPT}, "true"),
-    "offload_params": ({False: None, True: _OFFLOAD}, "false"),
+    "offload_params": ({False: None, True: None}, "true or false"),
     "auto_wrap_policy": (
         {"TRANSFORMER_BASED_WRAP": None, "SIZE_BASED_WRAP": _LAYERS, "NO_WRAP": _LAYERS},
         "TRANSFORMER_BASED_WRAP",
@@ -52,7 +52,7 @@ _LEGACY: dict[str, str | None] = {
     "full_shard": None,
     "auto_wrap": None,
     "shard_grad_op": _NEVER_KEPT,
-    "offload": _OFFLOAD,
+    "offload": None,
     "hybrid_shard": _HYBRID,
     "hybrid_shard_zero2": _HYBRID,
 }
@@ -89,11 +89,26 @@ def check_sharding(recipe: Recipe) -> tuple[list[str], list[str]]:
     if wants_fsdp(recipe):
         if recipe.shard_size == 1:
             errors.append("shard_size is 1 and fsdp shards the base; leave one of the two out")
+        notices += _offloading(recipe)
         notices.append(
             "fsdp: the packed base is cut among the ranks; on one host ranks without fsdp share the pages of "
             "the mapped base, which takes less memory"
         )
     return errors, notices
+
+
+def _offloading(recipe: Recipe) -> list[str]:
+    """What FSDP would move to the host; a base is sharded on CPUs alone (device_keys.py)."""
+    words = [recipe.fsdp] if isinstance(recipe.fsdp, str) else recipe.fsdp
+    named = (
+        ["fsdp: offload"] if isinstance(words, list) and "offload" in " ".join(words).lower().split() else []
+    )
+    named += [
+        f"fsdp_config.{name}"
+        for name, value in recipe.fsdp_config.items()
+        if name.removeprefix("fsdp_") == "offload_params" and value
+    ]
+    return [f"{name}: {_OFFLOAD}; base_memory bounds what of a base is in memory" for name in named]
 
 
 def _wrong_entry(recipe: Recipe, written: str, value: Any) -> list[str]:

@@ -43,7 +43,7 @@ from monograph.recipe.ranks import check_ranks, check_same_start, idle_ranks, qu
 from monograph.recipe.remembered import write_recipe
 from monograph.recipe.restarts import launch_name, own_checkpoint, restarted
 from monograph.recipe.run_identity import compare, run_identity
-from monograph.recipe.schedule import event_steps, learning_rate
+from monograph.recipe.schedule import checkpoint_steps, evaluation_steps, learning_rate
 from monograph.recipe.trl.keys import TrlRecipe
 from monograph.training import TrainStep, verify_head, verify_packing
 from monograph.training.calibration import FILE as CALIBRATION
@@ -208,11 +208,8 @@ class Run:
 
     def train(self) -> Outcome:
         recipe, progress, total = self.recipe, self.progress, self.epochs.total
-        evaluate_at = event_steps(self.epochs, recipe.evals_per_epoch, recipe.eval_steps)
-        per_epoch = recipe.saves_per_epoch or (None if recipe.save_steps else 1)
-        save_at = event_steps(self.epochs, per_epoch, recipe.save_steps) | (
-            {1} if recipe.save_first_step else set()
-        )
+        evaluate_at = evaluation_steps(recipe, self.epochs)
+        save_at = checkpoint_steps(recipe, self.epochs)
         first, several = progress.step, self.world.size > 1
         metrics = self.metrics = Metrics(recipe, first) if self.world.first else NoMetrics()
         with Reporter(total, first) as reporter, Interrupt(among_ranks=several) as interrupt:
@@ -225,7 +222,7 @@ class Run:
             while progress.step < total and not (self.signal if several else interrupt.signal):
                 self._one_step(metrics, reporter, interrupt)
                 best = self._evaluate(metrics, reporter) if progress.step in evaluate_at else False
-                if best or progress.step in save_at:
+                if (best and recipe.save_strategy != "no") or progress.step in save_at:
                     self._save()
                 if progress.skipped_in_a_row >= recipe.max_bad_steps:
                     raise ValueError(self._bad_steps(self._save()))

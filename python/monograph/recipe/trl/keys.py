@@ -59,7 +59,6 @@ class TrlRecipe(Recipe):
     loraplus_lr_ratio: float | None = key(None, "LoRA+: the rate of B is so many times learning_rate")
     loraplus_lr_embedding: float | None = key(None, "LoRA+: the rate of LoRA on embeddings; 1e-6")
     lr_scheduler_kwargs: dict[str, Any] | None = key(None, "arguments of the scheduler")
-    optim_args: str | dict[str, Any] | None = key(None, "arguments of the optimizer")
     optim_target_modules: str | list[str] | None = key(None, "layers of GaLore, APOLLO and kin")
     auto_find_batch_size: bool | None = key(None, "halves micro_batch_size until a step fits")
     pad_to_multiple_of: int | None = key(None, "length of a batch; pad_to_sequence_len: sequence_len")
@@ -71,8 +70,6 @@ class TrlRecipe(Recipe):
     dataloader_prefetch_factor: int | None = key(None, "batches that each of them makes ahead")
     dataloader_drop_last: bool | None = key(None, "leaves out a last batch that is smaller")
     # Output
-    eval_strategy: Literal["no", "steps", "epoch"] | None = key(None, "instead of evals_per_epoch")
-    save_strategy: Literal["no", "steps", "epoch", "best"] | None = key(None, "instead of saves_per_epoch")
     save_only_model: bool | None = key(None, "checkpoints that cannot be resumed")
     metric_for_best_model: str | None = key(None, "what load_best_model_at_end goes by; eval_loss")
     greater_is_better: bool | None = key(None, "whether more of it is better")
