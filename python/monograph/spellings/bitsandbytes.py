@@ -19,7 +19,8 @@ import torch
 from monograph.formats import ABSMAX_FORMATS, SCALE_GROUP, Format, value_table
 from monograph.ops.dequantize import as_float32
 from monograph.packed_weight import PackedWeight, canonical
-from monograph.spellings.quant_state import dequantize_4bit
+from monograph.spellings.packed_state import packed_state
+from monograph.spellings.quant_state import dequantize_4bit, refuse_rearranged
 from monograph.spellings.spelling import Config, Spelling, listed
 
 __all__ = ["BitsAndBytes", "dequantize_4bit", "from_bitsandbytes", "from_quant_state", "to_bitsandbytes"]
@@ -115,35 +116,17 @@ def to_bitsandbytes(
         f"it begins {weight.origin} elements after its bytes, in grids of {weight.grid_rows} rows; wanted a "
         "whole weight: mg.quantize(part.dequantize(dtype), ...)",
     )
-    fields: dict[str, Any] = {
-        "quant_type": weight.format.name,
-        "blocksize": weight.block_size,
-        "dtype": str(weight.dtype).removeprefix("torch."),
-        "shape": list(weight.shape),
-    }
     values = weight.values.reshape(-1).view(quant_storage).reshape(-1, 1)
-    table = value_table(weight.format, weight.device).clone()  # safetensors refuses tensors that share memory
-    entries = {name: values, f"{name}.quant_map": table}
-    if weight.double_quant:
-        codes, groups, nested_map, offset = weight.scales
-        fields["nested_blocksize"] = SCALE_GROUP
-        fields["nested_dtype"] = "float32"
-        fields["nested_offset"] = as_float32(offset).item()
-        entries[f"{name}.absmax"] = codes.reshape(-1)
-        entries[f"{name}.nested_absmax"] = as_float32(groups)
-        entries[f"{name}.nested_quant_map"] = as_float32(nested_map)
-    else:
-        entries[f"{name}.absmax"] = as_float32(weight.scales[0])
-    text = list(json.dumps(fields).encode())
-    key = f"{name}.{_STATE}{weight.format.name}"
-    entries[key] = torch.tensor(text, dtype=torch.uint8, device=weight.device)
-    return entries
+    parts = packed_state(weight, weight.dtype).as_dict(packed=True)
+    parts["quant_map"] = parts["quant_map"].clone()  # safetensors refuses tensors that share memory
+    return {name: values, **{f"{name}.{part}": tensor for part, tensor in parts.items()}}
 
 
 def from_quant_state(tensor: torch.Tensor, quant_state: Any) -> PackedWeight:
-    """A live bitsandbytes parameter: its packed tensor and its QuantState."""
+    """A live bitsandbytes parameter: its packed tensor and its QuantState. The bytes are views of them."""
+    refuse_rearranged(quant_state)
     parts = {f"weight.{key}": value for key, value in quant_state.as_dict(packed=True).items()}
-    return from_bitsandbytes({"weight": tensor.detach(), **parts})
+    return from_bitsandbytes({"weight": tensor.detach().as_subclass(torch.Tensor), **parts})
 
 
 class BitsAndBytes(Spelling):

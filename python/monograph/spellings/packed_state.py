@@ -9,7 +9,9 @@ As others read it:
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -31,7 +33,6 @@ class PackedState:
     shape: torch.Size | None = None
     offset: torch.Tensor | None = None
     state2: PackedState | None = None
-    packed: PackedWeight | None = None
 
     @property
     def nested(self) -> bool:
@@ -39,11 +40,31 @@ class PackedState:
 
     def __getattr__(self, name: str) -> torch.Tensor:
         """`bitsandbytes__nf4`: the bytes of the JSON that bitsandbytes keeps in a state dict."""
-        if self.quant_type is None or name != f"bitsandbytes__{self.quant_type}" or self.packed is None:
+        if self.quant_type is None or name != f"bitsandbytes__{self.quant_type}":
             raise AttributeError(f"PackedState has no attribute {name!r}")
-        from monograph.spellings.bitsandbytes import to_bitsandbytes
+        return self.as_dict(packed=True)[f"quant_state.{name}"]
 
-        return to_bitsandbytes(self.packed)[f"weight.quant_state.{name}"]
+    def as_dict(self, packed: bool = False) -> dict[str, Any]:
+        """As QuantState's: numbers, names and tensors; with `packed` tensors alone, for a state dict."""
+        tensors = {"absmax": self.absmax, "quant_map": self.code}
+        others: dict[str, Any] = {
+            "quant_type": self.quant_type,
+            "blocksize": self.blocksize,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "shape": None if self.shape is None else tuple(self.shape),
+        }
+        if self.state2 is not None:
+            assert self.offset is not None
+            tensors |= {"nested_absmax": self.state2.absmax, "nested_quant_map": self.state2.code}
+            others |= {
+                "nested_blocksize": self.state2.blocksize,
+                "nested_dtype": str(self.state2.dtype).removeprefix("torch."),
+                "nested_offset": self.offset.item(),
+            }
+        if not packed or self.quant_type is None:
+            return tensors | others
+        text = torch.tensor(list(json.dumps(others).encode()), dtype=torch.uint8, device=self.absmax.device)
+        return tensors | {f"quant_state.bitsandbytes__{self.quant_type}": text}
 
 
 def packed_state(packed: PackedWeight, dtype: torch.dtype) -> PackedState:
@@ -52,13 +73,11 @@ def packed_state(packed: PackedWeight, dtype: torch.dtype) -> PackedState:
         raise AttributeError(f"a weight in {name} has no quant_state; `packed` has its values and scales")
     code, shape = value_table(packed.format, packed.device), torch.Size(packed.shape)
     if not packed.double_quant:
-        return PackedState(
-            as_float32(packed.scales[0]), code, packed.block_size, dtype, name, shape, packed=packed
-        )
+        return PackedState(as_float32(packed.scales[0]), code, packed.block_size, dtype, name, shape)
     codes, groups, table, offset = packed.scales
     nested = PackedState(as_float32(groups), as_float32(table), SCALE_GROUP, torch.float32)
     middle = as_float32(offset).reshape([])
-    return PackedState(codes.reshape(-1), code, packed.block_size, dtype, name, shape, middle, nested, packed)
+    return PackedState(codes.reshape(-1), code, packed.block_size, dtype, name, shape, middle, nested)
 
 
 class PackedParts(torch.Tensor):
@@ -97,6 +116,30 @@ class PackedParts(torch.Tensor):
     @property
     def nested_quant_map(self) -> torch.Tensor:
         return _nested(self.quant_state).code
+
+    @property
+    def nested_blocksize(self) -> int:
+        return _nested(self.quant_state).blocksize
+
+    @property
+    def nested_dtype(self) -> torch.dtype:
+        return _nested(self.quant_state).dtype
+
+    @property
+    def nested_offset(self) -> torch.Tensor | None:
+        return self.quant_state.offset
+
+    @property
+    def blocksize(self) -> int:
+        return self.quant_state.blocksize
+
+    @property
+    def quant_type(self) -> str | None:
+        return self.quant_state.quant_type
+
+    @property
+    def compress_statistics(self) -> bool:
+        return self.quant_state.nested
 
 
 def _nested(state: PackedState) -> PackedState:

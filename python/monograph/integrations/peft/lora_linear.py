@@ -86,6 +86,7 @@ class LoraLinear(StartedLora):
     def take_over(cls, layer: Any) -> None:
         """Turns PEFT's layer, or one of ours that is not fused yet, into a fused one, in place."""
         layer.__class__ = cls
+        layer.is_target_conv_1d_layer = False  # PEFT's layer over bitsandbytes' does not say
         layer.fused = True
         layer._prepare_dora()
 

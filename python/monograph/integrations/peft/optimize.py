@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -18,13 +19,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from monograph.integrations.accelerate.sharding import unheeded_sharding
+from monograph.integrations.bitsandbytes.linear4bit import replace_linear4bit
 from monograph.integrations.peft.lora_experts import (
     all_linear_without_router,
     expert_parameters,
     take_over_experts,
 )
 from monograph.integrations.peft.lora_linear import LoraLinear, fusible
-from monograph.integrations.peft.private_names import LoraLayer, PeftLinear
+from monograph.integrations.peft.private_names import BaseTunerLayer, LoraLayer, PeftLinear
 from monograph.integrations.torch.private_names import forward_hooks, hooks
 from monograph.integrations.transformers.attention import put_on
 from monograph.integrations.transformers.elementwise import take_over as take_over_elementwise
@@ -53,6 +55,7 @@ def optimize(
 
     - PEFT's LoRA layers over a QuantLinear, or over a frozen nn.Linear in bf16 on a CPU, become `LoraLinear`:
       same names, same files, fused arithmetic. DoRA over a dense layer stays PEFT's.
+    - 4-bit layers of bitsandbytes become QuantLinear on their own bytes, with or without LoRA over them.
     - PEFT's LoRA on experts (`target_parameters`) runs in `monograph::experts`, packed or dense.
     - A transformers model uses our packed attention, unless its user chose another than `sdpa` or its device
       has no kernel of ours. `attention=True` wants it in any case, `attention=False` keeps what is there.
@@ -79,6 +82,7 @@ def optimize(
 
     A later `load_adapter` or `add_adapter` needs no second call: new adapters enter the same layers.
     """
+    _pack_linear4bit(model)
     stacks = take_over_experts(model)
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
     shared = _shared_parameters(model)
@@ -112,6 +116,8 @@ def optimize(
 def _is_ours(layer: nn.Module, shared: set[int]) -> bool:
     if isinstance(layer, LoraLinear):
         return True
+    if _is_over_linear4bit(layer):
+        return isinstance(layer.base_layer, QuantLinear)
     if type(layer) is not PeftLinear:
         return False
     base: Any = layer.base_layer
@@ -119,6 +125,29 @@ def _is_ours(layer: nn.Module, shared: set[int]) -> bool:
         return True
     watched = any(hooks(base)) or id(base.weight) in shared
     return fusible(base) and not watched and not layer.lora_variant
+
+
+def _is_over_linear4bit(layer: nn.Module) -> bool:
+    """Whether it is PEFT's LoRA layer over a 4-bit layer of bitsandbytes, which PEFT has only beside it."""
+    if "bitsandbytes" not in sys.modules:
+        return False
+    from monograph.integrations.peft.private_names import PeftLinear4bit
+
+    return type(layer) is PeftLinear4bit
+
+
+def _pack_linear4bit(model: nn.Module) -> None:
+    """The 4-bit layers of bitsandbytes become QuantLinear on the same bytes. Left are those that somebody
+    hooked, that have an adapter merged into them, or one of another kind than LoRA."""
+
+    def may_replace(parent: Any, layer: nn.Module) -> bool:
+        adapted = isinstance(parent, BaseTunerLayer)
+        ours = not adapted or (_is_over_linear4bit(parent) and not parent.merged)
+        return ours and not any(hooks(layer)) and "forward" not in vars(layer)
+
+    count = replace_linear4bit(model, may_replace)
+    if count:
+        _log.info("monograph.optimize: %d 4-bit layers of bitsandbytes compute with monograph::linear", count)
 
 
 def _active(layer: Any) -> list[str]:

@@ -19,6 +19,9 @@ _OURS = "LoraLinear: fused arithmetic under PEFT's names"
 
 NAMES = {
     "PeftLinear": PrivateName(_LAYER, _READ, "optimize: the layer whose class is changed"),
+    "PeftLinear4bit": PrivateName(
+        "peft.tuners.lora.bnb:Linear4bit", _READ, "optimize: the layer over bitsandbytes', likewise"
+    ),
     "ParamWrapper": PrivateName(
         "peft.tuners.lora.layer:ParamWrapper", _READ, "target_parameters: the wrapper whose class is changed"
     ),

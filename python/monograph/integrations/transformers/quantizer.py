@@ -350,3 +350,18 @@ class MonographQuantizer(HfQuantizer):
     @property
     def is_compileable(self) -> bool:
         return True
+
+
+def save_as_bitsandbytes(model: Any) -> None:
+    """Puts our quantizer in the place of bitsandbytes' on a model whose layers are QuantLinear now: it knows
+    their keys, and saves the folder that bitsandbytes would have saved."""
+    old = model.hf_quantizer
+    if isinstance(old, MonographQuantizer):
+        return
+    config = MonographConfig(stored=old.quantization_config.to_dict())
+    quantizer = MonographQuantizer(config, pre_quantized=True)
+    quantizer.modules_to_not_convert = getattr(old, "modules_to_not_convert", None) or []
+    quantizer.dense_at_load = dense_linears(model)
+    model.hf_quantizer = quantizer
+    model.config.quantization_config = config
+    model.quantization_method = METHOD
