@@ -20,7 +20,14 @@ import torch
 from torch import nn
 
 from monograph.integrations.torch.private_names import transforms_active
-from monograph.offload.not_offloaded import Stayed, has_storage, is_marked, storages_of
+from monograph.offload.not_offloaded import (
+    Stayed,
+    enter_context,
+    has_storage,
+    is_marked,
+    leave_context,
+    storages_of,
+)
 from monograph.offload.places import Copier, Disk, Host, Place
 from monograph.offload.spill import Counts
 from monograph.offload.storages import Packed, StorageTable
@@ -69,6 +76,7 @@ class offload_activations:
     to: "disk", or "host" for tensors of another device. folder: on a disk; that for temporary files
     if missing.
     min_bytes: storages below this stay. Subclasses, sparse and quantised tensors stay too.
+    attention: False keeps the outputs of our attention (`varlen_attention`) in memory.
     copier: moves in place of torch's device (tests). place: one that exists already.
     Of nested contexts the innermost one saves.
     """
@@ -82,6 +90,7 @@ class offload_activations:
         min_bytes: int = SMALLEST_BYTES,
         copier: Copier | None = None,
         place: Place | None = None,
+        attention: bool = True,
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(
@@ -94,6 +103,7 @@ class offload_activations:
                 "device, or to='disk'"
             )
         self.model, self.min_bytes = model, checked_min_bytes(min_bytes)
+        self._attention = attention
         self._table = StorageTable(place or place_for(model, to, folder, copier))
         self._own: set[int] = set()
         self._hooks: list[Any] = []
@@ -125,6 +135,7 @@ class offload_activations:
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         hooks.__enter__()
         self._hooks.append(hooks)
+        enter_context(self._attention)
         return self
 
     def __exit__(
@@ -133,4 +144,5 @@ class offload_activations:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
+        leave_context()
         self._hooks.pop().__exit__(kind, error, trace)

@@ -14,6 +14,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
+from monograph.offload.not_offloaded import mark_attention
 from monograph.ops.argument_checks import (
     check_float,
     check_number,
@@ -355,6 +356,7 @@ torch.library.impl("monograph::varlen_attention_backward", "CompositeExplicitAut
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     q, k, v, cu_q, cu_k, key_lengths, sinks, *ctx.options = inputs
     out, lse = output
+    mark_attention(out)
     ctx.save_for_backward(q, k, v, out, lse, cu_q, cu_k, key_lengths, sinks)
     ctx.mark_non_differentiable(lse)
 
