@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 import monograph as mg
 from monograph.integrations.peft.lora_linear import LoraLinear
 from monograph.nn import QuantLinear, replace_linears
-from tiny_models import bnb_config, load, save_llama
+from support.tiny_models import bnb_config, load, save_llama
 
 TOKENS = torch.arange(24).reshape(2, 12) * 13 % 320
 STORAGES = (torch.uint8, torch.bfloat16, torch.float32)

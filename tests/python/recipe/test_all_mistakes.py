@@ -3,7 +3,7 @@
 import pytest
 
 from monograph.recipe import ConfigError, check_keys
-from recipe_files import small_recipe
+from support.recipe_files import small_recipe
 
 
 @pytest.fixture

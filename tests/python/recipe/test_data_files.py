@@ -10,7 +10,7 @@ from monograph.recipe.encode import load_tokenizer
 from monograph.recipe.keys import DatasetKeys
 from monograph.recipe.prepare import prepare
 from monograph.recipe.remembered import write_recipe
-from recipe_files import make_tokenizer, small_recipe, write_jsonl
+from support.recipe_files import make_tokenizer, small_recipe, write_jsonl
 
 
 def rows(count, word="a"):

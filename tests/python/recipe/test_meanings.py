@@ -8,7 +8,7 @@ from monograph.recipe import ConfigError, check_keys
 from monograph.recipe.documents import prompt_of
 from monograph.recipe.new_tokens import add_tokens
 from monograph.recipe.schedule import Epochs, checkpoint_steps, evaluation_steps, warmup_steps
-from recipe_files import make_tokenizer, small_recipe
+from support.recipe_files import make_tokenizer, small_recipe
 
 
 @pytest.fixture

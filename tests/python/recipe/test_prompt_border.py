@@ -10,7 +10,7 @@ from monograph.recipe.document import joined
 from monograph.recipe.documents import prompt_of
 from monograph.recipe.encode import encode, load_tokenizer, prompt_tokens
 from monograph.recipe.prepare import prepare
-from recipe_files import make_tokenizer, small_recipe, write_jsonl
+from support.recipe_files import make_tokenizer, small_recipe, write_jsonl
 
 TEXT = "### Response: Yes no the answer is 42 and Hello world [INST] what is [/INST]\n"
 BRACKETS = (
