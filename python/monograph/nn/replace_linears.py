@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.bitsandbytes.linear4bit import is_linear4bit, quant_linear, replace_linear4bit
+from monograph.nn.linear4bit import is_linear4bit, quant_linear, replace_linear4bit
 from monograph.nn.quant_linear import QuantLinear
 from monograph.packed_weight import quantize
 from monograph.spellings.bitsandbytes import from_bitsandbytes

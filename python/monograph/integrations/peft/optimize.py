@@ -19,7 +19,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from monograph.integrations.accelerate.sharding import unheeded_sharding
-from monograph.integrations.bitsandbytes.linear4bit import replace_linear4bit
 from monograph.integrations.peft.lora_experts import (
     all_linear_without_router,
     expert_parameters,
@@ -36,6 +35,7 @@ from monograph.integrations.transformers.private_names import INPUT_HOOK, checkp
 from monograph.integrations.transformers.recurrent_layers import take_over as take_over_recurrent
 from monograph.integrations.trl import head as trl_head
 from monograph.nn.dense_source import local_folder, remember_dense
+from monograph.nn.linear4bit import replace_linear4bit
 from monograph.nn.quant_linear import QuantLinear
 from monograph.packing.layers_with_state import guard_packed
 from monograph.regions import make_regions
