@@ -3,26 +3,18 @@
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import monograph as mg
 from monograph.distributed import World
 from monograph.distributed.same_values import bits_of, check_alike, fingerprint, value_of
 from monograph.training import TrainStep
 from support.run_ranks import run_ranks
+from support.tiny_models import tiny_llama
 
 
 def llama(seed=0):
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        vocab_size=64,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    model = tiny_llama(seed=seed, dtype=torch.bfloat16, **sizes)
     model.requires_grad_(False)
     torch.manual_seed(1)
     return mg.add_lora(model, LoraConfig(r=4, target_modules="all-linear"))

@@ -10,7 +10,6 @@ import torch
 import torch._dynamo
 from peft import LoraConfig
 from torch._dynamo.utils import counters
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import monograph as mg
 from monograph.distributed import Tree, World, alone
@@ -20,6 +19,7 @@ from monograph.training import TrainStep, forward_loss
 from monograph.training.loss import count_targets
 from monograph.training.loss_scale import LossScale
 from support.run_ranks import run_ranks, smaller_worlds
+from support.tiny_models import tiny_llama
 
 SIZES = {
     "hidden_size": 64,
@@ -37,8 +37,7 @@ STEPS = 3
 
 def build(dtype=torch.bfloat16, seed=0):
     """NF4, double-quantised, with dropout before the adapters."""
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SIZES)).to(dtype)
+    model = tiny_llama(dtype=dtype, **SIZES)
     with torch.no_grad():
         model.get_input_embeddings().weight[POISON] = torch.nan
     replace_linears(model, "nf4", double_quant=True)

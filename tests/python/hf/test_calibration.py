@@ -10,13 +10,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import monograph as mg
 from monograph.packing import PackedCollator
 from monograph.training.input_sketch import DIRECTIONS, RANK, InputSketch, moments
 from support.dense_experts import dense_copy
 from support.recipe_files import make_instruction_world, small_recipe
+from support.tiny_models import tiny_llama
 from support.tiny_moe import save_tiny, tokens
 
 WIDTH = 48  # at most RANK: then the sketch is the whole second moment
@@ -80,10 +80,8 @@ def test_what_a_sketch_refuses():
 
 
 def llama(tie=False, **sizes):
-    torch.manual_seed(1)
-    shape = {"vocab_size": 60, "hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2}
-    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(**(shape | sizes), tie_word_embeddings=tie)).eval()
+    shape = {"vocab_size": 60, "hidden_size": WIDTH, "intermediate_size": 64} | sizes
+    return tiny_llama(seed=1, **shape, tie_word_embeddings=tie).eval()
 
 
 def adapted(model, **options):

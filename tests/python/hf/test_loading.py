@@ -5,10 +5,11 @@ import pathlib
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig
 
 import monograph as mg
 from monograph.nn import QuantLinear
+from support.tiny_models import tiny_llama
 
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": 256}
 
@@ -16,9 +17,7 @@ SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     """A bf16 Llama in three shards, with biases and an output head of its own."""
-    torch.manual_seed(0)
-    config = LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2, attention_bias=True)
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model = tiny_llama(dtype=torch.bfloat16, **SIZES, attention_bias=True)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter)

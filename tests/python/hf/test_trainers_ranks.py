@@ -1,12 +1,11 @@
 """Trainers of transformers and TRL on two gloo ranks: packed weights have the bits of one process."""
 
 import pytest
-import torch
-import transformers
 
 import monograph as mg
 from support.rank_trainers import LONG
 from support.run_ranks import run_ranks
+from support.tiny_models import tiny_llama
 from support.tiny_moe import save_tiny
 from support.trl_runs import make_folder
 
@@ -15,16 +14,8 @@ pytestmark = pytest.mark.slow
 
 def save_large(root):
     """Packed bytes of many pages, 3 MiB."""
-    config = transformers.LlamaConfig(
-        hidden_size=512,
-        intermediate_size=1024,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        vocab_size=64,
-    )
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(root / "dense")
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_key_value_heads": 4}
+    tiny_llama(**sizes).save_pretrained(root / "dense")
     mg.from_pretrained(root / "dense", mg.MonographConfig("nf4")).save_pretrained(root / "packed")
     return str(root / "packed")
 

@@ -7,12 +7,11 @@ import re
 import subprocess
 
 import pytest
-import torch
 from peft import LoraConfig, get_peft_model
 from peft.utils.other import get_pattern_key
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from support.native_tool import program
+from support.tiny_models import tiny_llama
 
 
 def read_adapters(*arguments, text=None, code=0):
@@ -31,16 +30,7 @@ def test_every_field_of_the_installed_peft_is_listed():
 
 
 def model():
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
-    return LlamaForCausalLM(config)
+    return tiny_llama(hidden_size=32, intermediate_size=48, num_attention_heads=2)
 
 
 @pytest.mark.parametrize("rslora", [False, True])

@@ -9,28 +9,18 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import monograph as mg
 from monograph.formats import FORMATS
 from monograph.nn import QuantLinear, replace_linears
+from support.tiny_models import tiny_llama
 
 pytestmark = pytest.mark.slow
 
 
 def llama(layers=4, **options):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=256,
-        attn_implementation="sdpa",
-        use_cache=False,
-    )
-    return replace_linears(LlamaForCausalLM(config), **options)
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": layers, "vocab_size": 256}
+    return replace_linears(tiny_llama(**sizes, attn_implementation="sdpa", use_cache=False), **options)
 
 
 def test_forward_is_the_dequantised_layer():

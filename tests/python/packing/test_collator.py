@@ -15,6 +15,7 @@ from monograph.packing import (
     PaddedCollator,
     total_target_tokens,
 )
+from support.tiny_models import tiny_llama
 
 FLASH = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
@@ -177,20 +178,9 @@ def test_targets_are_counted_over_ranks(tmp_path):
     torch.multiprocessing.spawn(count_on_two_ranks, (str(tmp_path / "store"),), nprocs=2)
 
 
-def tiny_llama(**options):
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=97,
-        attn_implementation="sdpa",
-        **options,
-    )
-    return transformers.LlamaForCausalLM(config).double()
+def double_llama(**options):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 97}
+    return tiny_llama(dtype=torch.float64, attn_implementation="sdpa", **sizes, **options)
 
 
 def loss_of_documents(model, features):
@@ -219,7 +209,7 @@ def test_packed_and_padded_loss_is_that_of_the_documents_alone_p1(train):
     float64: the sums differ in their order only, 60 terms of about 4.6: 1e-12 allows some 1000 roundings of
     2^-53. transformers' loss is a float32 sum of 54 terms: (54 + 10) * 2^-24 = 4e-6.
     """
-    model = tiny_llama().train(train)
+    model = double_llama().train(train)
     features = documents(7, 1, 12, 30, 9)
     total, targets = loss_of_documents(model, features)
     want = (total / targets).item()
@@ -236,7 +226,7 @@ def test_packed_and_padded_loss_is_that_of_the_documents_alone_p1(train):
 
 def test_a_cache_would_let_documents_see_each_other():
     """Why the batch says use_cache=False: with transformers' default the loss of a packed row is another."""
-    model = tiny_llama()
+    model = double_llama()
     features = documents(7, 12, 30)
     total, targets = loss_of_documents(model, features)
     batch = PackedCollator()(features)
@@ -247,7 +237,7 @@ def test_a_cache_would_let_documents_see_each_other():
 
 def test_gradients_over_micro_batches_and_ranks_are_those_of_one_batch():
     """Three ranks, four rows, so some batches are empty: summed gradients equal those of all documents."""
-    model = tiny_llama()
+    model = double_llama()
     lengths = [7, 1, 12, 30, 9, 22, 3, 17]
     features = documents(*lengths)
     total, targets = loss_of_documents(model, features)

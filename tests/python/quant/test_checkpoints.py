@@ -7,22 +7,15 @@ import torch
 from bitsandbytes.nn import Linear4bit, Params4bit
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import monograph as mg
+from support.tiny_models import tiny_llama
 
 
-def tiny_llama(folder, hidden_size):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=128,
-    )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+def save_llama(folder, hidden_size):
+    sizes = {"hidden_size": hidden_size, "intermediate_size": 2 * hidden_size, "vocab_size": 128}
+    tiny_llama(dtype=torch.bfloat16, **sizes).save_pretrained(folder)
 
 
 def load_4bit(folder, **options):
@@ -39,7 +32,7 @@ def load_4bit(folder, **options):
 # this kind of CPU (its repack asserts), so only the bytes are compared there.
 @pytest.mark.parametrize("hidden_size", [128, 96])
 def test_a_saved_model_reads_writes_back_and_loads(tmp_path, quant_type, double_quant, storage, hidden_size):
-    tiny_llama(tmp_path / "dense", hidden_size)
+    save_llama(tmp_path / "dense", hidden_size)
     model = load_4bit(
         tmp_path / "dense",
         bnb_4bit_quant_type=quant_type,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from monograph.commands.merge import native_arguments
 from monograph.nn import QuantLinear
@@ -20,7 +20,7 @@ from monograph.recipe.new_tokens import grow_vocabulary
 from monograph.recipe.train import train
 from monograph.training import forward_loss
 from support.native_tool import run
-from support.recipe_files import make_tokenizer, small_recipe, write_jsonl
+from support.recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 
 NEW = [400, 401, 402]
 TOKENS = {"tokens": ["<call>", "<done>"], "special_tokens": {"additional_special_tokens": ["<think>"]}}
@@ -42,21 +42,7 @@ def worlds(tmp_path_factory):
     for tied in (False, True):
         root = made[tied] = tmp_path_factory.mktemp("tied" if tied else "own")
         make_tokenizer(root / "model")
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=512,
-            vocab_size=400,
-            tie_word_embeddings=tied,
-            bos_token_id=0,
-            eos_token_id=1,
-            pad_token_id=2,
-        )
-        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(root / "model")
+        make_model(root / "model", num_hidden_layers=1, tie_word_embeddings=tied)
         rows = [{"instruction": f"What is {n}? <call>", "output": f"<think>{n} dog<done>"} for n in range(20)]
         write_jsonl(root / "train.jsonl", rows)
     return made

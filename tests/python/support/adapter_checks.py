@@ -1,12 +1,17 @@
 """`monograph adapter check` as tests call it, and adapters whose keys are renamed."""
 
+from __future__ import annotations
+
 import json
+import pathlib
 import subprocess
+from collections.abc import Callable
+from typing import Any
 
 from support.native_tool import program
 
 
-def check(folder, server, *more):
+def check(folder: pathlib.Path, server: str, *more: Any) -> list[dict[str, Any]]:
     """The findings; the exit code says whether there are any."""
     command = [
         program(),
@@ -26,5 +31,5 @@ def check(folder, server, *more):
     return findings
 
 
-def renamed(old, new):
+def renamed(old: str, new: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda tensors: {name.replace(old, new): value for name, value in tensors.items()}

@@ -1,7 +1,11 @@
 """Tiny models whose norms, activations and rotary positions our operators take over."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
 SMALL = {
     "vocab_size": 64,
@@ -17,7 +21,9 @@ SMALL = {
 IDS = torch.arange(24).reshape(2, 12) * 7 % 64
 
 
-def build(config_class=LlamaConfig, dtype=torch.float32, **changes):
+def build(
+    config_class: type[PretrainedConfig] = LlamaConfig, dtype: torch.dtype = torch.float32, **changes: Any
+) -> Any:
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(config_class(**(SMALL | changes))).to(dtype)
     for name, parameter in model.named_parameters():

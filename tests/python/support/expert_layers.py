@@ -35,7 +35,10 @@ class Layer:
 
 def layer(family: str) -> Layer:
     torch.manual_seed(3)
-    sizes = {"hidden_size": H, "num_hidden_layers": 1, "num_experts_per_tok": K}
+    config: Any
+    module: Any
+    options: dict[str, Any]
+    sizes: dict[str, Any] = {"hidden_size": H, "num_hidden_layers": 1, "num_experts_per_tok": K}
     if family in ("qwen3_moe", "gelu"):
         act = "silu" if family == "qwen3_moe" else "gelu_pytorch_tanh"
         config = Qwen3MoeConfig(**sizes, num_experts=E, moe_intermediate_size=INNER, hidden_act=act)
@@ -50,7 +53,7 @@ def layer(family: str) -> Layer:
         config = DeepseekV4Config(**sizes, n_routed_experts=E, moe_intermediate_size=INNER, swiglu_limit=4.0)
         module, options = DeepseekV4Experts, {"activation": Activation.CLAMPED_SILU, "limit": 4.0}
     else:
-        config = NemotronHConfig(hidden_size=H, num_hidden_layers=1, n_routed_experts=E)
+        config = NemotronHConfig(**sizes, n_routed_experts=E)
         config.moe_intermediate_size, config.num_experts_per_tok, config.moe_latent_size = INNER, K, None
         module, options = NemotronHExperts, {"activation": Activation.RELU_SQUARED}
     config._experts_implementation = "eager"

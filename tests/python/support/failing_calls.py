@@ -1,13 +1,17 @@
 """Environments in which calls of the C library fail, and digests of folders."""
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import os
+import pathlib
+from typing import Any
 
 from support.native_tool import program
 
 
-def digest(folder):
+def digest(folder: pathlib.Path) -> dict[str, str] | None:
     """Of every file below the folder; None if there is no folder."""
     if not folder.exists():
         return None
@@ -18,7 +22,9 @@ def digest(folder):
     }
 
 
-def failing(call, at=None, code=errno.EIO, count=None):
+def failing(
+    call: str, at: int | None = None, code: Any = errno.EIO, count: int | None = None
+) -> dict[str, str]:
     environment = os.environ | {
         "LD_PRELOAD": str(program("libfailing_calls.so")),
         "FAIL_CALL": call,

@@ -176,7 +176,8 @@ def _naming(text: str) -> list[str]:
 
 
 def _killer(rank: int, when: float) -> Callable[[list[int]], None]:
-    begun, struck = time.monotonic(), []
+    begun = time.monotonic()
+    struck: list[bool] = []
 
     def kill(pids: list[int]) -> None:
         if not struck and time.monotonic() - begun > when and len(pids) == 2:

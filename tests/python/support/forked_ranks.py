@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from support import rank_program
 
@@ -49,10 +50,12 @@ class Launcher:
         )
         self._runs = 0
         import_everything()
+        assert self._store.stdout is not None
         self._port = self._store.stdout.readline().strip()
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: Any) -> None:
+        assert self._store.stdin is not None
         self._store.stdin.close()
         self._store.wait()
 

@@ -65,7 +65,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype, index: int = 0) -> torch.Ten
     sizes = (ctypes.c_int64 * len(shape))(*shape)
     managed = _ManagedTensor(data, _DEVICE, index, len(shape), code, bits, 1, sizes)
     _kept.append((managed, sizes))
-    return torch.from_dlpack(_capsule(ctypes.addressof(managed), b"dltensor", None))
+    return torch.utils.dlpack.from_dlpack(_capsule(ctypes.addressof(managed), b"dltensor", None))
 
 
 def to_device(host: torch.Tensor, index: int = 0) -> torch.Tensor:

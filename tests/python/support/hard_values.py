@@ -1,9 +1,13 @@
 """Values that rounding rules differ on, and the comparison of packed bytes."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import torch
 
 
-def hard_values(rows, cols, seed=0, spread=12):
+def hard_values(rows: int, cols: int, seed: int = 0, spread: int = 12) -> torch.Tensor:
     """Normal values, every fifth a tie of E2M1 or E4M3 in its block, block magnitudes over 2^(2 * spread)."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(rows, cols, generator=generator)
@@ -18,7 +22,7 @@ def hard_values(rows, cols, seed=0, spread=12):
     return weight
 
 
-def assert_same(w, values, *scales):
+def assert_same(w: Any, values: torch.Tensor, *scales: torch.Tensor) -> None:
     for got, want in zip((w.values, *w.scales), (values, *scales), strict=True):
         got, want = got.reshape(-1), want.contiguous().view(torch.uint8).reshape(-1)
         wrong = got != want

@@ -15,6 +15,8 @@ import os
 import pathlib
 import signal
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import matplotlib.figure  # noqa: F401  (before the forks)
 import torch
@@ -35,11 +37,11 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def at_call(function, number, *, after=False):
+def at_call(function: Any, number: int, *, after: bool = False) -> Any:
     """`function`, at whose call `number` the process dies, before or after the work."""
     calls = 0
 
-    def deadly(*arguments, **options):
+    def deadly(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == number and not after:
@@ -52,27 +54,27 @@ def at_call(function, number, *, after=False):
     return deadly
 
 
-def half_a_file(tensors, path):
+def half_a_file(tensors: Any, path: str | pathlib.Path) -> None:
     """What a killed process may leave of a file."""
     with open(path, "wb") as file:
         file.write(b"\0" * 100)
     die()
 
 
-def half_loaded(self, state):
+def half_loaded(self: TrainStep, state: Any) -> None:
     self.state.flat.fill_(float("nan"))
     die()
 
 
 @contextlib.contextmanager
-def replaced(owner, name, value):
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     before = getattr(owner, name)
     setattr(owner, name, value)
     yield
     setattr(owner, name, before)
 
 
-def _deadly(point):
+def _deadly(point: str) -> Any:
     """Where to die: one backward pass a step, one save every second step."""
     from safetensors import torch as safetensors
 
@@ -82,18 +84,18 @@ def _deadly(point):
     if point == "after backward":
         return replaced(torch.autograd, "grad", at_call(grad, KILL_AT, after=True))
     if point == "between update and save":
-        return replaced(train_module, "save_checkpoint", at_call(train_module.save_checkpoint, 2))
+        return replaced(train_module, "save_checkpoint", at_call(checkpoint_module.save_checkpoint, 2))
     if point == "during save, files half written":
         return replaced(safetensors, "save_file", _second_save_is_half(safetensors.save_file))
     if point == "during save, before the rename":
-        return replaced(checkpoint_module.os, "rename", at_call(os.rename, 2))
+        return replaced(os, "rename", at_call(os.rename, 2))
     return replaced(TrainStep, "load_state_dict", half_loaded)
 
 
-def _second_save_is_half(save_file):
+def _second_save_is_half(save_file: Any) -> Any:
     saves = 0
 
-    def save(tensors, path, *arguments, **options):
+    def save(tensors: Any, path: str, *arguments: Any, **options: Any) -> Any:
         nonlocal saves
         saves += path.endswith("optimizer.safetensors")
         return half_a_file(tensors, path) if saves == 2 else save_file(tensors, path, *arguments, **options)
@@ -101,7 +103,7 @@ def _second_save_is_half(save_file):
     return save
 
 
-def forked(recipe, point=None) -> int:
+def forked(recipe: Any, point: str | None = None) -> int:
     """Trains in a fork; gives its exit status as a shell does, -9 for SIGKILL."""
     child = os.fork()
     if child == 0:
@@ -111,7 +113,7 @@ def forked(recipe, point=None) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def report(folder) -> dict[str, object]:
+def report(folder: str | pathlib.Path) -> dict[str, object]:
     lines = read_metrics(os.path.join(folder, "metrics.jsonl"))
     trace = [[line["step"], line.get("loss", 0.0).hex(), line.get("eval_loss", 0.0).hex()] for line in lines]
     with open(os.path.join(folder, "adapter_model.safetensors"), "rb") as file:
@@ -137,7 +139,7 @@ def main(root: pathlib.Path, mode: str, points: list[str]) -> None:
         resume_from_checkpoint="auto",
     )
 
-    def run(name, point=None):
+    def run(name: str, point: str | None = None) -> int:
         recipe = check_keys(keys | {"output_dir": str(root / name)}).recipe
         return forked(recipe, point)
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import shutil
 import sys
 import tempfile
+from typing import Any
 
 import torch
 import yaml
@@ -19,7 +21,7 @@ import yaml
 from monograph.recipe.example import write_example
 
 
-def open_world(folder):
+def open_world(folder: str | pathlib.Path) -> Any:
     """Of an example that was made: its keys, the questions held back, and the path of its recipe."""
     path = os.path.join(folder, "recipe.yml")
     with open(path) as file:
@@ -28,7 +30,7 @@ def open_world(folder):
         return keys, [json.loads(line) for line in file], path
 
 
-def quantised_folder(source, folder, format):
+def quantised_folder(source: str | pathlib.Path, folder: str | pathlib.Path, format: str) -> Any:
     """A model folder in another format, with its tokenizer."""
     import monograph as mg
 
@@ -39,7 +41,7 @@ def quantised_folder(source, folder, format):
     return folder
 
 
-def exact_match(generator, asked):
+def exact_match(generator: Any, asked: list[Any]) -> float:
     """The share of questions whose greedy answer is exactly right."""
     from monograph.recipe.generate import Sampling
 
@@ -50,7 +52,7 @@ def exact_match(generator, asked):
     return right / len(asked)
 
 
-def peer_losses(recipe, steps, seed=None):
+def peer_losses(recipe: Any, steps: int, seed: int | None = None) -> list[float]:
     """The same run by transformers, PEFT and bitsandbytes, eager: the losses of its first steps."""
     from peft import get_peft_model
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig

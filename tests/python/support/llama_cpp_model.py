@@ -3,7 +3,10 @@
 The order of rows for the rotary embedding of Llama is made by torch, not by our C++.
 """
 
+from __future__ import annotations
+
 import pathlib
+from typing import Any
 
 import gguf
 import numpy as np
@@ -39,7 +42,7 @@ def turned(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
-def tensors(model) -> dict[str, np.ndarray]:
+def tensors(model: Any) -> dict[str, np.ndarray]:
     config = model.config
     names = GEMMA_NAMES if config.model_type == "gemma3_text" else NAMES
     found: dict[str, torch.Tensor] = {}
@@ -73,7 +76,7 @@ def tensors(model) -> dict[str, np.ndarray]:
     return {name: value.contiguous().numpy() for name, value in found.items()}
 
 
-def write_model(model, path: pathlib.Path) -> None:
+def write_model(model: Any, path: pathlib.Path) -> None:
     config, architecture = model.config, ARCHITECTURES[model.config.model_type]
     writer = gguf.GGUFWriter(str(path), architecture)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

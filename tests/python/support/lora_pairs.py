@@ -1,6 +1,9 @@
 """A block with packed weights and LoRA beside PEFT's on the dequantised block."""
 
+from __future__ import annotations
+
 import copy
+from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -19,16 +22,16 @@ CASES = {
 
 
 class Block(nn.Module):
-    def __init__(self, dtype=torch.float32):
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.up = nn.Linear(96, 160, dtype=dtype)
         self.down = nn.Linear(160, 96, dtype=dtype)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(torch.tanh(self.up(x)))
 
 
-def pair(dtype=torch.float32, **options):
+def pair(dtype: torch.dtype = torch.float32, **options: Any) -> Any:
     """The same adapter on a dense model in PEFT's own code, and on the packed one in ours."""
     torch.manual_seed(0)
     packed = replace_linears(Block(dtype), "nf4", double_quant=True, skip=())

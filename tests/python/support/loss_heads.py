@@ -1,5 +1,9 @@
 """Heads and targets of the loss operators, and the losses in float64."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -9,7 +13,9 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HALF_ULP = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-24}
 
 
-def head(tokens, vocabulary, width, dtype, format=None, seed=0):
+def head(
+    tokens: int, vocabulary: int, width: int, dtype: torch.dtype, format: str | None = None, seed: int = 0
+) -> tuple[Any, ...]:
     """x, the weight's three arguments, its dense values, bias and labels, every third of them ignored."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, width, generator=generator).to(dtype)
@@ -23,7 +29,9 @@ def head(tokens, vocabulary, width, dtype, format=None, seed=0):
     return x, (w.values, list(w.scales), w.layout), w.dequantize(dtype), bias, labels
 
 
-def float64_losses(x, dense, bias, labels, softcap, scale):
+def float64_losses(
+    x: torch.Tensor, dense: torch.Tensor, bias: torch.Tensor, labels: torch.Tensor, softcap: float, scale: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     z = (x @ dense.t() + bias) * scale
     if softcap:
         z = softcap * torch.tanh(z / softcap)

@@ -1,6 +1,10 @@
 """A tiny base, adapters on it, and merged folders held to PEFT's merge in float64."""
 
+from __future__ import annotations
+
+import pathlib
 import warnings
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,17 +17,20 @@ from support.tiny_models import llama_config
 NEAR_TIE = 1e-11
 
 
-def base_model(dtype, **changes):
+def base_model(dtype: torch.dtype, **changes: Any) -> Any:
     torch.manual_seed(3)
-    return LlamaForCausalLM(llama_config(hidden_size=64, intermediate_size=96, **changes)).to(dtype)
+    model: Any = LlamaForCausalLM(llama_config(hidden_size=64, intermediate_size=96, **changes))
+    return model.to(dtype)
 
 
-def adapter_on(model, folder, dtype, seed=5, **settings):
+def adapter_on(
+    model: Any, folder: str | pathlib.Path, dtype: torch.dtype, seed: int = 5, **settings: Any
+) -> Any:
     """A PEFT model whose adapter is random everywhere, as after training, saved to `folder`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        settings = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "down_proj"]} | settings
-        peft_model = get_peft_model(model, LoraConfig(**settings), autocast_adapter_dtype=False)
+        plain: dict[str, Any] = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "down_proj"]}
+        peft_model = get_peft_model(model, LoraConfig(**(plain | settings)), autocast_adapter_dtype=False)
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in peft_model.named_parameters():
             if not parameter.requires_grad:
@@ -32,11 +39,11 @@ def adapter_on(model, folder, dtype, seed=5, **settings):
             if "magnitude" in name or "modules_to_save" in name or "tokens_delta" in name:
                 noise = parameter.detach().float() * (1 + noise)
             parameter.data = noise.to(dtype)
-        peft_model.save_pretrained(folder)
+        peft_model.save_pretrained(str(folder))
     return peft_model
 
 
-def stored(value64: np.ndarray, dtype) -> tuple[np.ndarray, np.ndarray]:
+def stored(value64: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
     """`value64` rounded to nearest even, as float64, and where it is too close to a middle to decide."""
     if dtype == torch.float32:
         nearest = value64.astype(np.float32)
@@ -57,7 +64,7 @@ def stored(value64: np.ndarray, dtype) -> tuple[np.ndarray, np.ndarray]:
     return rounded, (second - best) <= NEAR_TIE * np.abs(value64)
 
 
-def check_against_float64(folder, wanted_model):
+def check_against_float64(folder: pathlib.Path, wanted_model: Any) -> int:
     """Every tensor of the folder is the rounded one of `wanted_model`; returns how many were near ties."""
     ties = 0
     wanted = wanted_model.state_dict()

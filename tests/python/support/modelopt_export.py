@@ -3,8 +3,12 @@
 modelopt_export.py SOURCE FOLDER LAYER_TO_LEAVE_DENSE ALGORITHM ...       # FOLDER/ALGORITHM{/,.dense}
 """
 
+from __future__ import annotations
+
 import copy
+import pathlib
 import sys
+from typing import Any
 
 import modelopt.torch.quantization as mtq
 import torch
@@ -15,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 
-def quantize(source, folder, algorithm, dense):
+def quantize(source: str | pathlib.Path, folder: str | pathlib.Path, algorithm: str, dense: Any) -> None:
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
     config = copy.deepcopy(getattr(mtq, f"{algorithm}_DEFAULT_CFG"))
     config["quant_cfg"].append({"quantizer_name": f"*{dense}*", "enable": False})
@@ -23,7 +27,7 @@ def quantize(source, folder, algorithm, dense):
     export_hf_checkpoint(model, export_dir=folder)
 
 
-def dequantized(folder):
+def dequantized(folder: str | pathlib.Path) -> dict[str, torch.Tensor]:
     state, found = load_file(f"{folder}/model.safetensors"), {}
     for name, scale in state.items():
         layer = name.removesuffix(".weight_scale")

@@ -1,5 +1,7 @@
 """NVIDIA ModelOpt against ours, in a process of its own: importing it changes transformers."""
 
+from __future__ import annotations
+
 import torch
 from modelopt.torch.quantization.qtensor import MXFP4QTensor, NVFP4QTensor
 from modelopt.torch.quantization.qtensor.mxfp8_tensor import MXFP8QTensor
@@ -8,7 +10,7 @@ import monograph as mg
 from support.hard_values import assert_same, hard_values
 
 
-def nvfp4():
+def nvfp4() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         weight = hard_values(640, 2048, spread=3).to(dtype)
         reference, scale, tensor = NVFP4QTensor.quantize(weight, 16)
@@ -19,7 +21,7 @@ def nvfp4():
         assert torch.equal(w.dequantize(torch.float32), back)
 
 
-def mxfp8():
+def mxfp8() -> None:
     weight = hard_values(640, 2048)
     reference, scale = MXFP8QTensor.quantize(weight)
     w = mg.quantize(weight, "mxfp8", rule="modelopt")
@@ -27,7 +29,7 @@ def mxfp8():
     assert torch.equal(w.dequantize(), reference.dequantize(torch.float32, scale=scale))
 
 
-def mxfp4_is_wrong():
+def mxfp4_is_wrong() -> None:
     """Recorded: a zero becomes -0 (code 8), and ties go down instead of to the even code."""
     weight = torch.zeros(1, 32)
     weight[0, 0], weight[0, 1] = 4.0, 3.5

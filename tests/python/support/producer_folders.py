@@ -11,21 +11,22 @@ import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, FineGrainedFP8Config, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config
+
+from support.tiny_models import tiny_llama
 
 DENSE = ("lm_head", "model.layers.0.mlp.down_proj")  # what the producers are told to leave alone
 
 
-def make_source(folder: pathlib.Path, **sizes) -> pathlib.Path:
+def make_source(folder: pathlib.Path, **sizes: Any) -> pathlib.Path:
     """A bf16 Llama whose rows and columns differ in magnitude, so that no two scales are alike."""
-    torch.manual_seed(0)
-    settings = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "vocab_size": 256}
-    settings |= {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True}
-    model = LlamaForCausalLM(LlamaConfig(**(settings | sizes))).to(torch.bfloat16)
+    settings = {"hidden_size": 256, "intermediate_size": 384, "vocab_size": 256, "attention_bias": True}
+    model = tiny_llama(dtype=torch.bfloat16, **(settings | sizes))
     for name, parameter in model.named_parameters():
         if name.endswith("_proj.weight"):
             rows = torch.exp2(torch.randint(-4, 5, (parameter.shape[0], 1)) + torch.rand(1))
@@ -37,36 +38,38 @@ def make_source(folder: pathlib.Path, **sizes) -> pathlib.Path:
     return folder
 
 
-def tensors(folder) -> dict[str, torch.Tensor]:
-    found = {}
+def tensors(folder: str | pathlib.Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
     for path in sorted(pathlib.Path(folder).glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     return found
 
 
-def linear_weights(model) -> dict[str, torch.Tensor]:
+def linear_weights(model: Any) -> dict[str, torch.Tensor]:
     linears = (torch.nn.Linear,)
     return {
         name: layer.weight.detach() for name, layer in model.named_modules() if isinstance(layer, linears)
     }
 
 
-def write_folder(source, folder, state, quantization_config) -> None:
+def write_folder(source: pathlib.Path, folder: pathlib.Path, state: Any, quantization_config: Any) -> None:
     config = json.loads((source / "config.json").read_text()) | {"quantization_config": quantization_config}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
 
 
-def transformers_fp8(source, folder, scale="float32") -> dict[str, torch.Tensor]:
+def transformers_fp8(
+    source: pathlib.Path, folder: pathlib.Path, scale: str = "float32"
+) -> dict[str, torch.Tensor]:
     """By transformers' own operation; its quantizer as a whole wants a GPU. It dequantises on a CPU."""
     from transformers.integrations.finegrained_fp8 import Fp8Quantize
 
     config = FineGrainedFP8Config(
         modules_to_not_convert=list(DENSE), scale_fmt="ue8m0" if scale == "e8m0" else "float"
     )
-    quantize = Fp8Quantize(SimpleNamespace(quantization_config=config))
+    quantize: Any = Fp8Quantize(SimpleNamespace(quantization_config=config))
     state = tensors(source)
     for name in [name for name in state if name.endswith("_proj.weight")]:
         if name.removesuffix(".weight") in DENSE:
@@ -78,7 +81,7 @@ def transformers_fp8(source, folder, scale="float32") -> dict[str, torch.Tensor]
     return linear_weights(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16))
 
 
-def _calibrate(layer) -> None:
+def _calibrate(layer: Any) -> None:
     """Scales of one layer by the library's own functions; an observer would call them."""
     from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
@@ -100,7 +103,7 @@ def _calibrate(layer) -> None:
     layer.weight_scale.data.copy_(calculate_qparams(low, high, args, global_scale)[0])
 
 
-def compressed_tensors(source, folder, presets) -> dict[str, torch.Tensor]:
+def compressed_tensors(source: pathlib.Path, folder: pathlib.Path, presets: Any) -> dict[str, torch.Tensor]:
     """`presets` maps the library's presets to the layers they are for."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import (
@@ -127,7 +130,7 @@ def compressed_tensors(source, folder, presets) -> dict[str, torch.Tensor]:
     )
 
 
-def modelopt(source, folder, algorithm) -> dict[str, torch.Tensor]:
+def modelopt(source: pathlib.Path, folder: str | pathlib.Path, algorithm: str) -> dict[str, torch.Tensor]:
     """In a process of its own, one for all algorithms: importing it takes long, and changes transformers."""
     made = source.with_name("modelopt")
     if not made.exists():
@@ -140,7 +143,7 @@ def modelopt(source, folder, algorithm) -> dict[str, torch.Tensor]:
     return load_file(made / f"{algorithm}.dense")
 
 
-def only_hf_quant_config(folder, other) -> None:
+def only_hf_quant_config(folder: str | pathlib.Path, other: pathlib.Path) -> None:
     """A copy that says it is quantised in ModelOpt's own file alone."""
     shutil.copytree(folder, other)
     config = json.loads((other / "config.json").read_text())

@@ -1,11 +1,16 @@
 """What a merge onto a quantised base must hold, and the comparison."""
 
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
 from safetensors.torch import load_file
 
 from support.merge_reference import stored
 
 
-def expected(base, adapter, alpha_over_r):
+def expected(base: Any, adapter: Any, alpha_over_r: float) -> dict[str, Any]:
     """float64 values of the merged linear layers."""
     wanted = {}
     for name, weight in base.items():
@@ -16,7 +21,7 @@ def expected(base, adapter, alpha_over_r):
     return wanted
 
 
-def check(folder, wanted):
+def check(folder: pathlib.Path, wanted: dict[str, Any]) -> None:
     found = load_file(folder / "model.safetensors")
     for name, value in wanted.items():
         rounded, near = stored(value, found[name].dtype)

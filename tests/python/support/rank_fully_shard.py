@@ -3,11 +3,13 @@ the same model in this process alone."""
 
 from __future__ import annotations
 
+import pathlib
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch._dynamo
-import transformers
 from accelerate import Accelerator
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
@@ -19,27 +21,33 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import monograph as mg
+from monograph.distributed import World
 from monograph.nn import QuantLinear, replace_linears
 from monograph.regions import undo_regions
 from monograph.training import TrainStep
 from monograph.training.step import decoder_layers
+from support.tiny_models import tiny_llama
 
 FORMATS = ("nf4", "fp4", "mxfp4", "mxfp8", "nvfp4", "nvfp4-divide", "fp8-block")
 EVEN = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 1}
 ODD = {"hidden_size": 60, "intermediate_size": 90, "num_attention_heads": 3, "num_key_value_heads": 1}
 
 
-def llama(format="nf4", double_quant=False, sizes=EVEN, regions=False, skip=("lm_head",), **lora):
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=61)
-    model = replace_linears(
-        transformers.LlamaForCausalLM(config), format, double_quant=double_quant, skip=skip
-    )
-    lora = LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False, **lora)
-    return mg.optimize(get_peft_model(model, lora), regions=regions).train()
+def llama(
+    format: str = "nf4",
+    double_quant: bool = False,
+    sizes: Any = EVEN,
+    regions: bool = False,
+    skip: Any = ("lm_head",),
+    **lora: Any,
+) -> Any:
+    dense = tiny_llama(**sizes, vocab_size=61)
+    model = replace_linears(dense, format, double_quant=double_quant, skip=skip)
+    config = LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False, **lora)
+    return mg.optimize(get_peft_model(model, config), regions=regions).train()
 
 
-def experts(folder, format="mxfp4"):
+def experts(folder: str | pathlib.Path, format: str = "mxfp4") -> Any:
     base = mg.from_pretrained(folder, mg.MonographConfig(format), dtype=torch.float32)
     torch.manual_seed(0)
     targets = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
@@ -47,12 +55,12 @@ def experts(folder, format="mxfp4"):
     return mg.optimize(get_peft_model(base, lora)).train()
 
 
-def batch(number):
+def batch(number: int) -> dict[str, torch.Tensor]:
     ids = torch.randint(0, 61, (2, 11 + number), generator=torch.Generator().manual_seed(number))
     return {"input_ids": ids, "labels": ids}
 
 
-def sharded(model, mesh, compiled=None, **options):
+def sharded(model: Any, mesh: Any, compiled: Any = None, **options: Any) -> Any:
     for layer in decoder_layers(model):
         if compiled is not None:
             layer.compile(backend=compiled, fullgraph=True)
@@ -60,7 +68,7 @@ def sharded(model, mesh, compiled=None, **options):
     return fully_shard(model, mesh=mesh, **options)
 
 
-def in_bf16(model):
+def in_bf16(model: Any) -> Any:
     """As MixedPrecisionPolicy computes: parameters alone, no buffer and no packed byte."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
@@ -68,22 +76,23 @@ def in_bf16(model):
     return model
 
 
-def finer(model, mesh):
+def finer(model: Any, mesh: Any) -> Any:
     """Units within the layers, as others cut them: a LoRA layer, the attention, the MLP."""
+    layer: Any
     for layer in decoder_layers(model):
         for part in (layer.mlp.up_proj, layer.self_attn, layer.mlp, layer):
             fully_shard(part, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
 
-def gradients(model):
+def gradients(model: Any) -> dict[str, torch.Tensor]:
     found = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
     return {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in found.items()}
 
 
-def alone(model, world):
+def alone(model: Any, world: World) -> dict[str, torch.Tensor]:
     """The mean over ranks of the gradients of their batches, added in their order in float32."""
-    total = {}
+    total: dict[str, torch.Tensor] = {}
     for number in range(world.size):
         model.zero_grad()
         model(**batch(number), use_cache=False).loss.backward()
@@ -92,18 +101,18 @@ def alone(model, world):
     return {name: gradient / world.size for name, gradient in total.items()}
 
 
-def differing(got, want):
+def differing(got: Any, want: Any) -> list[str]:
     assert got.keys() == want.keys()
     assert all(float(g.abs().max()) > 0 for g in want.values())
     return [name for name in want if not torch.equal(got[name], want[name])]
 
 
-def packed_bytes(model):
+def packed_bytes(model: Any) -> int:
     tensors = [p for p in model.parameters() if p.dtype == torch.uint8]
     return sum((t.to_local() if isinstance(t, DTensor) else t).numel() for t in tensors)
 
 
-def one_case(world, make, cut, checkpointing=False, reference=None):
+def one_case(world: World, make: Any, cut: Any, checkpointing: bool = False, reference: Any = None) -> Any:
     """Gradients of a model that `cut` has sharded against one that is whole: 2 ranks, each with a batch of
     its own, whose mean rounds nothing; more ranks with that of rank 0 alone."""
     torch._dynamo.reset()
@@ -127,7 +136,7 @@ def one_case(world, make, cut, checkpointing=False, reference=None):
     return model, plain, {"differs": differing(gradients(model), want), "share": held / whole}
 
 
-def refusal(call):
+def refusal(call: Callable[[], object]) -> str:
     try:
         call()
     except Exception as error:
@@ -135,7 +144,7 @@ def refusal(call):
     return "nothing"
 
 
-def format_cases(world, formats=FORMATS):
+def format_cases(world: World, formats: tuple[str, ...] = FORMATS) -> Any:
     cut = partial(sharded, mesh=init_device_mesh("cpu", (world.size,)))
     makes = {format: partial(llama, format) for format in formats}
     makes |= {"double": partial(llama, double_quant=True)}
@@ -143,12 +152,12 @@ def format_cases(world, formats=FORMATS):
     return {name: one_case(world, make, cut)[2] for name, make in makes.items()}
 
 
-def other_cases(world, experts_folder):
+def other_cases(world: World, experts_folder: str) -> Any:
     mesh = init_device_mesh("cpu", (world.size,))
     cut, double = partial(sharded, mesh=mesh), partial(llama, double_quant=True)
     compiled = partial(sharded, mesh=mesh, compiled="aot_eager")
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    cases = {
+    cases: dict[str, Any] = {
         "checkpointing": (double, cut, {"checkpointing": True}),
         "compiled": (double, compiled, {}),
         "compiled mxfp4": (partial(llama, "mxfp4"), compiled, {"checkpointing": True}),
@@ -167,7 +176,7 @@ def other_cases(world, experts_folder):
     return {name: one_case(world, make, how, **more)[2] for name, (make, how, more) in cases.items()}
 
 
-def inductor_cases(world):
+def inductor_cases(world: World) -> Any:
     """Generated code against generated code: the layers alone, without any ranks, are compiled alike."""
     mesh = init_device_mesh("cpu", (world.size,))
     makes = {"double": partial(llama, double_quant=True), "mxfp4": partial(llama, "mxfp4")}
@@ -178,14 +187,14 @@ def inductor_cases(world):
     }
 
 
-def compiled_alone(make):
+def compiled_alone(make: Any) -> Any:
     model = make()
     for layer in decoder_layers(model):
         layer.compile(backend="inductor", fullgraph=True)
     return model
 
 
-def by_accelerate(model):
+def by_accelerate(model: Any) -> Any:
     """accelerate's own road, which on a CPU its `prepare` does not take."""
     accelerator = Accelerator(cpu=True)
     plugin = FullyShardedDataParallelPlugin(
@@ -195,7 +204,7 @@ def by_accelerate(model):
     return fsdp2_prepare_model(accelerator, model)
 
 
-def calls(world, folder):
+def calls(world: World, folder: str | pathlib.Path) -> Any:
     """What people call on a sharded model."""
     mesh = init_device_mesh("cpu", (world.size,))
     model, plain, found = one_case(world, partial(llama, double_quant=True), partial(sharded, mesh=mesh))
@@ -211,7 +220,7 @@ def calls(world, folder):
     found["regions"] = refusal(lambda: mg.optimize(model, regions=True))
     regions = sharded(llama(regions=True), mesh)
     found["undo"] = refusal(lambda: undo_regions(regions))
-    block = decoder_layers(model)[0]
+    block: Any = decoder_layers(model)[0]
     block.unshard()
     found["unsharded"] = bool(torch.equal(layer.dequantize(), other.dequantize()))
     block.reshard()
@@ -226,7 +235,7 @@ def calls(world, folder):
     return found
 
 
-def all_cases(world, experts_folder, folder):
+def all_cases(world: World, experts_folder: str, folder: str | pathlib.Path) -> Any:
     formats = FORMATS if world.size == 2 else ("mxfp4", "fp8-block")
     found = {"cases": format_cases(world, formats)}
     if world.size == 2:

@@ -14,6 +14,10 @@ import signal
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monograph.distributed import World
 
 POINTS = (
     "load",
@@ -53,7 +57,7 @@ def log_micro_batches(folder: str) -> None:
     plain = World.doing
     path = os.path.join(folder, f"{os.getpid()}.jsonl")
 
-    def doing(self, phase, detail=""):
+    def doing(self: World, phase: str, detail: str = "") -> None:
         if phase == "micro-batch" and self.marks is not None:
             start = os.environ.get("MONOGRAPH_TEST_START", os.environ.get(RESTART, "0"))
             line = {"step": self.marks.step, "index": int(detail), "rank": self.rank, "start": start}
@@ -61,7 +65,7 @@ def log_micro_batches(folder: str) -> None:
                 file.write(json.dumps(line) + "\n")
         plain(self, phase, detail)
 
-    World.doing = doing
+    World.doing = doing  # type: ignore[method-assign]
 
 
 class Deadly:
@@ -76,6 +80,10 @@ class Deadly:
         note_time()
         os.kill(os.getpid(), self.signal)
 
+    def _be_slow(self) -> None:
+        note_time()
+        time.sleep(self.signal)
+
     def install(self) -> None:
         if not self.mine:
             return
@@ -87,7 +95,7 @@ class Deadly:
         if self.point in phases:
             self._at_phase(world.World, phases[self.point])
         elif self.point == "slow":  # for so many seconds
-            self._at_phase(world.World, "micro-batch", lambda: (note_time(), time.sleep(self.signal)))
+            self._at_phase(world.World, "micro-batch", self._be_slow)
         elif self.point == "raise":
             self._at_phase(world.World, "micro-batch", _raise)
         elif self.point == "load":
@@ -103,10 +111,11 @@ class Deadly:
         else:
             raise ValueError(f"point is {self.point!r}, wanted one of {', '.join(POINTS)}")
 
-    def _at_phase(self, owner, phase, work=None) -> None:
-        plain, struck = owner.doing, []
+    def _at_phase(self, owner: Any, phase: str, work: Any = None) -> None:
+        plain = owner.doing
+        struck: list[bool] = []
 
-        def doing(world, name, detail=""):
+        def doing(world: World, name: str, detail: str = "") -> None:
             plain(world, name, detail)
             if name == phase and world.marks.step == self.step and not struck:
                 struck.append(True)
@@ -114,18 +123,18 @@ class Deadly:
 
         owner.doing = doing
 
-    def _before(self, owner, name) -> None:
-        def deadly(*arguments, **options):
+    def _before(self, owner: Any, name: str) -> None:
+        def deadly(*arguments: Any, **options: Any) -> Any:
             self.strike()
             return plain(*arguments, **options)
 
         plain = getattr(owner, name)
         setattr(owner, name, deadly)
 
-    def _after(self, owner, name) -> None:
+    def _after(self, owner: Any, name: str) -> None:
         plain = getattr(owner, name)
 
-        def deadly(run, *arguments, **options):
+        def deadly(run: Any, *arguments: Any, **options: Any) -> Any:
             result = plain(run, *arguments, **options)
             if run.progress.step >= self.step:
                 self.strike()
@@ -133,10 +142,11 @@ class Deadly:
 
         setattr(owner, name, deadly)
 
-    def _in_the_sum(self, training) -> None:
-        plain, steps = training.sum_over_ranks, []
+    def _in_the_sum(self, training: Any) -> None:
+        plain = training.sum_over_ranks
+        steps: list[bool] = []
 
-        def deadly(*arguments):
+        def deadly(*arguments: Any) -> Any:
             steps.append(True)
             if len(steps) == self.step:
                 threading.Timer(0.0005, self.strike).start()
@@ -152,14 +162,14 @@ class Deadly:
 
             plain = safetensors.save_file
 
-            def half(tensors, path, *arguments, **options):
+            def half(tensors: Any, path: str, *arguments: Any, **options: Any) -> Any:
                 if path.endswith("optimizer.safetensors") and f"checkpoint-{self.step}" in path:
                     with open(path, "wb") as file:
                         file.write(b"\0" * 100)
                     self.strike()
                 return plain(tensors, path, *arguments, **options)
 
-            safetensors.save_file = half
+            safetensors.save_file = half  # type: ignore[assignment]
         else:
             from monograph.distributed.world import World
 

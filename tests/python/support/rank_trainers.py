@@ -10,6 +10,7 @@ import itertools
 import os
 import tempfile
 import time
+from typing import Any
 
 import torch
 import torch._dynamo
@@ -21,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import monograph as mg
-from monograph.distributed import share_base
+from monograph.distributed import World, share_base
 from monograph.packing import PackedCollator, PaddedCollator
 from monograph.regions import make_regions, region_layers
 from support.trl_runs import tokenizer
@@ -36,25 +37,25 @@ EXPERTS = LoraConfig(
 )
 LONG = bool(os.environ.get("MONOGRAPH_LONG"))  # all combinations, not half of them
 LENGTHS = (9, 14, 5, 21, 7, 12, 3, 16)
-COLLATORS = {
+COLLATORS: dict[str, Any] = {
     "packed": PackedCollator(pad_to_multiple_of=32, max_documents=4),
     "padded": PaddedCollator(),
 }
 
 
-def documents(lengths=LENGTHS):
+def documents(lengths: tuple[int, ...] = LENGTHS) -> list[dict[str, list[int]]]:
     draw = torch.Generator().manual_seed(3)
     return [{"input_ids": torch.randint(2, 60, (n,), generator=draw).tolist()} for n in lengths]
 
 
-def base_of(folder: str, **options):
+def base_of(folder: str, **options: Any) -> Any:
     """The NF4 folder is mapped; dense experts are quantised while they load."""
     quantization = mg.MonographConfig("mxfp4") if folder.endswith("experts") else None
     return mg.from_pretrained(folder, quantization, dtype=torch.float32, **options)
 
 
-def arguments(kind: str, output: str, **change):
-    given = {
+def arguments(kind: str, output: str, **change: Any) -> Any:
+    given: dict[str, Any] = {
         "output_dir": output,
         "max_steps": 1,
         "per_device_train_batch_size": 2,
@@ -78,11 +79,13 @@ def arguments(kind: str, output: str, **change):
 class Seen:
     """What a trainer has computed: its micro-batches, their losses, and the gradients before the update."""
 
-    def __init__(self, trainer) -> None:
-        self.batches, self.losses, self.gradients = [], [], {}
+    def __init__(self, trainer: Any) -> None:
+        self.batches: list[dict[str, Any]] = []
+        self.losses: list[float] = []
+        self.gradients: dict[str, torch.Tensor] = {}
         self.trainer, step = trainer, trainer.training_step
 
-        def recorded(model, inputs, *rest, **options):
+        def recorded(model: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
             self.batches.append({name: value for name, value in inputs.items()})
             self.losses.append(step(model, inputs, *rest, **options).item())
             return torch.tensor(self.losses[-1])
@@ -91,22 +94,26 @@ class Seen:
         seen = self
 
         class Keep(transformers.TrainerCallback):
-            def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+            def on_pre_optimizer_step(
+                self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+            ) -> None:
                 found = parameters(seen.trainer.model)
                 seen.gradients = {name: whole(p.grad).detach().clone() for name, p in found.items()}
 
         trainer.add_callback(Keep())
 
 
-def whole(tensor):
+def whole(tensor: Any) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def parameters(model):
+def parameters(model: Any) -> dict[str, Any]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def make(kind: str, model, collator: str, output: str, lora=LORA, rows=None, **change):
+def make(
+    kind: str, model: Any, collator: str, output: str, lora: Any = LORA, rows: Any = None, **change: Any
+) -> Any:
     data = Dataset.from_list(rows or documents())
     if kind == "hf":
         model = get_peft_model(model, lora)
@@ -123,12 +130,12 @@ def make(kind: str, model, collator: str, output: str, lora=LORA, rows=None, **c
     )
 
 
-def alone(kind: str, model, batches, ranks: int = 2):
+def alone(kind: str, model: Any, batches: Any, ranks: int = 2) -> dict[str, torch.Tensor]:
     """Gradients of the mean over all targets without any wrapper: micro-batches are added as they lie on the
     ranks, and then the ranks."""
     model.train()
     total = sum(int((batch["labels"][..., 1:] != -100).sum()) for batch in batches)
-    sums = {}
+    sums: dict[str, torch.Tensor] = {}
     for rank in range(ranks):
         model.zero_grad()
         for batch in batches[rank::ranks]:
@@ -144,24 +151,33 @@ def alone(kind: str, model, batches, ranks: int = 2):
     return sums
 
 
-def same_bits(got, want):
+def same_bits(got: Any, want: Any) -> list[str]:
     """Names whose gradients differ."""
     assert got.keys() == want.keys()
     assert want
     return [name for name in want if not torch.equal(got[name], want[name])]
 
 
-def dealt(world, collator: str, batches: int, rows=None):
+def dealt(world: World, collator: str, batches: int, rows: Any = None) -> Any:
     """The micro-batches of a step in the order of one process: batch i is of rank i % size."""
     data = rows or documents()
     return [COLLATORS[collator](data[2 * i : 2 * i + 2]) for i in range(batches)]
 
 
-def quiet():
+def quiet() -> contextlib.redirect_stdout[io.StringIO]:
     return contextlib.redirect_stdout(io.StringIO())
 
 
-def one_case(world, folder, kind, collator, regions, checkpointing, lora=LORA, **change):
+def one_case(
+    world: World,
+    folder: str,
+    kind: str,
+    collator: Any,
+    regions: Any,
+    checkpointing: Any,
+    lora: Any = LORA,
+    **change: Any,
+) -> Any:
     """One step under the trainer against the same step alone. Gives what differs."""
     with tempfile.TemporaryDirectory() as output, quiet():
         options = {"use_reentrant": False}
@@ -213,7 +229,7 @@ def one_case(world, folder, kind, collator, regions, checkpointing, lora=LORA, *
         }
 
 
-def ddp_cases(world, folder, experts_folder):
+def ddp_cases(world: World, folder: str, experts_folder: str) -> Any:
     results = {}
     for kind, collator, regions, checkpointing in itertools.product(
         ("hf", "sft"), ("packed", "padded"), (False, True), (False, True)
@@ -235,13 +251,13 @@ def ddp_cases(world, folder, experts_folder):
     return results
 
 
-def plain_ddp(world, folder):
+def plain_ddp(world: World, folder: str) -> Any:
     """torch's own wrapper with each of its options, with and without regions and checkpointing; then frozen
     bytes that differ, and the base left mapped."""
     results = {}
     batches = dealt(world, "packed", world.size)
     total = sum(int((batch["labels"][..., 1:] != -100).sum()) for batch in batches)
-    cases = [
+    cases: list[tuple[dict[str, Any], bool, bool, bool]] = [
         ({"find_unused_parameters": True}, False, False, False),
         ({"find_unused_parameters": True}, True, True, False),
         ({"gradient_as_bucket_view": True}, False, True, False),
@@ -276,7 +292,7 @@ def plain_ddp(world, folder):
     return results
 
 
-def adapted(folder, seed=0):
+def adapted(folder: str, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     return mg.optimize(get_peft_model(base_of(folder), LORA)).train()
 
@@ -287,10 +303,10 @@ def anonymous() -> int:
         return next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
 
 
-def bases(world, folder):
+def bases(world: World, folder: str) -> Any:
     """What DDP does to frozen bytes, and what `share_base` makes of it."""
     lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    found = {}
+    found: dict[str, Any] = {}
     for shared in (False, True):
         torch.manual_seed(0)
         model = get_peft_model(base_of(folder), lora)

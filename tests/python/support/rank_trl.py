@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any
 
 import torch
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
@@ -12,6 +13,7 @@ from peft import LoraConfig
 from torch.nn.parallel import DistributedDataParallel
 
 import monograph as mg
+from monograph.distributed import World
 from monograph.integrations.accelerate.sharding import ASKED
 from support.rank_trainers import (
     Seen,
@@ -30,12 +32,12 @@ from support.rank_trainers import (
 )
 
 
-def losses_of(world, folder, output, ours, **change):
+def losses_of(world: World, folder: str, output: str, ours: Any, **change: Any) -> Any:
     """Logged losses, metrics and trained adapters of three steps of SFT on padded rows."""
     with quiet():
         torch.manual_seed(5)
         trainer = make(
-            "sft", base_of(folder), "padded", output, **{"max_steps": 2, "learning_rate": 1e-3} | change
+            "sft", base_of(folder), "padded", output, **({"max_steps": 2, "learning_rate": 1e-3} | change)
         )
         mean = mean_loss(trainer.model, dealt(world, "padded", world.size))
         if ours:
@@ -47,7 +49,7 @@ def losses_of(world, folder, output, ours, **change):
         return {"log": log, "eval": evaluated["eval_loss"], "mean": mean}
 
 
-def mean_loss(model, batches):
+def mean_loss(model: Any, batches: Any) -> float:
     """The mean over all targets, from logits in float64."""
     total, count = 0.0, 0
     model.eval()
@@ -61,7 +63,7 @@ def mean_loss(model, batches):
     return total / count
 
 
-def whole_runs(world, folder, output):
+def whole_runs(world: World, folder: str, output: str) -> Any:
     """SFT as people run it: losses against TRL's own head and layers, checkpoints, unheeded FSDP."""
     found = {}
     for tokens in (True, False):
@@ -73,12 +75,17 @@ def whole_runs(world, folder, output):
     return found
 
 
-def resumed(world, folder, output):
+def resumed(world: World, folder: str, output: str) -> Any:
     runs = []
     for start in (None, f"{output}/run/checkpoint-2"):
         with quiet():
             torch.manual_seed(5)
-            change = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-3}
+            change: dict[str, Any] = {
+                "max_steps": 4,
+                "save_strategy": "steps",
+                "save_steps": 2,
+                "learning_rate": 1e-3,
+            }
             lora = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.2, task_type="CAUSAL_LM")
             trainer = make("sft", base_of(folder), "packed", f"{output}/run", lora, **change)
             mg.optimize(trainer.model)
@@ -94,11 +101,11 @@ def resumed(world, folder, output):
     }
 
 
-def asked_for_fsdp(world, folder, output):
-    said = []
+def asked_for_fsdp(world: World, folder: str, output: str) -> Any:
+    said: list[str] = []
 
     class Hear(logging.Handler):
-        def emit(self, record):
+        def emit(self, record: Any) -> None:
             said.append(record.getMessage())
 
     hear = Hear()
@@ -108,7 +115,11 @@ def asked_for_fsdp(world, folder, output):
             before = make("sft", base_of(folder), "padded", output)
             mg.optimize(before.model)
             without = list(said)
-            change = {"fsdp": "full_shard", "fsdp_config": {"fsdp_version": 2}, "learning_rate": 1e-3}
+            change: dict[str, Any] = {
+                "fsdp": "full_shard",
+                "fsdp_config": {"fsdp_version": 2},
+                "learning_rate": 1e-3,
+            }
             trainer = make("sft", base_of(folder), "padded", output, **change)
             mg.optimize(trainer.model)
             report = mg.doctor(trainer, steps=1, quiet=True)
@@ -126,9 +137,9 @@ def asked_for_fsdp(world, folder, output):
     }
 
 
-def under_fsdp2(world, folder, output):
+def under_fsdp2(world: World, folder: str, output: str) -> Any:
     """accelerate's FSDP2 below both trainers. On a CPU it never takes that road, so it is put on it."""
-    found = {}
+    found: dict[str, Any] = {}
     for kind in ("hf", "sft"):
         torch.manual_seed(0)
         with quiet():
@@ -163,7 +174,7 @@ def under_fsdp2(world, folder, output):
     return found
 
 
-def all_cases(world, folder, experts_folder, large_folder, output):
+def all_cases(world: World, folder: str, experts_folder: str, large_folder: str, output: str) -> Any:
     """One start of the ranks for all of test_trainers_ranks.py."""
     return {
         "ddp": ddp_cases(world, folder, experts_folder),

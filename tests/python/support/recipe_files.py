@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import pathlib
+from collections.abc import Iterable
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -15,7 +18,12 @@ WORDS = (
 SPECIAL = ["<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>"]
 
 
-def make_tokenizer(folder, texts=(), vocab_size=400, chat_template=None):
+def make_tokenizer(
+    folder: str | pathlib.Path,
+    texts: Iterable[str] = (),
+    vocab_size: int = 400,
+    chat_template: str | None = None,
+) -> Any:
     """A byte-level BPE tokenizer of 400 tokens with bos in front, saved as transformers does."""
     from transformers import PreTrainedTokenizerFast
 
@@ -40,29 +48,25 @@ def make_tokenizer(folder, texts=(), vocab_size=400, chat_template=None):
     return fast
 
 
-def make_model(folder, vocab_size=400, seed=0, **config):
+def make_model(folder: str | pathlib.Path, vocab_size: int = 400, seed: int = 0, **config: Any) -> Any:
     """A Llama of two layers with random weights, saved with its tokenizer's special tokens."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(seed)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"num_key_value_heads": 2, "max_position_embeddings": 512, "vocab_size": vocab_size}
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            **(sizes | config), bos_token_id=0, eos_token_id=1, pad_token_id=2, tie_word_embeddings=False
-        )
-    )
-    model.to(torch.bfloat16).save_pretrained(folder)
+    from support.tiny_models import tiny_llama
+
+    sizes = {"intermediate_size": 128, "max_position_embeddings": 512, "tie_word_embeddings": False}
+    tokens = {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+    model = tiny_llama(seed=seed, dtype=torch.bfloat16, **(sizes | tokens | config))
+    model.save_pretrained(folder)
     return model
 
 
-def write_jsonl(path, rows):
+def write_jsonl(path: pathlib.Path, rows: Iterable[Any]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
 
-def make_instruction_world(root):
+def make_instruction_world(root: pathlib.Path) -> pathlib.Path:
     """What small_recipe(root, "instruction") reads: a model with its tokenizer, and forty instructions."""
     make_tokenizer(root / "model")
     make_model(root / "model")
@@ -71,9 +75,9 @@ def make_instruction_world(root):
     return root
 
 
-def small_recipe(root, kind, **change):
+def small_recipe(root: pathlib.Path, kind: str, **change: Any) -> dict[str, Any]:
     """What recipe tests share: LoRA on root/model, packed rows of 64 tokens from root/train.jsonl."""
-    base = {
+    base: dict[str, Any] = {
         "base_model": str(root / "model"),
         "adapter": "qlora",
         "lora_target_linear": True,

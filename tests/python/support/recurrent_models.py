@@ -1,5 +1,9 @@
 """Tiny models with recurrent layers, with random weights: one per family that our operators compute."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import torch
 from transformers import (
     Lfm2Config,
@@ -14,7 +18,7 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_attention_heads": 2,
@@ -24,13 +28,13 @@ SMALL = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-DELTA = {
+DELTA: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 16,
 }
-MOE = {
+MOE: dict[str, Any] = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
@@ -39,15 +43,16 @@ MOE = {
 FAMILIES = ["qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "lfm2"]
 
 
-def _options(layers, kind="linear_attention"):
+def _options(layers: int, kind: str = "linear_attention") -> dict[str, Any]:
     types = [kind if i % 4 != 3 else "full_attention" for i in range(layers)]
     types[-1] = "full_attention"
     return SMALL | {"num_hidden_layers": layers, "layer_types": types}
 
 
-def build(family, layers=2, dtype=torch.float32, **more):
+def build(family: str, layers: int = 2, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
     torch.manual_seed(0)
     options = _options(layers, "conv" if family == "lfm2" else "linear_attention") | more
+    model: Any
     if family == "lfm2":
         model = Lfm2ForCausalLM(Lfm2Config(**options, conv_bias=True))
     elif family == "olmo_hybrid":

@@ -1,7 +1,11 @@
 """Adapters of every kind that PEFT writes, on tiny real models, for the tests of `monograph adapter`."""
 
+from __future__ import annotations
+
 import json
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -9,10 +13,13 @@ from safetensors.torch import load_file, save_file
 from support import tiny_experts
 from support.merge_reference import adapter_on, base_model
 
-EXPERTS = {"target_modules": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+EXPERTS: dict[str, Any] = {
+    "target_modules": ["q_proj"],
+    "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
+}
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 # Settings of LoraConfig, and of the base where it is not the plain Llama.
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "plain": {"target_modules": ATTENTION},
     "all_linear": {"target_modules": "all-linear"},
     "rslora": {"target_modules": ATTENTION, "use_rslora": True},
@@ -32,7 +39,7 @@ KINDS = {
 OF_THE_BASE = ("attention_bias", "tie_word_embeddings")
 
 
-def saved(kind: str, folder: pathlib.Path, dtype=torch.float32, **more):
+def saved(kind: str, folder: pathlib.Path, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
     """The base and the adapter of a kind below `folder`; returns the PEFT model."""
     settings = dict(KINDS[kind]) | more
     model = base_model(torch.float32, **{key: settings.pop(key) for key in OF_THE_BASE if key in settings})
@@ -44,20 +51,20 @@ def saved(kind: str, folder: pathlib.Path, dtype=torch.float32, **more):
     return adapter_on(model, folder / "adapter", dtype, **settings)
 
 
-def saved_experts(name: str, folder: pathlib.Path, dtype=torch.float32, **more):
+def saved_experts(name: str, folder: pathlib.Path, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
     """The same of a mixture of experts of tiny_experts, with LoRA on its parameters."""
     model = tiny_experts.model(name, torch.float32)
     model.save_pretrained(folder / "base")
     return adapter_on(model, folder / "adapter", dtype, **(EXPERTS | {"r": 4} | more))
 
 
-def edit_tensors(folder: pathlib.Path, change) -> None:
+def edit_tensors(folder: pathlib.Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Replaces the tensors of an adapter by change(tensors)."""
     path = folder / "adapter_model.safetensors"
     tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
     save_file({name: tensor.contiguous() for name, tensor in change(tensors).items()}, path)
 
 
-def edit_config(folder: pathlib.Path, **changes) -> None:
+def edit_config(folder: pathlib.Path, **changes: Any) -> None:
     path = folder / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

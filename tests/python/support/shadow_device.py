@@ -49,13 +49,13 @@ class ShadowTensor(torch.Tensor):
             strides=host.stride(),
             storage_offset=host.storage_offset(),
             dtype=host.dtype,
-            device=f"{NAME}:0",
+            device=torch.device(f"{NAME}:0"),
             requires_grad=False,
         )
         made.host = host
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def data_ptr(self) -> int:
         return self.host.data_ptr()
@@ -69,18 +69,20 @@ class ShadowTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
-        return torch.Tensor.data.__get__(self)
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
 
-    @data.setter
+    @data.setter  # type: ignore[override]
     def data(self, value: ShadowTensor) -> None:
-        torch.Tensor.data.__set__(self, value)
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
         self.host = value.host
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"ShadowTensor({self.host})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return run(func, args, kwargs or {})
 
 

@@ -1,10 +1,15 @@
 """What runs on ranks for test_shard.py: sharded models against whole ones without any of our sharding."""
 
+from __future__ import annotations
+
 import copy
 import itertools
 import os
+import pathlib
 import re
 import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +17,12 @@ import torch._dynamo
 from peft import LoraConfig
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import DeviceMesh
 from torch.multiprocessing.reductions import StorageWeakRef
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 import monograph as mg
-from monograph.distributed import shard_group_of, sharded_layer
+from monograph.distributed import World, shard_group_of, sharded_layer
 from monograph.distributed.sharded_away import ShardedAway
 from monograph.distributed.sharded_layer import ShardedLayer
 from monograph.formats import ABSMAX_FORMATS, FORMATS
@@ -26,14 +32,27 @@ from monograph.regions import TRACES, forget
 from monograph.regions.outer_graph import partition
 from monograph.training import TrainStep, forward_loss
 from support import recurrent_models
+from support.tiny_models import tiny_llama
 
 VOCAB = 320
 # Rows and columns that fill no whole block: 192 and 328.
-ODD = {"hidden_size": 192, "intermediate_size": 328, "num_attention_heads": 6, "num_key_value_heads": 3}
-SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+ODD: dict[str, Any] = {
+    "hidden_size": 192,
+    "intermediate_size": 328,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+}
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
-def with_lora(model, checkpointing=False, dropout=0.0, dora=False, **options):
+def with_lora(
+    model: Any, checkpointing: bool = False, dropout: float = 0.0, dora: bool = False, **options: Any
+) -> Any:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     if checkpointing:
@@ -45,10 +64,17 @@ def with_lora(model, checkpointing=False, dropout=0.0, dora=False, **options):
     return mg.add_lora(model, config, **options)
 
 
-def llama(sizes=SMALL, layers=2, tied=False, nested=True, every_format=False, **options):
+def llama(
+    sizes: Any = SMALL,
+    layers: int = 2,
+    tied: bool = False,
+    nested: bool = True,
+    every_format: bool = False,
+    **options: Any,
+) -> Any:
     """every_format: the linears of a layer have the formats one after the other."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
+    model = tiny_llama(
+        dtype=torch.bfloat16,
         **sizes,
         num_hidden_layers=layers,
         vocab_size=VOCAB,
@@ -56,7 +82,6 @@ def llama(sizes=SMALL, layers=2, tied=False, nested=True, every_format=False, **
         tie_word_embeddings=tied,
         attention_bias=every_format,
     )
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
     if not every_format:
         replace_linears(model, "nf4", double_quant=nested)
         return with_lora(model, **options)
@@ -69,7 +94,7 @@ def llama(sizes=SMALL, layers=2, tied=False, nested=True, every_format=False, **
     return with_lora(model, **options)
 
 
-def gemma3(**options):
+def gemma3(**options: Any) -> Any:
     """Windows and full attention, tied embeddings, a soft-cap."""
     torch.manual_seed(0)
     config = Gemma3TextConfig(
@@ -81,24 +106,25 @@ def gemma3(**options):
         final_logit_softcapping=5.0,
         layer_types=["sliding_attention", "full_attention"],
     )
-    model = Gemma3ForCausalLM(config).to(torch.bfloat16)
+    model: Any = Gemma3ForCausalLM(config)
+    model.to(torch.bfloat16)
     replace_linears(model, "nf4", double_quant=True)
     return with_lora(model, **options)
 
 
-def experts(folder, family, **options):
+def experts(folder: str | pathlib.Path, family: str, **options: Any) -> Any:
     format = "mxfp4" if family == "gpt_oss" else "nf4"
     model = mg.from_pretrained(f"{folder}/{family}", mg.MonographConfig(format))
     return with_lora(model, experts=True, **options)
 
 
-def recurrent(**options):
+def recurrent(**options: Any) -> Any:
     model = recurrent_models.build("qwen3_5", dtype=torch.bfloat16)
     replace_linears(model, "nf4")
     return with_lora(model, **options)
 
 
-def batch(seed=0, rows=2, tokens=12, vocab=64):
+def batch(seed: int = 0, rows: int = 2, tokens: int = 12, vocab: int = 64) -> dict[str, torch.Tensor]:
     drawn = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, vocab, (rows, tokens), generator=drawn)
     labels = ids.clone()
@@ -106,13 +132,13 @@ def batch(seed=0, rows=2, tokens=12, vocab=64):
     return {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
 
 
-def same_bits(got, want):
+def same_bits(got: Any, want: Any) -> bool:
     if got.shape != want.shape or got.dtype != want.dtype:
         return False
     return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (got, want)))
 
 
-def found_by(model):
+def found_by(model: Any) -> dict[str, Any]:
     """Loss and all gradients in training, logits in evaluation, all in eager mode."""
     model.train()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -132,7 +158,7 @@ def found_by(model):
     return found
 
 
-def check_eager(world, model):
+def check_eager(world: World | DeviceMesh, model: Any) -> Any:
     want = found_by(model)
     assert want["loss"].isfinite()
     assert any(name.endswith("weight") and g.any() for name, g in want.items())
@@ -143,7 +169,7 @@ def check_eager(world, model):
     return model
 
 
-def check_cut(model, world):
+def check_cut(model: Any, world: World | DeviceMesh) -> None:
     """Nothing frozen is whole but what is small."""
     group = shard_group_of(model)
     units = [m for m in model.modules() if isinstance(m, ShardedLayer)]
@@ -156,10 +182,11 @@ def check_cut(model, world):
     held = sum(unit.shard.numel() for unit in units if not unit.shard_holder)
     wanted = sum(unit.shard_cut.layout.bytes_per_rank for unit in units if not unit.shard_holder)
     assert held == wanted
+    assert group is not None
     assert all(unit.shard_cut.group.size == group.size for unit in units)
 
 
-def formats_and_models(world, folder):
+def formats_and_models(world: World, folder: str | pathlib.Path) -> str:
     """Every format in every sense, families of models, in eager mode with and without checkpoints."""
     check_eager(world, llama(ODD, every_format=True, nested=False, layers=1, checkpointing=True))
     check_eager(world, llama(ODD, every_format=True, layers=2))
@@ -177,14 +204,15 @@ def formats_and_models(world, folder):
     return "done"
 
 
-def counted_in_eager(world):
+def counted_in_eager(world: World) -> None:
     """A layer gathers once forward and once backward, a head that is called too; at most two rows exist."""
     for checkpointing in (False, True):
         model = mg.shard(llama(layers=3, checkpointing=checkpointing), world)
         model.train()
-        alive, count = Alive(), []
+        alive = Alive()
+        count: list[Any] = []
 
-        def gather(unit, alive=alive, count=count):
+        def gather(unit: Any, alive: Any = alive, count: Any = count) -> Any:
             count.append(unit)
             row = alive.gather(unit.shard, unit.shard_cut.group.size, unit.shard_cut.group.name)
             return torch.ops._c10d_functional.wait_tensor(row).view(-1)
@@ -194,15 +222,15 @@ def counted_in_eager(world):
             found = []
             for called in (False, True):
                 made = model(**batch(), use_cache=False).loss if called else forward_loss(model, batch())
-                found.append(len(count))
+                forward = len(count)
                 made.backward()
-                found[-1] = (found[-1], len(count) - found[-1])
+                found.append((forward, len(count) - forward))
                 count.clear()
         assert found == [(5, 3), (5, 4)]
         assert alive.most <= 2
 
 
-def every_byte(world):
+def every_byte(world: World) -> None:
     """All patterns of a bf16, NaN of every kind too, and all bytes: what is gathered is what was cut."""
     model = llama(layers=1)
     embedding = model.get_base_model().model.embed_tokens
@@ -216,14 +244,14 @@ def every_byte(world):
     assert torch.equal(got, want)
 
 
-def raises(kind, words, work):
+def raises(kind: type[Exception], words: list[str], work: Callable[[], object]) -> None:
     with pytest.raises(kind, match=".*".join(re.escape(word) for word in words)):
         work()
 
 
-def refused(world):
+def refused(world: World) -> None:
     whole = llama(layers=1)
-    model = mg.shard(copy.deepcopy(whole), world)
+    model: Any = mg.shard(copy.deepcopy(whole), world)
     layer = model.get_base_model().model.layers[0]
     values = layer.self_attn.q_proj.base_layer.values
     where = "model.layers.0.self_attn.q_proj.base_layer.values is sharded over 2 ranks"
@@ -245,7 +273,7 @@ def refused(world):
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)  # the adapter
     raises(ValueError, ["sharded already"], lambda: mg.shard(model, world))
-    regions = mg.regions.make_regions(copy.deepcopy(whole))
+    regions: Any = mg.regions.make_regions(copy.deepcopy(whole))
     raises(ValueError, ["has regions"], lambda: mg.shard(regions, world))
     shared = copy.deepcopy(whole)
     layers = shared.get_base_model().model.layers
@@ -264,12 +292,13 @@ def refused(world):
 class Graphs:
     """A backend that runs graphs as `outer_graph` does, and keeps them."""
 
-    def __init__(self):
-        self.forward, self.backward = [], []
+    def __init__(self) -> None:
+        self.forward: list[Any] = []
+        self.backward: list[Any] = []
 
-    def __call__(self, graph, inputs):
-        def kept(found):
-            def compiler(made, _):
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        def kept(found: Any) -> Any:
+            def compiler(made: Any, _: Any) -> Any:
                 found.append(made)
                 return make_boxed_func(made.forward)
 
@@ -284,26 +313,27 @@ class Graphs:
         )(graph, inputs)
 
 
-def gathers(graph):
+def gathers(graph: Any) -> Any:
     return [n for n in graph.graph.nodes if "all_gather_into_tensor" in str(n.target)]
 
 
-def results(graph):
+def results(graph: Any) -> Any:
     return [n for n in graph.graph.output_node().args[0] if hasattr(n, "meta")]
 
 
 class Alive:
     """How many gathered rows exist at a time, counted where graphs gather."""
 
-    def __init__(self):
-        self.rows, self.most = [], 0
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self.most = 0
 
-    def watch(self, graph):
+    def watch(self, graph: Any) -> None:
         for node in gathers(graph):
             node.target = self.gather
         graph.recompile()
 
-    def gather(self, shard, size, name):
+    def gather(self, shard: Any, size: Any, name: str) -> Any:
         row = torch.ops._c10d_functional.all_gather_into_tensor(shard, size, name)
         self.rows = [r for r in self.rows if not r.expired()]
         self.rows.append(StorageWeakRef(row.untyped_storage()))
@@ -311,7 +341,7 @@ class Alive:
         return row
 
 
-def check_step(world, mode, lengths=8, **options):
+def check_step(world: World | DeviceMesh, mode: str, lengths: int = 8, **options: Any) -> None:
     """A sharded step as one graph against a whole one in eager mode: bits, graphs, gathers, what is kept."""
     torch._dynamo.reset()
     counters.clear()
@@ -346,7 +376,7 @@ def check_step(world, mode, lengths=8, **options):
     assert step.evaluate(data)[0].item() == eager.evaluate(data)[0].item()
 
 
-def check_regions(units):
+def check_regions(units: Any) -> None:
     """One gather in the forward and one in the backward of each kind of layer; nothing of it is kept, and no
     node of either graph is a float tensor of a weight's size."""
     weights = {
@@ -357,6 +387,7 @@ def check_regions(units):
         assert len(gathers(traced.forward)) == len(gathers(traced.backward)) == 1
         assert "shard" in traced.read
         assert not [n for n in results(traced.forward)[1:] if n.meta["val"].dtype == torch.uint8]
+        assert traced.backward is not None
         for node in (*traced.forward.graph.nodes, *traced.backward.graph.nodes):
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -364,7 +395,7 @@ def check_regions(units):
                 assert lengths or value.numel() not in weights, node
 
 
-def check_outer(graphs, units):
+def check_outer(graphs: Any, units: Any) -> None:
     """The embedding and the head are gathered once each; what backward gets is neither bytes nor a float
     tensor of the head's size."""
     (forward,) = graphs.forward
@@ -378,7 +409,7 @@ def check_outer(graphs, units):
         assert tuple(value.shape) != (VOCAB, 64)
 
 
-def check_flat(world, mode, checkpointing):
+def check_flat(world: World, mode: str, checkpointing: Any) -> None:
     """The flat graphs of Inductor's modes, run as they are: a layer's gather is repeated in backward, with
     checkpoints or without; what backward gets of bytes are local shards."""
     torch._dynamo.reset()
@@ -400,14 +431,14 @@ def check_flat(world, mode, checkpointing):
         assert all(n.op == "placeholder" for n in kept if n.meta["val"].dtype == torch.uint8)
 
 
-def graphs_of_two(world):
+def graphs_of_two(world: World) -> str:
     check_step(world, "graph", checkpointing=True)
     check_step(world, "graph", lengths=2, tied=True)
     check_step(world, "whole_step", lengths=3, tied=True, checkpointing=True)
     return "done"
 
 
-def flat_graphs(world):
+def flat_graphs(world: World) -> str:
     check_flat(world, "inductor", False)
     check_flat(world, "inductor_whole_step", True)
     check_flat(world, "per_layer", False)
@@ -415,7 +446,7 @@ def flat_graphs(world):
     return "done"
 
 
-def inductor(world, *modes):
+def inductor(world: World, *modes: Any) -> str:
     """Inductor against Inductor, which rounds otherwise than eager mode."""
     for mode, checkpointing in modes:
         found = []
@@ -433,20 +464,20 @@ def inductor(world, *modes):
     return "done"
 
 
-def odd_ranks(world, folder):
+def odd_ranks(world: World, folder: str | pathlib.Path) -> str:
     """Three ranks: pieces lie across borders and the last rank has padding."""
     check_eager(world, llama(ODD, every_format=True, layers=1))
     check_eager(world, experts(folder, "qwen3_moe", checkpointing=True))
     return "done"
 
 
-def write_in_one_replica(world, model):
+def write_in_one_replica(world: World, model: Any) -> None:
     with mg.unsharded(model):
         if world.rank > 1:
             model.get_base_model().model.layers[0].input_layernorm.weight.data.add_(1)
 
 
-def four_ranks(world):
+def four_ranks(world: World) -> str:
     """One replica over four ranks; two over two ranks each."""
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -454,6 +485,7 @@ def four_ranks(world):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = check_eager(mesh, llama(ODD, layers=1))
     group = shard_group_of(model)
+    assert group is not None
     assert (group.rank, group.size) == (world.rank % 2, 2)
     raises(RuntimeError, ["written on ranks 2, 3 of 4"], lambda: write_in_one_replica(world, model))
     if os.environ.get("MONOGRAPH_LONG"):

@@ -1,6 +1,9 @@
 """Tiny models of each family with LoRA, and batches for their steps."""
 
+from __future__ import annotations
+
 import tempfile
+from typing import Any
 
 import torch
 from peft import LoraConfig
@@ -20,7 +23,7 @@ from monograph.formats import ABSMAX_FORMATS
 from monograph.nn import replace_linears
 from monograph.packing import PackedCollator, PaddedCollator
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 192,
     "num_hidden_layers": 2,
@@ -29,7 +32,7 @@ SMALL = {
     "head_dim": 32,
     "vocab_size": 256,
 }
-FAMILIES = {
+FAMILIES: dict[str, Any] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, {"sliding_window": 16, "final_logit_softcapping": 5.0}),
@@ -37,7 +40,7 @@ FAMILIES = {
 }
 
 
-def from_folder(model, format):
+def from_folder(model: Any, format: str) -> Any:
     """Saved, quantised while loading, saved, and mapped from that folder."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(f"{folder}/dense")
@@ -45,7 +48,15 @@ def from_folder(model, format):
         return mg.from_pretrained(f"{folder}/packed")
 
 
-def build(family="llama", checkpointing=False, dropout=0.0, dora=False, format="nf4", nested=False, rank=8):
+def build(
+    family: str = "llama",
+    checkpointing: bool = False,
+    dropout: float = 0.0,
+    dora: bool = False,
+    format: str = "nf4",
+    nested: bool = False,
+    rank: int = 8,
+) -> Any:
     config_class, model_class, options = FAMILIES[family]
     torch.manual_seed(0)
     model = model_class(config_class(**SMALL, **options)).to(torch.bfloat16)
@@ -59,7 +70,7 @@ def build(family="llama", checkpointing=False, dropout=0.0, dora=False, format="
     return mg.add_lora(model, config)
 
 
-def batches(packed, count=8, seed=1):
+def batches(packed: bool, count: int = 8, seed: int = 1) -> list[dict[str, Any]]:
     """Batches of different lengths; the last has one document."""
     generator = torch.Generator().manual_seed(seed)
     collate = PackedCollator(max_documents=8) if packed else PaddedCollator()

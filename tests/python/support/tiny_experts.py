@@ -1,7 +1,10 @@
 """Tiny mixtures of experts as transformers saves them, and their experts stacked with torch."""
 
+from __future__ import annotations
+
 import pathlib
 import re
+from typing import Any
 
 import torch
 import transformers
@@ -28,7 +31,7 @@ MODELS = {
 LAYER = "model.layers.0."
 
 
-def model(name: str, dtype=torch.bfloat16):
+def model(name: str, dtype: torch.dtype = torch.bfloat16) -> Any:
     kind, settings, _ = MODELS[name]
     torch.manual_seed(1)
     config = getattr(transformers, kind + "Config")(**COMMON, **settings)
@@ -39,7 +42,7 @@ def model(name: str, dtype=torch.bfloat16):
     return made.to(dtype)
 
 
-def save(name: str, folder: pathlib.Path, dtype=torch.bfloat16) -> pathlib.Path:
+def save(name: str, folder: pathlib.Path, dtype: torch.dtype = torch.bfloat16) -> pathlib.Path:
     model(name, dtype).save_pretrained(folder)
     return folder
 
@@ -59,7 +62,7 @@ def stacks(folder: pathlib.Path, name: str) -> dict[str, torch.Tensor]:
     gate, up, down = ("w1", "w3", "w2") if name == "mixtral" else ("gate_proj", "up_proj", "down_proj")
     found = {key: value for key, value in state.items() if re.search(r"experts\.\d+\.", key)}
 
-    def stacked(projection):
+    def stacked(projection: str) -> torch.Tensor:
         return torch.stack([found[f"{where}.{e}.{projection}.weight"] for e in range(3)])
 
     return {

@@ -1,13 +1,32 @@
-"""Small real models on disk for the tests of the native tool."""
+"""Small real models: a Llama in memory, and folders for the tests of the native tool."""
+
+from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 
-def llama_config(**changes):
-    settings = {
+def tiny_llama(*, seed: int | None = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """A Llama of two layers with random weights; without a seed, by torch's generator as it stands."""
+    settings: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 64,
+    }
+    if seed is not None:
+        torch.manual_seed(seed)
+    model: Any = LlamaForCausalLM(LlamaConfig(**(settings | changes)))
+    return model.to(dtype)
+
+
+def llama_config(**changes: Any) -> LlamaConfig:
+    settings: dict[str, Any] = {
         "hidden_size": 128,
         "intermediate_size": 192,  # bitsandbytes on a CPU wants rows in multiples of 32
         "num_hidden_layers": 2,
@@ -20,15 +39,17 @@ def llama_config(**changes):
     return LlamaConfig(**(settings | changes))
 
 
-def save_llama(folder: pathlib.Path, dtype=torch.bfloat16, max_shard_size="5GB", **changes) -> pathlib.Path:
+def save_llama(
+    folder: pathlib.Path, dtype: torch.dtype = torch.bfloat16, max_shard_size: str = "5GB", **changes: Any
+) -> pathlib.Path:
     torch.manual_seed(7)
-    model = LlamaForCausalLM(llama_config(**changes)).to(dtype)
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    model: Any = LlamaForCausalLM(llama_config(**changes))
+    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     (folder / "tokenizer_config.json").write_text('{"model_max_length": 64}\n')
     return folder
 
 
-def bnb_config(quant_type="nf4", double_quant=True, **changes) -> BitsAndBytesConfig:
+def bnb_config(quant_type: str = "nf4", double_quant: bool = True, **changes: Any) -> BitsAndBytesConfig:
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type=quant_type,
@@ -38,11 +59,11 @@ def bnb_config(quant_type="nf4", double_quant=True, **changes) -> BitsAndBytesCo
     )
 
 
-def load(folder: pathlib.Path, **options):
+def load(folder: pathlib.Path, **options: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, device_map="cpu", **options).eval()
 
 
-def logits(model) -> torch.Tensor:
+def logits(model: Any) -> torch.Tensor:
     tokens = torch.arange(24).reshape(2, 12) * 13 % 320
     with torch.inference_mode():
         return model(input_ids=tokens).logits

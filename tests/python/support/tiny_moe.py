@@ -1,6 +1,9 @@
 """Small models with experts, of real config classes with random weights."""
 
+from __future__ import annotations
+
 import pathlib
+from typing import Any
 
 import torch
 from transformers import (
@@ -26,7 +29,7 @@ SIZES = {
 }
 _INNER, _DENSE = {"moe_intermediate_size": 32}, {"intermediate_size": 64}
 _LATENT = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16}
-FAMILIES = {
+FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "qwen3_moe": (Qwen3MoeConfig, {"head_dim": 16, "num_experts": 8, **_INNER, **_DENSE}),
     "gpt_oss": (
         GptOssConfig,
@@ -51,14 +54,14 @@ FAMILIES = {
 }
 
 
-def tiny_config(family: str, layers: int = 2, **changes):
+def tiny_config(family: str, layers: int = 2, **changes: Any) -> Any:
     kind, own = FAMILIES[family]
     if family == "qwen3_next":  # its experts alone; recurrent layers are another matter
         own = {**own, "layer_types": ["full_attention"] * layers}
     return kind(**(SIZES | own | {"num_hidden_layers": layers} | changes))
 
 
-def tiny_model(family: str, dtype=torch.float32, layers: int = 2, **changes):
+def tiny_model(family: str, dtype: torch.dtype = torch.float32, layers: int = 2, **changes: Any) -> Any:
     """Weights large enough for every expert to matter."""
     torch.manual_seed(5)
     model = AutoModelForCausalLM.from_config(tiny_config(family, layers, **changes), dtype=dtype)
@@ -69,7 +72,7 @@ def tiny_model(family: str, dtype=torch.float32, layers: int = 2, **changes):
     return model.eval()
 
 
-def save_tiny(folder: pathlib.Path, family: str, **options) -> pathlib.Path:
+def save_tiny(folder: pathlib.Path, family: str, **options: Any) -> pathlib.Path:
     tiny_model(family, **options).save_pretrained(folder)
     return folder
 

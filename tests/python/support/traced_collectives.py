@@ -87,7 +87,8 @@ def step_collectives(
             if last:
                 raise _Counted
             arguments.clear()
-            return [_untouched(one) for one in graph.graph.output_node().args[0]]
+            results: Any = graph.graph.output_node().args[0]
+            return [_untouched(one) for one in results]
 
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
@@ -164,7 +165,8 @@ def _value(argument: Any) -> Any:
 
 
 def _traced(region: torch.fx.Node) -> Traced:
-    layer, call, trained, mode, autocast, hidden, seed, inputs, _ = region.args
+    arguments: Any = region.args
+    layer, call, trained, mode, autocast, hidden, seed, inputs, _ = arguments
     activations = [_value(hidden), *(_value(one) for one in inputs)]
     return traced_for(Called(layer, call, trained, mode, autocast, activations, _value(seed)))[0]
 

@@ -1,7 +1,12 @@
 """Recipes that TRL trains, and the same runs written as plain scripts with TRL's own API."""
 
+from __future__ import annotations
+
 import contextlib
 import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import transformers
@@ -25,19 +30,25 @@ ANSWERS = [f"w{i + 40} w{i + 41} w{i + 42}" for i in range(16)]
 OTHERS = [f"w{50 - i} w{20 - i} w{i}" for i in range(16)]
 
 
-def rewards_high(completions, **_):
+def rewards_high(completions: Any, **_: Any) -> list[float]:
     """The share of words from w30 on."""
     words = [[int(word[1:]) for word in text.split() if word[1:].isdigit()] for text in completions]
     return [sum(number >= 30 for number in numbers) / max(len(numbers), 1) for numbers in words]
 
 
-def write_rows(path, **columns):
+def write_rows(path: pathlib.Path, **columns: Any) -> str:
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
 
-def trl_keys(folder, root, path, kind, **change):
+def trl_keys(
+    folder: str | pathlib.Path,
+    root: pathlib.Path,
+    path: str | pathlib.Path,
+    kind: str | dict[str, str],
+    **change: Any,
+) -> dict[str, Any]:
     """A recipe in float32 with a short run; `rl` or `trainer` are for the caller."""
     keys = {
         "base_model": str(folder),
@@ -61,24 +72,24 @@ def trl_keys(folder, root, path, kind, **change):
     return keys | change
 
 
-def sft_keys(folder, root, **change):
+def sft_keys(folder: str | pathlib.Path, root: pathlib.Path, **change: Any) -> dict[str, Any]:
     path = write_rows(root / "sft.jsonl", instruction=PROMPTS, output=ANSWERS)
     kind = {"no_input_format": "{instruction} "}
     return trl_keys(folder, root, path, kind, **{"trainer": "trl"} | change)
 
 
-def run_recipe(keys):
+def run_recipe(keys: Any) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl of a run."""
     outcome = train(check_keys(keys).recipe)
     with open(f"{outcome.output_dir}/metrics.jsonl", encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 
-def causal(folder):
+def causal(folder: str | pathlib.Path) -> tuple[Any, str]:
     return mg.from_pretrained(folder, dtype=torch.float32), "CAUSAL_LM"
 
 
-def classifier(folder):
+def classifier(folder: str | pathlib.Path) -> tuple[Any, str]:
     """What RewardTrainer makes of a folder by itself, on packed weights."""
     config = transformers.AutoConfig.from_pretrained(folder, num_labels=1)
     transformers.set_seed(3)
@@ -86,7 +97,15 @@ def classifier(folder):
     return mg.from_pretrained(folder, dtype=torch.float32, config=config, model_class=auto), "SEQ_CLS"
 
 
-def run_script(kind, folder, root, rows, load=causal, prepare=None, **change):
+def run_script(
+    kind: str,
+    folder: str | pathlib.Path,
+    root: pathlib.Path,
+    rows: dict[str, list[Any]],
+    load: Any = causal,
+    prepare: Any = None,
+    **change: Any,
+) -> list[dict[str, Any]]:
     """The same by TRL's own API: what a person would write, with Monograph's two lines, and `prepare`."""
     config, trainer_class = {
         "sft": (trl.SFTConfig, trl.SFTTrainer),
@@ -99,7 +118,7 @@ def run_script(kind, folder, root, rows, load=causal, prepare=None, **change):
     }[kind]
     extra = {"reward_funcs": [rewards_high]} if kind == "grpo" else {}
     length = {} if kind == "grpo" else {"max_length": 16}
-    options = {
+    options: dict[str, Any] = {
         "output_dir": str(root / "script"),
         "max_steps": 12,
         "per_device_train_batch_size": 4,
@@ -134,14 +153,14 @@ def run_script(kind, folder, root, rows, load=causal, prepare=None, **change):
     return [line for line in trainer.state.log_history if "loss" in line]
 
 
-def columns(lines, *names):
+def columns(lines: Any, *names: Any) -> list[tuple[Any, ...]]:
     return [tuple(line[name] for name in names) for line in lines if "loss" in line]
 
 
 @contextlib.contextmanager
-def counted_graphs(counters, dynamo):
+def counted_graphs(counters: Any, dynamo: Any) -> Iterator[dict[str, Any]]:
     """Graphs (a recompile is one more) and breaks of what is compiled inside, known at its end."""
-    found = {}
+    found: dict[str, Any] = {}
     dynamo.reset()
     counters.clear()
     yield found

@@ -1,5 +1,10 @@
 """A tiny packed model and TRL's three trainers over it."""
 
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
 import torch
 import transformers
 import trl
@@ -8,6 +13,7 @@ from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import monograph as mg
+from support.tiny_models import tiny_llama
 
 WORDS = [f"w{i}" for i in range(60)]
 TEXTS = [" ".join(WORDS[(7 * i + j) % 60] for j in range(12)) for i in range(8)]
@@ -22,7 +28,7 @@ ROWS = {
 }
 
 
-def tokenizer():
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
     vocabulary = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *WORDS])}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -31,22 +37,17 @@ def tokenizer():
     )
 
 
-def make_folder(root, layers=2):
+def make_folder(root: pathlib.Path, layers: int = 2) -> pathlib.Path:
     """A tiny Llama with NF4 weights in bitsandbytes' own files."""
-    config = transformers.LlamaConfig(
-        hidden_size=64,
+    model = tiny_llama(
         intermediate_size=128,
         num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=64,
         pad_token_id=0,
         eos_token_id=1,
         bos_token_id=None,
         initializer_range=0.3,  # logits far enough from uniform to matter
     )
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(root / "dense")
+    model.save_pretrained(root / "dense")
     packed = transformers.AutoModelForCausalLM.from_pretrained(
         root / "dense", quantization_config=mg.MonographConfig("nf4", double_quant=True), dtype=torch.float32
     )
@@ -55,14 +56,14 @@ def make_folder(root, layers=2):
     return root / "nf4"
 
 
-def variety(completions, **_):
+def variety(completions: Any, **_: Any) -> list[float]:
     """A reward that two different completions hardly share."""
     return [
         sum(0.01 * i * WORDS.index(w) for i, w in enumerate(c.split(), 1) if w in WORDS) for c in completions
     ]
 
 
-def trainer_for(kind, model, output, **change):
+def trainer_for(kind: str, model: Any, output: str, **change: Any) -> Any:
     config, trainer, options = {
         "sft": (trl.SFTConfig, trl.SFTTrainer, {"max_length": 16}),
         "dpo": (trl.DPOConfig, trl.DPOTrainer, {"max_length": 24}),

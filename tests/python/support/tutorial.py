@@ -1,11 +1,14 @@
 """The commands of docs/tutorial.md with the output it shows, and the output they have here."""
 
+from __future__ import annotations
+
 import contextlib
 import io
 import os
 import pathlib
 import re
 import shlex
+from typing import Any
 
 from monograph.__main__ import main
 
@@ -13,7 +16,7 @@ PAGE = pathlib.Path(__file__).parents[3] / "docs" / "tutorial.md"
 PREFIX = ["python", "-m", "monograph"]
 
 
-def shown(page=PAGE):
+def shown(page: Any = PAGE) -> list[tuple[str, str]]:
     """(command, output) for every `$ command` in a fenced block."""
     found = []
     for block in re.findall(r"^```\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
@@ -23,7 +26,7 @@ def shown(page=PAGE):
     return found
 
 
-def run(command):
+def run(command: str) -> str:
     """What the command prints, both streams together, in this process and folder."""
     words = shlex.split(command)
     out = io.StringIO()
@@ -35,7 +38,7 @@ def run(command):
     return out.getvalue().rstrip("\n")
 
 
-def machine_independent(command, output):
+def machine_independent(command: str, output: str) -> list[str]:
     """The output as sorted words for `ls`; else its lines without what differs between machines.
 
     Losses, speed, memory, time and the hash of the prepared data become #. A run tells where it is every ten

@@ -1,6 +1,10 @@
 """The tutorial with another model than its Llama: pretrained on lists, packed, trained, merged and asked."""
 
+from __future__ import annotations
+
 import json
+import pathlib
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -14,7 +18,16 @@ from support.native_tool import run
 from support.recipe_files import write_jsonl
 
 
-def make_world(root, kind, own, keys, pack, steps=240, prepare=lambda model: model, **how):
+def make_world(
+    root: pathlib.Path,
+    kind: Any,
+    own: Any,
+    keys: Any,
+    pack: Any,
+    steps: int = 240,
+    prepare: Any = lambda model: model,
+    **how: Any,
+) -> Any:
     """The tutorial's folder with a model of config class `kind`, packed by the tool with arguments `pack`.
 
     Gives the recipe's keys, the questions held back and the recipe's path. `how` goes to from_config,
@@ -45,7 +58,7 @@ def make_world(root, kind, own, keys, pack, steps=240, prepare=lambda model: mod
     return found, asked, path
 
 
-def assert_learns(keys, asked, path, capsys):
+def assert_learns(keys: Any, asked: Any, path: str, capsys: Any) -> Any:
     """The packed base answers at most 5 % of the questions held back; tuned, and merged, 95 %.
 
     Gives the recipe and the Generator of the base. `native.hand_over` runs the tool that was built.

@@ -13,7 +13,6 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import monograph as mg
@@ -24,17 +23,10 @@ from monograph.ops.rotary import rotary
 from monograph.ops.seeded_dropout import seed_dropouts
 from monograph.packing import PackedCollator, PaddedCollator
 from monograph.training import TrainStep, causal_lm_loss
+from support.tiny_models import tiny_llama
 
 pytestmark = pytest.mark.slow
-CONFIG = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-    "tie_word_embeddings": False,
-}
+CONFIG = {"num_hidden_layers": 1, "vocab_size": 128, "tie_word_embeddings": False}
 # Every format, and every kind of adapter on it: (format, its options, DoRA, dropout).
 PROJECTIONS = {
     "q_proj": ("nf4", {"double_quant": True}, False, 0.0),
@@ -87,9 +79,7 @@ def replaced(model, row, build):
 
 
 def base(row, **options):
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**CONFIG, **options))
-    return model.to(torch.bfloat16 if "bf16" in row else torch.float32)
+    return tiny_llama(dtype=torch.bfloat16 if "bf16" in row else torch.float32, **CONFIG, **options)
 
 
 def ours(row):

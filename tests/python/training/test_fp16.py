@@ -7,7 +7,6 @@ import torch
 import torch._dynamo
 from peft import LoraConfig
 from torch._dynamo.utils import counters
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import monograph as mg
 from monograph.nn import replace_linears
@@ -19,14 +18,14 @@ from monograph.training.loss_scale import LossScale
 from support.recipe_files import make_instruction_world, small_recipe
 from support.run_traces import adapter_bytes, trace
 from support.step_models import SMALL, batches
+from support.tiny_models import tiny_llama
 
 pytestmark = pytest.mark.slow
 
 
 def build(dtype, head=1.0, **options):
     """The same values in any dtype: weights are rounded to float16 first."""
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SMALL | {"num_hidden_layers": 1}))
+    model = tiny_llama(**SMALL | {"num_hidden_layers": 1})
     with torch.no_grad():
         model.lm_head.weight.mul_(head)
     model.to(torch.float16).to(dtype)

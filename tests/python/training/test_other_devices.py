@@ -11,7 +11,6 @@ from random import Random
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import monograph as mg
 from monograph.integrations.torch import inductor_decompositions, inductor_fallbacks
@@ -24,6 +23,7 @@ from monograph.selftest import training
 from monograph.training import TrainStep
 from monograph.training.flat_parameters import FlatParameters
 from support import hostile_arguments, hostile_calls, shadow_device, trl_heads
+from support.tiny_models import tiny_llama
 
 WHERE = "shadow"
 PORTABLE = torch._C.DispatchKey.CompositeExplicitAutograd
@@ -150,8 +150,8 @@ def a_step_waits_for_nothing_whatever_the_batch_is():
 
 
 def _model_with_dropout(dtype, attention):
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    base = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=1, **sizes)).to(dtype)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
+    base = tiny_llama(seed=None, dtype=dtype, num_hidden_layers=1, **sizes)
     base.set_attn_implementation(attention)
     replace_linears(base, "nf4", skip=("lm_head",), double_quant=True)
     lora = LoraConfig(r=2, target_modules=["q_proj", "down_proj"], lora_dropout=0.1)

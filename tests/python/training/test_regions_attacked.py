@@ -6,10 +6,10 @@ import torch._dynamo
 from torch import nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import monograph as mg
 from monograph.regions import TRACES, forget, make_regions
+from support.tiny_models import tiny_llama
 
 pytestmark = pytest.mark.slow
 SMALL = {
@@ -34,8 +34,7 @@ def fresh():
 
 def build():
     """Query and down projections are trained, everything else is frozen."""
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SMALL))
+    model = tiny_llama(**SMALL)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("q_proj" in name or "down_proj" in name)
     return model.train()

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import transformers
 from peft import LoraConfig, get_peft_model
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -10,22 +9,13 @@ import monograph.integrations.transformers.attention  # noqa: F401
 from monograph.packing import PackedCollator, PaddedCollator
 from monograph.training import TrainStep
 from monograph.training.flat_parameters import decayed_names
-
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-}
+from support.tiny_models import tiny_llama
 
 
 def build(attention="sdpa", **options):
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(**SIZES, attn_implementation=attention)
+    model = tiny_llama(vocab_size=300, attn_implementation=attention)
     lora = {"r": 4, "target_modules": ["q_proj", "down_proj"], "init_lora_weights": False} | options
-    return get_peft_model(transformers.LlamaForCausalLM(config), LoraConfig(**lora))
+    return get_peft_model(model, LoraConfig(**lora))
 
 
 def rows(*lengths):

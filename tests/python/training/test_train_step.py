@@ -5,16 +5,13 @@ import torch
 import torch._dynamo
 from peft import LoraConfig
 from torch._dynamo.utils import counters
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-)
 
 import monograph as mg
 from monograph.nn import replace_linears
 from monograph.packing import PackedCollator
 from monograph.training import TrainStep
 from support.step_models import SMALL, batches, build
+from support.tiny_models import tiny_llama
 
 pytestmark = pytest.mark.slow
 # Every value of every column, and every pair of the columns that meet in one operator (checkpointing with
@@ -121,9 +118,8 @@ def test_tied_embeddings_are_trained_in_one_graph(trained):
     """One module under two names (PEFT's token rows of a tied head) and one parameter in two modules."""
 
     def tied():
-        torch.manual_seed(0)
         sizes = SMALL | {"num_hidden_layers": 1, "tie_word_embeddings": True}
-        model = LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.bfloat16)
+        model = tiny_llama(dtype=torch.bfloat16, **sizes)
         rows = {"trainable_token_indices": [3, 5, 7]} if trained == "token rows" else {}
         replace_linears(model, "nf4")
         found = mg.add_lora(model, LoraConfig(r=8, target_modules=["q_proj", "down_proj"], **rows))

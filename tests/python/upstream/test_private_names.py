@@ -16,6 +16,7 @@ from torch import nn
 
 import monograph
 from monograph.integrations.private_name import PrivateName, loads_on_use
+from support.tiny_models import tiny_llama
 
 LIBRARIES = ("accelerate", "peft", "torch", "transformers", "trl")
 PACKAGE = pathlib.Path(monograph.__file__).parent
@@ -37,11 +38,11 @@ def _peft_model(**options: Any) -> Any:
 
 def _loaded_model() -> Any:
     """`_weight_conversions` is there after loading alone."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
-    sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
     with tempfile.TemporaryDirectory() as folder:
-        LlamaForCausalLM(LlamaConfig(vocab_size=8, **sizes)).save_pretrained(folder)
+        tiny_llama(**sizes, num_hidden_layers=1, vocab_size=8).save_pretrained(folder)
         return LlamaForCausalLM.from_pretrained(folder)
 
 
