@@ -13,6 +13,7 @@ from monograph.recipe import ConfigError, check_keys, read_config
 from monograph.recipe.compile_options import OPTIONS, compile_options
 from monograph.recipe.foreign_keys import IGNORED, OTHER_NAMES, SYNONYMS
 from monograph.recipe.keys import DATASET_KEYS, KEYS
+from monograph.recipe.meanings import MEANINGS
 from monograph.recipe.refused_keys import DATASET_REFUSED, REFUSED
 from monograph.recipe.sharding_keys import sharding_of
 from monograph.recipe.trl.keys import TRL_KEYS
@@ -78,7 +79,7 @@ def errors_of(keys):
 
 def test_every_key_of_the_qlora_examples_has_a_place():
     assert len(AXOLOTL_QLORA_KEYS) == 126
-    tables = [set(KEYS), set(IGNORED), set(REFUSED)]
+    tables = [set(KEYS), set(IGNORED), set(REFUSED), set(MEANINGS) - set(REFUSED)]
     for name in AXOLOTL_QLORA_KEYS:
         assert sum(name in table for table in tables) == 1, name
     assert set(MUST_BE_HONOURED) <= set(KEYS)
@@ -94,7 +95,7 @@ def test_every_key_of_all_examples_is_honoured_ignored_or_refused(name, good):
     if name in OTHER_NAMES:
         assert errors_of(good | {name: 1}) == [f"{name}: unknown key; here it is called {OTHER_NAMES[name]}"]
         return
-    tables = [name in table for table in (KEYS, IGNORED, REFUSED, SYNONYMS)]
+    tables = [name in table for table in (KEYS, IGNORED, REFUSED, SYNONYMS, set(MEANINGS) - set(REFUSED))]
     assert sum(tables) == 1
 
 
@@ -192,16 +193,20 @@ BAD = {
         {"micro_batch_size": "two"},
         "micro_batch_size is 'two' (str), wanted a whole number",
     ),
-    "8 bits": ({"load_in_8bit": True}, "load_in_8bit: not supported; write load_in_4bit: true"),
+    "8 bits": (
+        {"load_in_8bit": True},
+        "load_in_8bit: not supported; 8-bit integers are not built; write load_in_4bit: true, or leave it "
+        "out for 16 bits",
+    ),
     "no adapter": ({"adapter": None}, NO_ADAPTER),
     "optimiser": (
         {"optimizer": "lion_8bit"},
         "optimizer is lion_8bit, only AdamW is in the graph; write adamw_torch; or write trainer: trl",
     ),
-    "offloading": (
-        {"fsdp": ["full_shard", "offload"]},
-        "fsdp is offload: not supported; nothing is offloaded: the base stays packed in memory, a share of "
-        "it on each rank; leave it out",
+    "sharding": (
+        {"fsdp": ["hybrid_shard"]},
+        "fsdp is hybrid_shard: not supported; write shard_size (ranks that share one copy) and "
+        "replicate_size (copies) instead of fsdp",
     ),
     "data format": (
         {"datasets": [{"path": "chats.jsonl", "type": "sharegpt"}]},
@@ -550,24 +555,24 @@ def test_what_fsdp_means_here_is_done(good):
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"fsdp": ["full_shard", "offload"]}, "fsdp is offload: not supported; nothing is offloaded"),
         ({"fsdp": "shard_grad_op"}, "write full_shard, or reshard_after_forward: true"),
         ({"fsdp": ["hybrid_shard"]}, "write shard_size (ranks that share one copy) and replicate_size"),
         ({"fsdp": ["stage3"]}, "fsdp is stage3, wanted full_shard"),
         ({"fsdp_version": 3}, "fsdp_version is 3, wanted 2"),
-        ({"fsdp_config": {"offload_params": True}}, "fsdp_config.offload_params is true: not supported"),
-        ({"fsdp_config": {"fsdp_offload_params": True}}, "fsdp_config.fsdp_offload_params is true: not"),
+        (
+            {"fsdp_config": {"offload_params": "all"}},
+            "fsdp_config.offload_params is all, wanted true or false",
+        ),
         ({"fsdp_config": {"reshard_after_forward": False}}, "gathered layers are never kept"),
         ({"fsdp_config": {"reshard_after_forward": 4}}, "reshard_after_forward is 4, wanted true"),
         ({"fsdp_config": {"auto_wrap_policy": "SIZE_BASED_WRAP"}}, "the units are the decoder layers"),
         ({"fsdp_config": {"min_num_params": 100}}, "the units are the decoder layers"),
-        ({"fsdp_config": {"activation_checkpointing": True}}, "write gradient_checkpointing: true"),
         ({"fsdp_config": {"mixed_precision_policy": "fp16"}}, "bf16 and fp16 mean bf16; leave it out"),
         ({"fsdp_config": {"reshard": True}}, "fsdp_config.reshard: unknown; known are"),
         ({"fsdp_config": {"sharding_strategy": ["FULL_SHARD"]}}, "wanted FULL_SHARD"),
         ({"fsdp": True, "shard_size": 1}, "leave one of the two out"),
         ({"shard_size": 0}, "shard_size is 0, wanted 1 or more"),
-        ({"deepspeed": "zero3.json"}, "deepspeed: not supported; write shard_size"),
+        ({"deepspeed": "other.json"}, "write shard_size to cut the base among ranks"),
     ],
 )
 def test_what_fsdp_cannot_mean_here_is_refused_by_name(change, part, good):
