@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Literal
 
-from monograph.recipe import ConfigError, Recipe, read_config
+from monograph.recipe import ConfigError, Recipe, full_disk, read_config
 
 
 def why_not_several(program: str) -> str:
@@ -58,8 +58,10 @@ def run_recipe(
         _say(str(error), rank)
         return 2
     except (ValueError, OSError) as error:  # OSError: also what transformers and the Hub say of a model
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 3
+        full = full_disk.reason(error)
+        said = error.strerror if full and isinstance(error, OSError) and error.strerror else str(error)
+        print(f"error: {' '.join(said.split())}", file=sys.stderr)
+        return full_disk.EXIT_CODE if full else 3
 
 
 def _say(text: str, rank: str) -> None:

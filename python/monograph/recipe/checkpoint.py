@@ -17,6 +17,7 @@ import torch
 
 from monograph.recipe.adapter_card import write_card
 from monograph.recipe.base_record import put_base_record
+from monograph.recipe.full_disk import naming_file
 from monograph.recipe.keys import Recipe
 from monograph.recipe.new_tokens import save_adapter
 from monograph.recipe.remembered import write_recipe
@@ -36,17 +37,24 @@ def flush(path: str) -> None:
 
 
 def write_folder(folder: str, write: Callable[[str], None]) -> None:
-    """`write(path)` fills a folder that appears as `folder` complete, in place of an older one."""
+    """`write(path)` fills a folder that appears as `folder` complete, in place of an older one.
+
+    If that fails nothing of it is left; OSError names the folder where the disk is full."""
     parent, name = os.path.split(os.path.abspath(folder))
     os.makedirs(parent, exist_ok=True)
     unfinished = os.path.join(parent, f"{_UNFINISHED}{name}")
     shutil.rmtree(unfinished, ignore_errors=True)
-    os.mkdir(unfinished)
-    write(unfinished)
-    for path, _, files in os.walk(unfinished):
-        for file in files:
-            flush(os.path.join(path, file))
-        flush(path)
+    try:
+        with naming_file(folder):
+            os.mkdir(unfinished)
+            write(unfinished)
+            for path, _, files in os.walk(unfinished):
+                for file in files:
+                    flush(os.path.join(path, file))
+                flush(path)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
     if os.path.isdir(folder):  # from before a resumed run: the same bits, or of another run
         shutil.rmtree(folder)
     os.rename(unfinished, folder)

@@ -17,6 +17,7 @@ from monograph.recipe.keys import Recipe
 from monograph.recipe.load_model import load_base, takes_ours
 from monograph.recipe.model_folder import model_folder
 from monograph.recipe.remembered import adapter_folder, trained_adapter
+from monograph.recipe.token_rows import check_token
 from monograph.recipe.trained_base import check_trained_base
 from monograph.recipe.trl.keys import TrlRecipe
 from monograph.recipe.trl.rows import prompt_wording
@@ -117,6 +118,7 @@ class Generator:
             ids = prompt_tokens(asked, self.tokenizer, begins=True)
         if not ids:
             raise ValueError("the prompt has no tokens")
+        check_token(self._recipe, self.tokenizer, max(ids), self.model.get_input_embeddings().weight.shape[0])
         return torch.tensor([ids], device=self._device)
 
     @torch.inference_mode()

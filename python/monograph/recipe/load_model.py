@@ -156,6 +156,7 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
     from monograph.distributed.faults import meet
     from monograph.distributed.file_ranges import read_small_tensors
     from monograph.integrations.peft.optimize import optimize
+    from monograph.integrations.peft.packed_layers import refuse_packed_copies
     from monograph.packing.attention_without_borders import refuse_attention_without_borders
     from monograph.packing.layers_with_state import refuse_packed
 
@@ -174,6 +175,7 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
             check_trained_base(recipe, recipe.lora_model_dir, folder, base)
         model = PeftModel.from_pretrained(base, recipe.lora_model_dir, is_trainable=True)
     else:
+        refuse_packed_copies(base, recipe.lora_modules_to_save, "lora_modules_to_save")
         model = get_peft_model(base, adapter_config(recipe, base))
     check_new_rows_are_trained(model)
     if held.shard > 1 and has_new_rows(model):

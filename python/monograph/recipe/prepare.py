@@ -91,6 +91,8 @@ _KEPT, _TOO_LONG, _TOO_SHORT, _NO_TARGET = range(4)
 _STATUS = ("kept", "too long", "too short", "without a target")
 # The same for a row that was too long and is there yet; a column, not 0 at the first piece of such a row.
 _CUT = ("", "truncated", "split into pieces")
+# Columns that are there while documents are chosen; tokens: of the whole row.
+_NOT_KEPT = ("status", "cut", "tokens")
 _CUT_BY = {"truncate": 1, "split": 2}
 
 
@@ -110,7 +112,7 @@ class _Encoder:
         return _NO_TARGET if all(label == IGNORED for label in piece.labels[1:]) else _KEPT
 
     def __call__(self, batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
-        columns: dict[str, list[Any]] = {"input_ids": [], "labels": [], "status": [], "cut": []}
+        columns: dict[str, list[Any]] = {name: [] for name in ("input_ids", "labels", *_NOT_KEPT)}
         length, strategy = self._recipe.sequence_len, self._strategy
         for index, number in enumerate(numbers):
             row = {name: values[index] for name, values in batch.items()}
@@ -126,6 +128,7 @@ class _Encoder:
                 columns["input_ids"].append(piece.input_ids if status == _KEPT else [])
                 columns["labels"].append(piece.labels if status == _KEPT else [])
                 columns["status"].append(status)
+                columns["tokens"].append(len(whole.input_ids))
                 columns["cut"].append(_CUT_BY[strategy] if cut and not part else 0)
         return columns
 
@@ -134,7 +137,7 @@ def _dataset(recipe: Recipe, where: str, tokenizer: Any, counts: Counter[str], s
     """All documents of `datasets` or `test_datasets`, encoded; `scratch` holds files until they are saved."""
     from datasets import concatenate_datasets
 
-    parts, found = [], Counter[str]()
+    parts, found, too_long = [], Counter[str](), list[int]()
     for number, entry in enumerate(getattr(recipe, where)):
         rows = load_rows(entry, f"{where}.{number}")
         counts["rows"] += len(rows)
@@ -157,11 +160,13 @@ def _dataset(recipe: Recipe, where: str, tokenizer: Any, counts: Counter[str], s
         status = encoded["status"][:]
         found.update(_STATUS[value] for value in status)
         counts.update(_CUT[value] for value in encoded["cut"][:] if value)
+        lengths = zip(status, encoded["tokens"][:], strict=True)
+        too_long += [tokens for value, tokens in lengths if value == _TOO_LONG]
         kept = [number for number, value in enumerate(status) if value == _KEPT]
-        parts.append(encoded.select(kept).remove_columns(["status", "cut"]))
+        parts.append(encoded.select(kept).remove_columns(list(_NOT_KEPT)))
     counts.update(found)
     if not found["kept"]:
-        raise ValueError(f"{where}: no document is left: {_why_empty(found)}")
+        raise ValueError(f"{where}: no document is left: {_why_empty(found)}{_how_long(recipe, too_long)}")
     return concatenate_datasets(parts)
 
 
@@ -175,7 +180,7 @@ def encoded_stream(recipe: Recipe, entry: DatasetKeys, where: str, tokenizer: An
         remove_columns=rows.column_names,
         features=_features(),
     )
-    return encoded.filter(_is_kept).remove_columns(["status", "cut"])
+    return encoded.filter(_is_kept).remove_columns(list(_NOT_KEPT))
 
 
 def _is_kept(row: dict[str, Any]) -> bool:
@@ -186,7 +191,8 @@ def _features() -> Any:
     from datasets import Features, List, Value
 
     tokens = List(Value("int32"))
-    return Features({"input_ids": tokens, "labels": tokens, "status": Value("int8"), "cut": Value("int8")})
+    small = {"status": Value("int8"), "cut": Value("int8"), "tokens": Value("int32")}
+    return Features({"input_ids": tokens, "labels": tokens, **small})
 
 
 def _why_empty(found: Counter[str]) -> str:
@@ -196,6 +202,17 @@ def _why_empty(found: Counter[str]) -> str:
             "with `preprocess --debug`: is the type of the dataset right?"
         )
     return ", ".join(f"{count} {name}" for name, count in found.items()) or "the files are empty"
+
+
+def _how_long(recipe: Recipe, too_long: Sequence[int]) -> str:
+    """The least length of documents that are too long, and what to do."""
+    if not too_long:
+        return ""
+    shortest = "it has" if len(too_long) == 1 else "the shortest has"
+    return (
+        f"; {shortest} {min(too_long):,} tokens, sequence_len is {recipe.sequence_len:,}: raise it, or write "
+        "excess_length_strategy: truncate or split"
+    )
 
 
 def split_rows(recipe: Recipe, documents: Any) -> tuple[Any, Any]:

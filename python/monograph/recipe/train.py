@@ -44,6 +44,7 @@ from monograph.recipe.remembered import write_recipe
 from monograph.recipe.restarts import launch_name, own_checkpoint, restarted
 from monograph.recipe.run_identity import compare, run_identity
 from monograph.recipe.schedule import checkpoint_steps, evaluation_steps, learning_rate
+from monograph.recipe.token_rows import check_documents
 from monograph.recipe.trl.keys import TrlRecipe
 from monograph.training import TrainStep, verify_head, verify_packing
 from monograph.training.calibration import FILE as CALIBRATION
@@ -106,6 +107,7 @@ def _train(recipe: Recipe, world: World) -> Outcome:
         folder = model_folder(recipe)
         tokenizer = load_tokenizer(recipe, folder)
         prepared = read_prepared(by_first(world, "prepare", lambda: prepare(recipe, tokenizer).folder))
+        check_documents(recipe, folder, tokenizer, [part for part in (prepared.train, prepared.eval) if part])
         with compile_options(recipe.torch_compile_options, recipe.torch_compile_mode):
             run = Run(recipe, tokenizer, prepared, folder, world)
             return run.train()

@@ -8,6 +8,8 @@ Read in PEFT 0.21.2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import wraps
 from math import prod
 from typing import Any
 
@@ -24,12 +26,37 @@ from monograph.nn.quant_linear import QuantLinear
 _peft_model: Any = PeftModel
 _dispatch_default = dispatch_default  # before it is replaced
 _count_stored = _peft_model.get_nb_trainable_parameters
+_make = _peft_model.__init__
 
 
 def install() -> None:
     replace_dispatch(_dispatch)
     _peft_model.get_nb_trainable_parameters = _count
+    _peft_model.__init__ = _checked_make
     residual_adapters.install()
+
+
+@wraps(_make)
+def _checked_make(self: Any, model: Any, peft_config: Any, *arguments: Any, **options: Any) -> None:
+    refuse_packed_copies(model, getattr(peft_config, "modules_to_save", None))
+    _make(self, model, peft_config, *arguments, **options)
+
+
+def refuse_packed_copies(model: Any, names: Sequence[str] | None, key: str = "modules_to_save") -> None:
+    """modules_to_save trains copies of whole modules; of packed weights there is nothing to train."""
+    for path, module in model.named_modules():
+        if not any(path == name or path.endswith(f".{name}") for name in names or ()):
+            continue
+        packed = next(
+            (inner for inner in module.modules() if isinstance(inner, QuantLinear | PackedExperts)), None
+        )
+        if packed is not None:
+            experts = isinstance(packed, PackedExperts)
+            instead = "target_parameters" if experts else "target_modules"
+            raise ValueError(
+                f"{key} names {path}, whose weights are packed and are not trained "
+                f"themselves; wanted layers of 16 or 32 bits: name it in {instead}, or leave it out"
+            )
 
 
 def _dispatch(target: Any, adapter_name: str, config: Any, parameter_name: Any = None, **options: Any) -> Any:

@@ -24,6 +24,7 @@ from monograph.recipe.new_tokens import check_new_rows_are_trained
 from monograph.recipe.offload_keys import offload_folder, offload_place
 from monograph.recipe.output_folder import finished_run, held, set_aside
 from monograph.recipe.read_config import ConfigError
+from monograph.recipe.token_rows import check_documents
 from monograph.recipe.train import Outcome
 from monograph.recipe.trained_base import check_trained_base
 from monograph.recipe.trl.arguments import config_arguments, field_names
@@ -63,6 +64,10 @@ def make_trainer(recipe: TrlRecipe) -> Any:
     datasets = make_datasets(recipe, tokenizer)
     if datasets.told:
         print(datasets.told, file=sys.stderr)
+    parts = [part for part in (datasets.train, datasets.eval) if part is not None and hasattr(part, "iter")]
+    check_documents(
+        recipe, folder, tokenizer, [part for part in parts if "input_ids" in (part.column_names or ())]
+    )
     model, peft_config = _model(recipe, folder)
     trainer = trainer_class(
         model=model,
@@ -116,6 +121,7 @@ def _model(recipe: TrlRecipe, folder: str) -> tuple[Any, Any]:
     """The base with the adapter of lora_model_dir, or the base and the config of the adapter it will get."""
     from peft import PeftModel
 
+    from monograph.integrations.peft.packed_layers import refuse_packed_copies
     from monograph.packing.layers_with_state import refuse_packed
 
     base = load_base(recipe, folder)
@@ -130,6 +136,7 @@ def _model(recipe: TrlRecipe, folder: str) -> tuple[Any, Any]:
         check_trained_base(recipe, recipe.lora_model_dir, folder, base)
         with naming("lora_model_dir", recipe.lora_model_dir):
             return PeftModel.from_pretrained(base, recipe.lora_model_dir, is_trainable=True), None
+    refuse_packed_copies(base, recipe.lora_modules_to_save, "lora_modules_to_save")
     return base, adapter_config(recipe, base)
 
 
