@@ -48,7 +48,9 @@ def _text_models(model: nn.Module) -> list[PreTrainedModel]:
         text = type(config.get_text_config())
     except ValueError:  # several of them: an encoder and a decoder of text
         text = type(config)
-    return [m for m in models if type(m.config) is text and not supports_attention_backend(m)]
+    text_models = [m for m in models if type(m.config) is text and not supports_attention_backend(m)]
+    # Families whose recurrent layers are ours say at each call which documents their attention sees.
+    return [m for m in text_models if "finds_documents" not in vars(m)]
 
 
 def refuse_attention_without_borders(model: nn.Module, what: str) -> None:
