@@ -5,7 +5,7 @@ import torch
 
 import monograph as mg
 from monograph.packing import PackedCollator
-from recurrent_models import build
+from support.recurrent_models import build
 
 LENGTHS = (5, 20, 7)
 
