@@ -75,13 +75,14 @@ def estimate(
     from monograph.distributed.model_sizes import read_sizes
     from monograph.distributed.plan import Mesh, Step, make_plan
     from monograph.integrations.peft.optimize import add_lora
+    from monograph.integrations.transformers.activation_checkpointing import enable_checkpointing
     from monograph.integrations.transformers.planned_model import planned_model
     from monograph.training.fake_step import activation_bytes
 
     # Memory that nobody writes to costs nothing.
     base = planned_model(model, format_name, double_quant).to_empty(device="cpu")
     if checkpointing:
-        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable_checkpointing(base, {"use_reentrant": False})
     tuned = add_lora(base, LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM"))
     tuned.train()
     sizes = read_sizes(tuned)

@@ -157,6 +157,7 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
     from monograph.distributed.file_ranges import read_small_tensors
     from monograph.integrations.peft.optimize import optimize
     from monograph.integrations.peft.packed_layers import refuse_packed_copies
+    from monograph.integrations.transformers.activation_checkpointing import enable_checkpointing
     from monograph.packing.attention_without_borders import refuse_attention_without_borders
     from monograph.packing.layers_with_state import refuse_packed
 
@@ -168,7 +169,7 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
     if recipe.sample_packing or recipe.packs_evaluation:
         refuse_packed(base, "sample_packing: true")
     if recipe.gradient_checkpointing:
-        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable_checkpointing(base, {"use_reentrant": False})
     torch.manual_seed(recipe.seed)  # the start of the adapter
     if recipe.lora_model_dir:
         if world is None or world.first:

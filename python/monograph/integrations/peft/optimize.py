@@ -27,6 +27,7 @@ from monograph.integrations.peft.lora_experts import (
 from monograph.integrations.peft.lora_linear import LoraLinear, fusible
 from monograph.integrations.peft.private_names import BaseTunerLayer, LoraLayer, PeftLinear
 from monograph.integrations.torch.private_names import forward_hooks, hooks
+from monograph.integrations.transformers.activation_checkpointing import is_checkpointing
 from monograph.integrations.transformers.attention import put_on
 from monograph.integrations.transformers.elementwise import take_over as take_over_elementwise
 from monograph.integrations.transformers.fused_head import take_head
@@ -269,7 +270,7 @@ def adapter_start(model: nn.Module, adapter: str = "default") -> AdapterStart | 
 
 
 def enable_input_require_grads(model: PreTrainedModel) -> None:
-    """In place of the model's own method, which `gradient_checkpointing_enable` calls."""
+    """In place of the model's own method, which enabling of checkpointing calls."""
     type(model).enable_input_require_grads(model)
     _drop_input_hook(model)
 
@@ -282,7 +283,7 @@ def _drop_input_hook(model: PreTrainedModel) -> None:
     """
     hooks = forward_hooks(model.get_input_embeddings())
     found = [n for n, hook in hooks.items() if getattr(hook, "__name__", "").startswith(INPUT_HOOK)]
-    if model.is_gradient_checkpointing and not _checkpoints_reentrantly(model):
+    if is_checkpointing(model) and not _checkpoints_reentrantly(model):
         model.disable_input_require_grads()
         for number in found:
             hooks.pop(number, None)

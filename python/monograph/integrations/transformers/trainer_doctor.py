@@ -19,6 +19,10 @@ from monograph.doctor_progress import Progress
 from monograph.integrations.accelerate.private_names import HUNG_ON_MODELS
 from monograph.integrations.accelerate.sharding import unheeded_sharding
 from monograph.integrations.torch.private_names import COMPILED_CALL, counters, original_module
+from monograph.integrations.transformers.activation_checkpointing import (
+    disable_checkpointing,
+    is_checkpointing,
+)
 from monograph.integrations.trl.private_names import WRITTEN_INTO
 
 if TYPE_CHECKING:
@@ -113,7 +117,7 @@ def _left_as_found(trainer: Any) -> Iterator[None]:
     hung = {name: vars(model)[name] for name in _HUNG_ON if name in vars(model)}
     kept = [(p, p.detach().clone()) for p in model.parameters() if p.requires_grad]
     optimizer = copy.deepcopy(trainer.optimizer.state_dict()) if trainer.optimizer else None
-    checkpointing, training = getattr(model, "is_gradient_checkpointing", None), model.training
+    checkpointing, training = is_checkpointing(model), model.training
     numbers, array = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -133,7 +137,7 @@ def _left_as_found(trainer: Any) -> Iterator[None]:
                 parameter.grad = None
         if optimizer:
             trainer.optimizer.load_state_dict(optimizer)
-        if checkpointing is False and model.is_gradient_checkpointing:
-            model.gradient_checkpointing_disable()
+        if checkpointing is False and is_checkpointing(model):
+            disable_checkpointing(model)
         model.train(training)
         trainer.accelerator.free_memory()
