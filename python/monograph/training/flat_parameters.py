@@ -80,6 +80,7 @@ class FlatParameters:
         # Decayed ones first, so that each group is one slice.
         decayed = decayed_names(model)
         self.names = sorted(named, key=lambda name: name not in decayed)
+        self._names = frozenset(self.names)
         self.parameters = [named[name] for name in self.names]
         _check_one_device(named)
         self.sizes = [p.numel() for p in self.parameters]
@@ -95,6 +96,17 @@ class FlatParameters:
         self.exp_avg = torch.zeros_like(self.flat)
         self.exp_avg_sq = torch.zeros_like(self.flat)
         self.steps = torch.zeros((), dtype=torch.float32, device=self.flat.device)
+
+    def check_trained(self, model: nn.Module) -> None:
+        """Raises if other parameters of the model are trained now than when this was made: PEFT's
+        `set_adapter` freezes those of one adapter and frees another's, which nothing here would update."""
+        now = {name for name, p in model.named_parameters() if p.requires_grad}
+        for others, what in ((now - self._names, "is trained now"), (self._names - now, "is frozen now")):
+            if others:
+                raise ValueError(
+                    f"the trained parameters are not those that the step was made for: {min(others)} {what}; "
+                    "make the step anew after set_adapter"
+                )
 
     def views(self, flat: torch.Tensor, prefix: str = "") -> dict[str, torch.Tensor]:
         """The parameters by prefixed name, as differentiable parts of `flat`, in their own dtypes."""

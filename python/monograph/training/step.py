@@ -290,6 +290,7 @@ class TrainStep:
             raise ValueError(
                 f"a step of {len(micro_batches)} micro-batches, wanted 1 to {MOST_MICRO_BATCHES}"
             )
+        self.state.check_trained(self.model)
         self._order = order = self._order_of(len(micro_batches))
         taken = take(
             micro_batches, order.own, self.world, self._alike(learning_rate), first_too=self._sharded

@@ -109,7 +109,7 @@ class Matrix:
         plan = ((2, "after backward:-1:3"), (4, "in the sum:0:1"), (3, "after the optimiser:-1:5"), (1, ""))
         whole = Done()
         for ranks, kill in plan:
-            options = ("--resume-from-checkpoint", "auto")
+            options = ("--auto-resume-from-checkpoints",)
             done = self.runs.run("resize", ranks, *options, kill=kill, keys=self.keys(ranks))
             for name in ("exits", "errors", "seconds"):
                 getattr(whole, name).extend(getattr(done, name))

@@ -136,7 +136,7 @@ def main(root: pathlib.Path, mode: str, points: list[str]) -> None:
         num_epochs=10,
         max_steps=STEPS,
         torch_compile=mode == "compiled",
-        resume_from_checkpoint="auto",
+        auto_resume_from_checkpoints=True,
     )
 
     def run(name: str, point: str | None = None) -> int:
