@@ -216,10 +216,14 @@ class MessageReader:
         if not isinstance(entry, Mapping):
             raise ValueError(f"{where} is {entry!r:.60}, wanted a mapping with role and content")
         data_names = {data_name: name for name, data_name in self._names.items()}
+        # Where the data call role or content otherwise, a key of the template's name is another thing.
+        renamed = [name for name in ("role", "content") if self._names[name] != name]
         message = {
             data_names.get(name, name): value
             for name, value in entry.items()
-            if name != self._training and (value if name != self._names["content"] else value is not None)
+            if name != self._training
+            and (name not in renamed or name in data_names)
+            and (value if name != self._names["content"] else value is not None)
         }
         known = (*REASONING, self._thinking)
         thoughts = {
@@ -230,7 +234,8 @@ class MessageReader:
             message["content"] = _text_of(message["content"], where)
         role, content = message.get("role"), message.get("content")
         if role not in self._roles:
-            raise ValueError(f"{where} has role {role!r}, wanted one of {', '.join(self._roles)}")
+            named = self._names["role"]
+            raise ValueError(f"{where} has {named} {role!r}, wanted one of {', '.join(self._roles)}")
         message["role"] = self._roles[role]
         if "tool_calls" in message:
             calls = _records(message["tool_calls"], f"{where}: tool_calls")

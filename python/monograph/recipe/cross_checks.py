@@ -98,6 +98,12 @@ def _check_model(recipe: Recipe, errors: list[str], notices: list[str]) -> None:
     targets = recipe.lora_target_linear or recipe.lora_target_modules or recipe.lora_target_parameters
     if not (targets or recipe.lora_model_dir or recipe.adapter is None):
         errors.append("lora_target_modules: missing; write lora_target_linear: true for all linear layers")
+    trains_tables = recipe.lora_modules_to_save or recipe.peft_trainable_token_indices
+    if recipe.peft_ensure_weight_tying and not (trains_tables or recipe.lora_target_modules):
+        notices.append(
+            "peft_ensure_weight_tying: ignored; neither embedding nor head is trained: write "
+            "lora_modules_to_save: [embed_tokens, lm_head]"
+        )
     for name, value in recipe.bnb_config_kwargs.items():
         if name not in QUANT_KWARGS:
             errors.append(f"bnb_config_kwargs.{name}: not supported; allowed are {', '.join(QUANT_KWARGS)}")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from monograph.distributed.world import World
+from monograph.recipe.adapter_names import check_names
 from monograph.recipe.adapter_start import start_of
 from monograph.recipe.device_keys import device_of
 from monograph.recipe.keys import Recipe
@@ -178,6 +179,7 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
     else:
         refuse_packed_copies(base, recipe.lora_modules_to_save, "lora_modules_to_save")
         model = get_peft_model(base, adapter_config(recipe, base))
+        check_names(recipe, model)
     check_new_rows_are_trained(model)
     if held.shard > 1 and has_new_rows(model):
         raise ValueError(

@@ -56,6 +56,15 @@ def test_a_tokenizer_with_tokens_that_no_document_has(world, capsys):
     assert (code, lines) == (0, [])
 
 
+def test_a_new_token_for_padding_takes_a_spare_row(world, capsys):
+    change = {"special_tokens": {"pad_token": "<new>"}, "sample_packing": False}
+    code, (line,) = run(capsys, world, "train", **change)
+    assert code == 3
+    assert "rows 400 to 400 of model.embed_tokens are new, and the adapter does not train them" in line
+    make_model(world / "model", vocab_size=408)
+    assert run(capsys, world, "train", **change) == (0, [])
+
+
 def test_a_length_beyond_any_row_is_a_wrong_recipe(world, capsys):
     code, (line,) = run(capsys, world, "train", "--sequence-len", "100000000")
     assert code == 2

@@ -179,8 +179,8 @@ def test_input_output_is_taken_as_written(run):
 def test_special_tokens_are_those_of_the_recipe(run):
     tokenizer, prepared = run([{"text": "the dog"}], special_tokens={"eos_token": "<|im_end|>"})
     assert text_and_targets(tokenizer, prepared.train[0])[0] == "<s>the dog<|im_end|>"
-    with pytest.raises(ValueError, match=r"special_tokens.pad_token: '<none>' is not a token of the model"):
-        run([{"text": "the dog"}], special_tokens={"pad_token": "<none>"})
+    with pytest.raises(ValueError, match=r"special_tokens.unk_token: '<none>' is not a token of the model"):
+        run([{"text": "the dog"}], special_tokens={"unk_token": "<none>"})
 
 
 @pytest.mark.parametrize("kind", ["completion", "instruction"])

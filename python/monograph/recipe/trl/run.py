@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from monograph.offload import offload_activations
+from monograph.recipe.adapter_names import check_names
 from monograph.recipe.base_record import make_base_record, packing_of, put_base_record
 from monograph.recipe.checkpoint import STATE, checkpoint_to_resume, move_into, write_folder
 from monograph.recipe.compile_options import compile_options
@@ -81,6 +82,8 @@ def make_trainer(recipe: TrlRecipe) -> Any:
     )
     if recipe.adapter is not None:
         check_new_rows_are_trained(trainer.model)
+    if recipe.adapter is not None:
+        check_names(recipe, trainer.model)
     with warnings.catch_warnings():
         if recipe.adapter is None:  # no LoRA layers are meant to be there
             warnings.filterwarnings("ignore", "monograph.optimize fused no layer")
