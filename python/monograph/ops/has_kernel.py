@@ -9,6 +9,19 @@ from monograph.integrations.torch.private_names import has_kernel_for
 _KEYS = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU", "mps": "MPS", "meta": "Meta"}
 
 
+# A graph decides it once: kernels are registered when libraries are loaded.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _computed_there(operators: tuple[str, ...], device_type: str) -> bool:
+    return all(has_kernel(operator, torch.device(device_type)) for operator in operators)
+
+
+def may_take_over(device_type: str, *operators: str) -> bool:
+    """Whether our operators may stand in the place of another library's code on such a device: all have
+    kernels for it. Where they have none, their portable form would replace what that library chose for the
+    device. On meta nothing is computed, and a model there is one that will lie elsewhere."""
+    return device_type in ("cpu", "meta") or bool(_computed_there(operators, device_type))
+
+
 def has_kernel(operator: str, device: torch.device) -> bool:
     """Whether monograph::operator has a kernel for the device, of ours or of a library that was loaded."""
     key = _KEYS.get(device.type, "PrivateUse1")

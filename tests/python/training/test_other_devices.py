@@ -15,7 +15,7 @@ from peft import LoraConfig, get_peft_model
 import monograph as mg
 from monograph.integrations.torch import inductor_decompositions, inductor_fallbacks
 from monograph.integrations.transformers.attention import NAME as OURS
-from monograph.integrations.trl import head as trl_head
+from monograph.nn import QuantLinear
 from monograph.nn.replace_linears import replace_linears
 from monograph.ops.seeded_dropout import hashed_dropout, kept
 from monograph.packing import PackedCollator, PaddedCollator
@@ -245,11 +245,11 @@ def a_graph_for_the_cpu_keeps_its_operators_beside_an_accelerator():
     assert "torch.ops.monograph.linear.default" in code[0]
 
 
-def trls_head_is_ours_there_with_the_numbers_of_trl_on_the_cpu():
-    """Only CUDA and XPU have Triton kernels of TRL's, which stay until ours has a kernel."""
-    where = {name: trl_head._ours_on(torch.device(name)) for name in ("cpu", "cuda", "xpu", "mps", WHERE)}
-    assert where == {"cpu": True, "cuda": False, "xpu": False, "mps": True, WHERE: True}
+def a_packed_head_of_trl_is_ours_there_with_the_numbers_of_trl_on_the_cpu():
+    """A dense one is TRL's own until the device has a kernel: hf/test_takeover_devices.py."""
     theirs, ours_ = trl_heads.both()
+    ours_.lm_head = QuantLinear.from_linear(ours_.lm_head, "nf4")
+    theirs.lm_head.weight.data.copy_(ours_.lm_head.dequantize())
     ours_.to(WHERE)
     inputs = trl_heads.batch()
     want = theirs(**inputs, fused_lm_head=True)
@@ -284,7 +284,7 @@ PARTS = (
     wrong_labels_and_offsets_are_refused_there,
     a_layer_moves_whole_and_aligned,
     a_graph_for_the_cpu_keeps_its_operators_beside_an_accelerator,
-    trls_head_is_ours_there_with_the_numbers_of_trl_on_the_cpu,
+    a_packed_head_of_trl_is_ours_there_with_the_numbers_of_trl_on_the_cpu,
     trained_parameters_on_two_devices_are_named,
 )
 

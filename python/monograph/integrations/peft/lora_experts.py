@@ -30,6 +30,7 @@ from monograph.integrations.peft.private_names import (
 from monograph.integrations.torch.private_names import hooks
 from monograph.integrations.transformers.experts import experts_forward, experts_kind, is_experts
 from monograph.nn.packed_experts import LowRank, PackedExperts
+from monograph.ops.has_kernel import may_take_over
 from monograph.packed_weight import PackedWeight
 
 _ROUTER = "gate.weight"  # PEFT's name of it
@@ -87,9 +88,9 @@ class LoraExperts(ParamWrapper):
                 lora[wrapper.parameter_name] = low
         if isinstance(base, PackedExperts):
             return base(x, *args, **kwargs, lora=lora)
-        if any(
-            hooks(base)
-        ):  # somebody wants the layer called: PEFT's way, around this wrapper and those within
+        # Somebody wants the layer called, or has moved it to a device without a kernel: PEFT's way, around
+        # this wrapper and those within.
+        if any(hooks(base)) or not may_take_over(x.device.type, "experts"):
             return super().forward(x, *args, **kwargs)
         return experts_forward(base, x, *args, **kwargs, lora=lora)
 
@@ -151,7 +152,8 @@ def _fusible(base: nn.Module, targets: set[str]) -> bool:
         kind = experts_kind(base)
     except ValueError:
         return False
-    return targets <= set(kind.names) and not any(hooks(base))
+    there = all(may_take_over(p.device.type, "experts") for p in base.parameters())
+    return there and targets <= set(kind.names) and not any(hooks(base))
 
 
 def take_over_experts(model: nn.Module) -> list[Any]:

@@ -22,7 +22,15 @@ from monograph.integrations.transformers.private_names import (
     ATTENTION_GLOBALS,
     attn_implementation_of,
 )
-from monograph.integrations.transformers.stand_in import Given, draw, runs_here, same, stand_in, tried
+from monograph.integrations.transformers.stand_in import (
+    Given,
+    draw,
+    lies_where,
+    runs_here,
+    same,
+    stand_in,
+    tried,
+)
 from monograph.ops.rotary import rotary
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -107,7 +115,7 @@ def _turned(
             options = options_of(attention.q_norm)
         else:
             q, k = attention.q_norm(q), attention.k_norm(k)
-    if runs_here(q, k, cos, sin) and not cos.requires_grad:
+    if runs_here("rotary", q, k, cos, sin) and not cos.requires_grad:
         q, k = rotary(q, k, cos, sin, *weights, **options)
         return q.transpose(1, 2), k.transpose(1, 2)
     if options:
@@ -131,6 +139,7 @@ def take_attention(module: Any) -> bool:
         and "forward" not in module.__dict__
         and not parameters_of(module)
         and not buffers_of(module)
+        and lies_where("rotary", module)
         and isinstance(forward, FunctionType)
         and set(ATTENTION_GLOBALS) <= set(forward.__code__.co_names)
         and set(ATTENTION_GLOBALS) <= forward.__globals__.keys()

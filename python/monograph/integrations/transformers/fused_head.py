@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from monograph.integrations.torch.instance_class import put_before
-from monograph.integrations.transformers.stand_in import KERNEL_TYPES, runs_here
+from monograph.integrations.transformers.stand_in import KERNEL_TYPES, lies_where, runs_here
 from monograph.ops.layout import plain_layout
 from monograph.ops.linear import linear
 
@@ -23,14 +23,16 @@ class FusedHead(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         plain = type(self.weight) in (nn.Parameter, torch.Tensor)  # not cut by fully_shard
-        if not plain or not runs_here(input, self.weight) or torch.is_grad_enabled() or _cast(input.dtype):
+        ours = plain and runs_here("linear", input, self.weight)
+        if not ours or torch.is_grad_enabled() or _cast(input):
             return super().forward(input)
         return linear(input, self.weight.contiguous(), [], plain_layout(self.weight.shape), self.bias)
 
 
-def _cast(dtype: torch.dtype) -> bool:
+def _cast(input: torch.Tensor) -> bool:
     """Whether autocast would bring the input to another dtype than the weight has."""
-    return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") != dtype
+    where = input.device.type
+    return torch.is_autocast_enabled(where) and torch.get_autocast_dtype(where) != input.dtype
 
 
 def take_head(model: Any) -> bool:
@@ -41,7 +43,7 @@ def take_head(model: Any) -> bool:
     known = (
         type(head) is nn.Linear
         and "forward" not in head.__dict__
-        and head.weight.device.type == "cpu"
+        and lies_where("linear", head)
         and head.weight.dtype in KERNEL_TYPES
     )
     if known:

@@ -44,7 +44,7 @@ class FusedLayer(nn.Module):
         norms_behind = hasattr(self, "pre_feedforward_layernorm")
         if norms_behind:
             x, norm = norm(x), self.pre_feedforward_layernorm
-        if runs_here(x, hidden_states) and may_be_passed(norm):
+        if runs_here("rms_norm", x, hidden_states) and may_be_passed(norm):
             y, s = rms_norm(x, norm.weight, hidden_states, **options_of(norm))
         else:
             s = hidden_states + x

@@ -16,7 +16,16 @@ from monograph.integrations.torch.private_names import (
     hooks,
     parameters_of,
 )
-from monograph.integrations.transformers.stand_in import ROWS, Given, agree, draw, runs_here, stand_in, tried
+from monograph.integrations.transformers.stand_in import (
+    ROWS,
+    Given,
+    agree,
+    draw,
+    lies_where,
+    runs_here,
+    stand_in,
+    tried,
+)
 from monograph.ops.gated_activation import gelu_mul, silu_mul
 
 _GATED: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
@@ -24,6 +33,7 @@ _GATED: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
     lambda gate, up: gelu_mul(gate, up, tanh=True),
     lambda gate, up: gelu_mul(gate, up, tanh=False),
 )
+_OPERATORS = ("silu_mul", "gelu_mul", "gelu_mul")
 
 
 class FusedMlp(nn.Module):
@@ -36,7 +46,8 @@ class FusedMlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_proj(x), self.up_proj(x)
-        if not runs_here(gate, up) or _is_other(self.act_fn, self.monograph_act_fn):
+        here = runs_here(_OPERATORS[self.monograph_activation], gate, up)
+        if not here or _is_other(self.act_fn, self.monograph_act_fn):
             return self.down_proj(self.act_fn(gate) * up)
         return self.down_proj(_GATED[self.monograph_activation](gate, up))
 
@@ -62,7 +73,8 @@ def take_mlp(module: Any) -> bool:
     if not known:
         return False
     for number, function in enumerate(_GATED):
-        if all(_is_gated(module, function, train) for train in (False, True)):
+        there = lies_where(_OPERATORS[number], module)
+        if there and all(_is_gated(module, function, train) for train in (False, True)):
             module.monograph_activation, module.monograph_act_fn = number, repr(module.act_fn)
             put_before(FusedMlp, module)
             return True

@@ -20,6 +20,7 @@ from monograph.integrations.transformers.stand_in import (
     ROWS,
     agree,
     draw,
+    lies_where,
     runs_here,
     stand_in,
     tried,
@@ -35,7 +36,7 @@ class FusedNorm(nn.Module):
     monograph_norm: tuple[bool, bool]  # of _KINDS
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        if not runs_here(hidden_states) or self.weight.dtype not in KERNEL_TYPES:
+        if not runs_here("rms_norm", hidden_states) or self.weight.dtype not in KERNEL_TYPES:
             return super().forward(hidden_states)
         return rms_norm(hidden_states, self.weight, **options_of(self))[0]
 
@@ -71,7 +72,8 @@ def take_norm(module: Any) -> bool:
         and weight.dim() == 1
         and weight.numel() > 0
         and weight.dtype in KERNEL_TYPES
-        and weight.device.type == "cpu"
+        and not weight.is_meta
+        and lies_where("rms_norm", module)
         and len(inspect.signature(type(module).forward).parameters) == 2
     )
     if not known:

@@ -26,8 +26,23 @@ from monograph.integrations.transformers.recurrent_documents import (
 )
 from monograph.ops.causal_conv1d import causal_conv1d
 from monograph.ops.gated_delta_rule import gated_delta_rule
+from monograph.ops.has_kernel import may_take_over
 from monograph.ops.rms_norm_gated import rms_norm_gated
 from monograph.packing.layers_with_state import KeepsDocumentsApart, know_borders
+
+# What a layer's forward is made of here. Where one has no kernel the layer is transformers' own, with what
+# transformers chose for the device.
+_DELTA_OPERATORS = ("causal_conv1d", "gated_delta_rule", "rms_norm_gated")
+_CONV_OPERATORS = ("causal_conv1d",)
+
+
+def _refuse_packed(layer: nn.Module, device: torch.device, given: dict[str, Any]) -> None:
+    for name in ("cu_seqlens", "cu_seq_lens_q", "seq_idx"):
+        if given.get(name) is not None:
+            raise ValueError(
+                f"packed rows ({name}) with {type(layer).__name__} on {device.type}, where our operators "
+                "have no kernels and the layer is transformers' own; wanted one document per row"
+            )
 
 
 def _masked(hidden: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -92,6 +107,7 @@ class DeltaNet(KeepsDocumentsApart):
     head_v_dim: int
     key_dim: int
     value_dim: int
+    monograph_operators = _DELTA_OPERATORS
     A_log: torch.Tensor
     dt_bias: torch.Tensor
 
@@ -110,6 +126,9 @@ class DeltaNet(KeepsDocumentsApart):
         attention_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
+        if not may_take_over(hidden_states.device.type, *_DELTA_OPERATORS):
+            _refuse_packed(self, hidden_states.device, kwargs)
+            return super().forward(hidden_states, cache_params, attention_mask, **kwargs)
         batch, tokens = hidden_states.shape[:2]
         hidden = _masked(hidden_states, attention_mask)
         documents = documents_of(hidden, attention_mask, cache_params is not None, kwargs)
@@ -189,6 +208,7 @@ class ShortConv(KeepsDocumentsApart):
     conv: nn.Module
     in_proj: nn.Module
     out_proj: nn.Module
+    monograph_operators = _CONV_OPERATORS
 
     @force_accelerate_hooks("conv")  # type: ignore[untyped-decorator]
     def forward(
@@ -198,6 +218,9 @@ class ShortConv(KeepsDocumentsApart):
         attention_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
+        if not may_take_over(hidden_states.device.type, *_CONV_OPERATORS):
+            _refuse_packed(self, hidden_states.device, kwargs)
+            return super().forward(hidden_states, past_key_values, attention_mask, **kwargs)
         hidden = _masked(hidden_states, attention_mask)
         documents = documents_of(hidden, attention_mask, past_key_values is not None, kwargs)
         before, behind, x = self.in_proj(hidden).chunk(3, dim=2)
@@ -205,7 +228,7 @@ class ShortConv(KeepsDocumentsApart):
         return self.out_proj(behind * y.view(behind.shape))
 
 
-_LAYERS: dict[str, type[KeepsDocumentsApart]] = {
+_LAYERS: dict[str, type[DeltaNet] | type[ShortConv]] = {
     "Qwen3NextGatedDeltaNet": Qwen3NextDeltaNet,
     "Qwen3_5GatedDeltaNet": Qwen35DeltaNet,
     "Qwen3_5MoeGatedDeltaNet": Qwen35DeltaNet,
@@ -232,6 +255,7 @@ def _take(module: Any) -> bool:
         and getattr(module, "activation", "silu") == "silu"
         and all(1 <= getattr(module, name, 1) <= MOST_HEAD for name in ("head_k_dim", "head_v_dim"))
         and _taps(module) <= MOST_TAPS
+        and all(may_take_over(p.device.type, *ours.monograph_operators) for p in module.parameters())
     )
     if known and ours is not None:
         put_before(ours, module)
@@ -241,7 +265,8 @@ def _take(module: Any) -> bool:
 def take_over(model: nn.Module) -> int:
     """Gives the layers of known kinds our forward, and the models around them the hook that finds documents.
 
-    Says how many there are; called again, it counts them again.
+    Left alone are layers on a device that the operators have no kernels for; `guard_packed` then has the
+    model refuse packed rows. Says how many there are; called again, it counts them again.
     """
     taken = sum(isinstance(module, KeepsDocumentsApart) or _take(module) for module in list(model.modules()))
     for module in model.modules() if taken else ():

@@ -8,14 +8,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from monograph.ops.has_kernel import may_take_over
+
 KERNEL_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 ROWS = 16
 
 
-def runs_here(*tensors: torch.Tensor) -> bool:
-    """On a CPU, in one dtype that the kernels have."""
-    first = tensors[0].dtype
-    return first in KERNEL_TYPES and all(t.device.type == "cpu" and t.dtype == first for t in tensors)
+def runs_here(operator: str, *tensors: torch.Tensor) -> bool:
+    """On one device that the operator has a kernel for, in one dtype that the kernels have."""
+    first, where = tensors[0].dtype, tensors[0].device.type
+    alike = all(t.device.type == where and t.dtype == first for t in tensors)
+    return alike and first in KERNEL_TYPES and where != "meta" and may_take_over(where, operator)
+
+
+def lies_where(operator: str, module: nn.Module) -> bool:
+    """Whether the operator has a kernel for each device that parameters of the module are on."""
+    return all(may_take_over(kind, operator) for kind in {p.device.type for p in module.parameters()})
 
 
 def draw(seed: int, *shape: int) -> torch.Tensor:

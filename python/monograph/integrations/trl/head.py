@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from monograph.integrations.trl.private_names import fused_head_variables
-from monograph.ops.has_kernel import has_kernel
+from monograph.nn.quant_linear import QuantLinear
+from monograph.ops.has_kernel import may_take_over
 from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.ops.linear_log_probs import linear_log_probs
 from monograph.training.loss import head_weight, next_labels, readable_head
@@ -50,9 +51,10 @@ def _computable(settings: _Settings, model: Any) -> bool:
     return not (settings.cast_lm_head_to_fp32 or routed or (capped and settings.temperature != 1.0))
 
 
-def _ours_on(device: torch.device) -> bool:
-    """TRL has Triton kernels of its own for CUDA and XPU; there ours wait for a kernel."""
-    return device.type not in ("cuda", "xpu") or has_kernel("linear_log_probs", device)
+def _ours(head: Any) -> bool:
+    """Whether the device of the head has a kernel of ours; else TRL's own code stays, which for CUDA and XPU
+    is in Triton. A packed head is read by ours alone, in its portable form where there is no kernel."""
+    return isinstance(head, QuantLinear) or may_take_over(head.weight.device.type, "linear_log_probs")
 
 
 def _positions(model: Any, options: dict[str, Any]) -> torch.Tensor | None:
@@ -89,7 +91,7 @@ def take_over(model: nn.Module) -> bool:
         wanted = labels if shift_labels is None else shift_labels
         routed = options.get("output_router_logits", False)  # asks for the router's loss, too
         for_trl = not fused_lm_head or routed
-        if for_trl or wanted is None or head is None or not _ours_on(head.weight.device):
+        if for_trl or wanted is None or head is None or not _ours(head):
             given = {"labels": labels, "shift_labels": shift_labels, "num_items_in_batch": num_items_in_batch}
             given = {name: value for name, value in given.items() if value is not None}
             return trl_forward(*arguments, fused_lm_head=fused_lm_head, **given, **options)
