@@ -15,11 +15,12 @@ from torch import nn
 from monograph.integrations.torch.instance_class import put_before
 from monograph.integrations.torch.private_names import in_forward_mode
 from monograph.integrations.transformers.private_names import attn_implementation_of
+from monograph.integrations.transformers.shared_kv import KEYWORD, STORED, read_type, stored_type
 from monograph.ops.seeded_dropout import SeededDropout
 from monograph.regions import registry
 from monograph.regions.call import described, only_constants, taken_apart
 from monograph.regions.kind import state_of
-from monograph.regions.layer_function import beside
+from monograph.regions.layer_function import returned_beside
 from monograph.regions.trace import FORWARD, KEEP, RECOMPUTE
 from monograph.regions.trained import Layout, number_of, one_by_one
 
@@ -50,6 +51,8 @@ class RegionLayer(nn.Module):
     region_ignored: tuple[str, ...]  # keywords that its attention does not read
     region_layout: Layout | None  # of `region_given`, while a step lasts
     region_given: list[torch.Tensor] | None
+    region_reads: str  # whose keys and values of another layer it reads, and stores: shared_kv.py
+    region_stores: str
     region_plain: str  # why it cannot be a region now
     region_refused: str | None  # why it cannot be traced
 
@@ -81,7 +84,8 @@ class RegionLayer(nn.Module):
         ):
             self.region_plain = "a tensor of it has a tangent"
             return ""
-        self.region_plain = "it is called with a cache, or with a second input to differentiate"
+        self.region_plain = "it is called with a cache or another object that is neither tensor nor constant"
+        self.region_reads, self.region_stores = read_type(self), stored_type(self)
         self.region_seed = seeds[0] if seeds else None
         self.region_draws = bool(dropouts) and not seeds
         attentions = {attn_implementation_of(vars(m).get("config")) for m in self.modules()} - {None}
@@ -113,11 +117,13 @@ class RegionLayer(nn.Module):
                 if name in given:
                     given[name] = None
         first = (given.pop("hidden_states"), *args) if "hidden_states" in given else args
+        shared = given.get(KEYWORD)
+        if shared is not None:
+            given[KEYWORD] = {self.region_reads: shared[self.region_reads]} if self.region_reads else {}
         tensors: list[torch.Tensor] = []
-        structure = taken_apart((first, given), tensors)
-        # A cache, a hook or a second input to differentiate: the layer computes it as ever.
-        fits = trained and only_constants(structure) and isinstance(first[0], torch.Tensor)
-        if not fits or any([t.requires_grad for t in tensors[1:]]):
+        structure = taken_apart((first, given), tensors, grad)
+        # A cache or a hook: the layer computes it as ever.
+        if not (trained and only_constants(structure) and isinstance(first[0], torch.Tensor)):
             if self.region_given is not None:
                 self.region_refuse()
             return super().__call__(*args, **kwargs)
@@ -137,8 +143,11 @@ class RegionLayer(nn.Module):
         results = torch.ops.monograph.region(
             self.region_word, call, trained, mode, autocast, hidden, seed, inputs, parameters
         )
-        if beside(self):
-            self.give_beside(results[2 : 2 + beside(self)])  # type: ignore[operator]
+        returned = 2 + returned_beside(self)
+        if returned > 2:
+            self.give_beside(results[2:returned])  # type: ignore[operator]
+        if self.region_stores:
+            shared[self.region_stores] = tuple(results[returned : returned + STORED])  # type: ignore[index]
         return results[0]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -150,6 +159,7 @@ def take_over(layer: Any, name: str) -> None:
     layer.region_name, layer.region_plain, layer.region_refused = name, "", None
     layer.region_layout, layer.region_given, layer.region_seed = None, None, None
     layer.region_draws, layer.region_ignored = False, ()
+    layer.region_reads, layer.region_stores = "", ""
     layer.region_ever = {name: None for name, p in layer.named_parameters() if p.requires_grad}
     put_before(RegionLayer, layer)
     layer.region_word = registry.enter(name, layer)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from monograph.integrations.transformers import shared_kv
 from monograph.ops.seeded_dropout import SeededDropout, seeded_dropout
 from monograph.regions.call import put_together
 from monograph.regions.trained import Layout
@@ -63,9 +64,14 @@ def _replaced(places: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
                 vars(module)[name] = value
 
 
-def beside(layer: nn.Module) -> int:
-    """How many tensors the forward of a layer gives behind the hidden states (router_logits.py)."""
+def returned_beside(layer: nn.Module) -> int:
+    """How many tensors the forward of a layer returns behind the hidden states (router_logits.py)."""
     return getattr(layer, "gives_beside", 0)
+
+
+def beside(layer: nn.Module) -> int:
+    """How many tensors a region gives behind the hidden states: those, then keys and values for others."""
+    return returned_beside(layer) + (shared_kv.STORED if shared_kv.stored_type(layer) else 0)
 
 
 def run(request: Request, activations: Any, seed: Any, trained: Any, frozen: Any) -> list[torch.Tensor]:
@@ -87,13 +93,21 @@ def run(request: Request, activations: Any, seed: Any, trained: Any, frozen: Any
             plain.append((module, "seed", seed))
         elif module.training and module.p > 0:
             plain.append((module, "forward", _seeded(seed, stream, module.p)))
+    # The operator is told by its mode; the layer's own checkpoint would be traced, too.
+    plain.append((layer, "gradient_checkpointing", False))
     with _replaced(plain):
         output = functional_call(
             _Body(layer, cast(Any, layer.region_forward)), swapped, (args, kwargs), tie_weights=False
         )
-    outputs = list(output) if beside(layer) and isinstance(output, tuple) else [output]
-    if len(outputs) != 1 + beside(layer) or not all(isinstance(one, torch.Tensor) for one in outputs):
+    outputs = list(output) if returned_beside(layer) and isinstance(output, tuple) else [output]
+    if len(outputs) != 1 + returned_beside(layer) or not all(
+        isinstance(one, torch.Tensor) for one in outputs
+    ):
         raise ValueError(f"it returns {type(output).__name__}, wanted a tensor")
+    if kind := shared_kv.stored_type(layer):
+        outputs += (kwargs.get(shared_kv.KEYWORD) or {}).get(kind, ())
+    if len(outputs) != 1 + beside(layer):
+        raise ValueError(f"it stores {len(outputs) - 1} tensors for other layers, wanted {beside(layer)}")
     return outputs
 
 

@@ -11,15 +11,18 @@ import torch
 from monograph.integrations.torch.private_names import sympy_code
 
 
-def fixed_sizes(tensor: torch.Tensor) -> list[bool]:
+def fixed_sizes(tensor: torch.Tensor, differentiated: bool) -> list[bool]:
     """For each dimension whether its size belongs to a trace. Others are lengths: any size of 2 or more.
 
     Sizes 0 and 1 are fixed, and the last of a float tensor of up to three dimensions (hidden states, rotary
-    tables), which is a width; one of four may be a mask.
+    tables), which is a width; one of four may be a mask. Of four that are differentiated (keys [batch, heads,
+    tokens, size], stacked hidden states [copies, batch, tokens, width]) all but the third.
     """
     fixed = [isinstance(size, int) and size < 2 for size in tensor.shape]
     if fixed and tensor.is_floating_point() and tensor.dim() < 4:
         fixed[-1] = True
+    if differentiated and tensor.dim() == 4:
+        fixed = [True, True, fixed[2], True]
     return fixed
 
 

@@ -1,15 +1,16 @@
 """monograph::region and monograph::region_backward: a decoder layer as one operator.
 
     region(layer, call, trained, mode, autocast, hidden, seed, inputs, parameters) -> [output, kind, *kept]
-    region_backward(layer, hidden, seed, inputs, parameters, kind, kept, dy, dbeside)
-        -> [dhidden, *dparameters]
+    region_backward(layer, hidden, seed, inputs, parameters, kind, kept, dy, dbeside, wanted)
+        -> [dhidden, *dinputs, *dparameters]
 
 layer: the layer's word in the registry; its frozen tensors are looked up there at each call. call: what else
 the layer is called with (call.py). trained: how `parameters` lie (trained.py). mode: of trace.MODES.
 autocast: the dtype that torch.autocast casts to, "" if it is off; an argument, because a compiled graph runs
 with autocast off. seed: int64 [], what dropouts draw from. kind: int64 [], the number of the forward
 (forwards.py): backward uses its trace and its frozen tensors, whatever became of the layer since. kept begins
-with what the layer gives beside the hidden states, whose gradients are `dbeside`.
+with what the layer gives beside the hidden states, whose gradients are `dbeside`. wanted: which of the inputs
+are differentiated, as `call` says.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 
 from monograph import _library  # noqa: F401  (creates the namespace)
 from monograph.ops.autograd import register_autograd, register_not_differentiable
+from monograph.regions.call import differentiated
 from monograph.regions.forwards import forward_of, remembered
 from monograph.regions.layer_function import beside
 from monograph.regions.registry import Called, check_parameters, layer_of, traced_for
@@ -33,7 +35,7 @@ torch.library.define(
 torch.library.define(
     "monograph::region_backward",
     "(str layer, Tensor hidden, Tensor? seed, Tensor[] inputs, Tensor[] parameters, Tensor kind, "
-    "Tensor[] kept, Tensor dy, Tensor[] dbeside) -> Tensor[]",
+    "Tensor[] kept, Tensor dy, Tensor[] dbeside, int[] wanted) -> Tensor[]",
 )
 
 
@@ -90,6 +92,7 @@ def _region_backward(
     kept: list[torch.Tensor],
     dy: torch.Tensor,
     dbeside: list[torch.Tensor],
+    wanted: list[int],
 ) -> list[torch.Tensor]:
     forward = forward_of(int(kind), layer)
     traced = forward.traced
@@ -103,12 +106,14 @@ def _region_backward(
 
 
 @torch.library.register_fake("monograph::region_backward")
-def _(layer, hidden, seed, inputs, parameters, kind, kept, dy, dbeside):  # type: ignore[no-untyped-def]
-    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (hidden, *parameters)]
+def _(layer, hidden, seed, inputs, parameters, kind, kept, dy, dbeside, wanted):  # type: ignore[no-untyped-def]
+    found = (hidden, *(inputs[place] for place in wanted), *parameters)
+    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in found]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
-    ctx.layer, *_, hidden, seed, tensors, parameters = inputs
+    ctx.layer, call, *_, hidden, seed, tensors, parameters = inputs
+    ctx.wanted = list(differentiated(call))
     ctx.counts = (len(tensors), len(parameters), seed is not None)
     if type(output[1]) is torch.Tensor:  # not while a graph is traced
         ctx.forward = forward_of(int(output[1]), ctx.layer)
@@ -133,9 +138,12 @@ def _backward(ctx: Any, gradients: list[torch.Tensor | None]) -> tuple[Any, ...]
         torch.zeros_like(t) if d is None else d for d, t in zip(given, (hidden, *kept), strict=False)
     )
     found = torch.ops.monograph.region_backward(
-        ctx.layer, hidden, seed, tensors, trained, kind, kept, dy, rest
+        ctx.layer, hidden, seed, tensors, trained, kind, kept, dy, rest, ctx.wanted
     )
-    return None, None, None, None, None, found[0], None, [None] * inputs, list(found[1:])
+    also: list[torch.Tensor | None] = [None] * inputs
+    for place, gradient in zip(ctx.wanted, found[1:], strict=False):
+        also[place] = gradient
+    return None, None, None, None, None, found[0], None, also, list(found[1 + len(ctx.wanted) :])
 
 
 register_autograd("region", _backward, _setup_context)

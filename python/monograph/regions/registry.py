@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from monograph.regions import layer_index
+from monograph.regions.call import differentiated
 from monograph.regions.kind import State, state_of
 from monograph.regions.layer_function import Request
 from monograph.regions.lengths import fixed_sizes
@@ -112,8 +113,8 @@ def real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(sizes, dtype=tensor.dtype, device=tensor.device)
 
 
-def _kind_of_lengths(tensor: torch.Tensor) -> Hashable:
-    sizes = zip(tensor.shape, fixed_sizes(tensor), strict=True)
+def _kind_of_lengths(tensor: torch.Tensor, is_differentiated: bool) -> Hashable:
+    sizes = zip(tensor.shape, fixed_sizes(tensor, is_differentiated), strict=True)
     return tensor.dtype, tensor.device, tuple(int(size) if fixed else None for size, fixed in sizes)
 
 
@@ -136,7 +137,10 @@ def traced_for(called: Called) -> tuple[Traced, State]:
     state = state_of(layer)
     layout = layout_of(called.trained)
     _check(called, state, layout.names)
-    lengths = tuple(_kind_of_lengths(t) for t in called.activations)
+    wanted = differentiated(called.call)
+    lengths = tuple(
+        _kind_of_lengths(t, place == -1 or place in wanted) for place, t in enumerate(called.activations, -1)
+    )
     seeded = called.seed is not None
     key: Hashable = (state.key, called.call, layout, called.mode, seeded, lengths, called.autocast)
     with _LOCK:

@@ -24,6 +24,7 @@ from monograph.integrations.torch.private_names import (
     min_cut_rematerialization_partition,
 )
 from monograph.ops.seeded_dropout import SeededDropout
+from monograph.regions.call import differentiated
 from monograph.regions.layer_function import Request, beside, run
 from monograph.regions.lengths import KeptShape, fixed_sizes, guard, kept_shape
 from monograph.regions.partition import (
@@ -45,7 +46,8 @@ MODES = {
 @dataclass(frozen=True)
 class Traced:
     """forward(*activations, *seed, *trained, *frozen, *streams) -> [output, *beside, *kept];
-    backward(the same, *beside, *kept, dy, *dbeside) -> gradients of the hidden states and of what is trained.
+    backward(the same, *beside, *kept, dy, *dbeside) -> gradients of the hidden states, of the other
+    activations that are differentiated and of what is trained.
     """
 
     number: int
@@ -79,12 +81,17 @@ def _faked(request: Request, env: Any) -> tuple[list[torch.Tensor], Any]:
     mode = FakeTensorMode(shape_env=env)
     mode.cache_enabled = False  # its keys cost more than what a layer repeats
 
-    def lengths(tensor: torch.Tensor, name: str) -> torch.Tensor:
-        sizes = [DimDynamic.STATIC if fixed else DimDynamic.DYNAMIC for fixed in fixed_sizes(tensor)]
-        context = StatelessSymbolicContext(dynamic_sizes=sizes)
-        return mode.from_tensor(tensor.detach(), source=ConstantSource(name), symbolic_context=context)
+    wanted = differentiated(request.call)
 
-    found = [lengths(t, f"activation_{n}") for n, t in enumerate(request.activations)]
+    def lengths(tensor: torch.Tensor, place: int) -> torch.Tensor:
+        fixed = fixed_sizes(tensor, place == -1 or place in wanted)
+        context = StatelessSymbolicContext(
+            dynamic_sizes=[DimDynamic.STATIC if one else DimDynamic.DYNAMIC for one in fixed]
+        )
+        source = ConstantSource(f"activation_{place + 1}")
+        return mode.from_tensor(tensor.detach(), source=source, symbolic_context=context)
+
+    found = [lengths(t, place) for place, t in enumerate(request.activations, -1)]
     fixed = [] if request.seed is None else [request.seed]
     fixed += [*request.trained, *request.frozen.values()]
     # Two names of one tensor would be one fake, and the gradient of one the gradient of both.
@@ -110,9 +117,12 @@ def _trace(request: Request, number: int) -> Traced:
         with request.autocast():
             return run(request, given[: begins[1]], seed, given[begins[2] : begins[3]], given[begins[3] :])
 
+    def wanted_of(primals: list[torch.Tensor]) -> list[torch.Tensor]:
+        also = [primals[1 + place] for place in differentiated(request.call)]
+        return [primals[0], *also, *primals[begins[2] : begins[3]]]
+
     def joint(primals: list[torch.Tensor], tangents: list[torch.Tensor]) -> list[torch.Tensor]:
-        outputs = forward(primals)
-        wanted = [primals[0], *primals[begins[2] : begins[3]]]
+        outputs, wanted = forward(primals), wanted_of(primals)
         gradients = torch.autograd.grad(outputs, wanted, tangents, allow_unused=True)
         return [
             *outputs,
@@ -126,10 +136,12 @@ def _trace(request: Request, number: int) -> Traced:
         else:
             with torch.no_grad():
                 shapes = forward(primals)[1:] if beside(request.layer) else []
-            for tensor in (primals[0], *primals[begins[2] : begins[3]]):
+            for tensor in wanted_of(primals):
                 tensor.requires_grad_(True)
+            plain = torch.contiguous_format  # as backward gets them
+            tangents = [torch.empty_like(t, memory_format=plain).detach() for t in (primals[0], *shapes)]
             with torch.enable_grad():
-                graph = make_fx(joint)(primals, [torch.empty_like(t).detach() for t in (primals[0], *shapes)])
+                graph = make_fx(joint)(primals, tangents)
     graph.graph.eliminate_dead_code()
     without_writes(graph)
     refuse_what_cannot_be_repeated(graph)

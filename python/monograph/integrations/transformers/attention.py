@@ -188,6 +188,14 @@ def put_on(model: PreTrainedModel, wanted: bool | None) -> None:
         model.set_attn_implementation(NAME)
 
 
+def _cut(cu_q: torch.Tensor, batch: int, q_length: int) -> torch.Tensor:
+    """Offsets of whole rows as those of the last `q_length` queries of each: in `generate` Gemma 4 computes
+    layers that read the keys of others for the last token alone, and would cut the mask's third dimension."""
+    whole = cu_q[-1:] // batch
+    rows = (cu_q // whole.clamp(min=1)).clamp(max=batch - 1)
+    return (rows * q_length + (cu_q - rows * whole - (whole - q_length)).clamp(min=0)).to(torch.int32)
+
+
 def _refuse(
     module: torch.nn.Module, dropout: float, mask: torch.Tensor | None, options: dict[str, Any]
 ) -> None:
@@ -240,6 +248,8 @@ def attention_forward(
         cu_q, cu_k = cu_seq_lens_q, cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
     elif attention_mask is not None:
         cu_q, cu_k, lengths = attention_mask[0, 0, 0], attention_mask[0, 1, 0], attention_mask[0, 2, 0, :-1]
+        if getattr(module, "is_kv_shared_layer", False):
+            cu_q = _cut(cu_q, batch, q_length)
     else:
         rows = torch.arange(batch + 1, device=query.device, dtype=torch.int32)
         cu_q, cu_k = rows * q_length, rows * kv_length

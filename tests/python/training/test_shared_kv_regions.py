@@ -1,0 +1,118 @@
+"""Gemma 4: layers that leave keys and values for later ones, and per-layer inputs, as regions."""
+
+import logging
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, Gemma4TextConfig
+
+import monograph as mg
+from monograph.packing import PackedCollator
+from monograph.regions import TRACES, forget, make_regions, region_layers
+from monograph.regions.call import described, differentiated, put_together, taken_apart
+from monograph.training import TrainStep
+
+LAYERS = 6
+
+
+def gemma4(checkpointed=False):
+    config = Gemma4TextConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        global_head_dim=16,
+        vocab_size=64,
+        vocab_size_per_layer_input=64,
+        hidden_size_per_layer_input=8,
+        num_kv_shared_layers=3,
+        layer_types=["sliding_attention", "full_attention"] * (LAYERS // 2),
+        sliding_window=8,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.1)
+    mg.nn.replace_linears(model, "nf4", block_size=32)
+    if checkpointed:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    torch.manual_seed(1)
+    config = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    return mg.add_lora(model, config).train()
+
+
+def batch(*lengths):
+    drawn = torch.Generator().manual_seed(sum(lengths))
+    documents = [{"input_ids": torch.randint(3, 64, (n,), generator=drawn).tolist()} for n in lengths]
+    return PackedCollator(pad_to_multiple_of=16, max_documents=4)(documents)
+
+
+def gradients(model, given):
+    inputs = {name: value for name, value in given.items() if name not in ("labels", "input_ids")}
+    loss = model(input_ids=given["input_ids"], labels=given["input_ids"], **inputs).loss
+    loss.backward()
+    return loss, {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_every_gradient_has_the_bits_of_plain_layers(checkpointed):
+    """Those of the layer that stores keys and values come through the layers that read them."""
+    forget()
+    model, plain = make_regions(gemma4(checkpointed)), gemma4(checkpointed)
+    assert len(region_layers(model)) == LAYERS
+    for given in (batch(9, 5, 14), batch(20, 24)):  # of other lengths, by the same traces
+        for one in (model, plain):
+            one.zero_grad()
+        loss, found = gradients(model, given)
+        wanted_loss, wanted = gradients(plain, given)
+        assert torch.equal(loss, wanted_loss)
+        assert len(found) > 2 * LAYERS
+        for name, gradient in wanted.items():
+            assert torch.equal(found[name], gradient), name
+    # Layers with keys of their own, those that store them and those that read them, of two types each.
+    assert TRACES.kinds == 5
+    assert not any(layer.region_refused for layer in region_layers(model).values())
+
+
+def test_a_step_is_one_graph_of_regions(caplog):
+    forget()
+    torch._dynamo.reset()
+    steps = {mode: TrainStep(gemma4(), mode=mode) for mode in ("graph", "eager")}
+    with caplog.at_level(logging.WARNING, logger="monograph"):
+        for given in (batch(9, 5, 14), batch(20, 24)):
+            graph, eager = (step([given], 1e-3) for step in steps.values())
+            assert torch.equal(graph.loss, eager.loss)
+    assert torch.equal(steps["graph"].state.flat, steps["eager"].state.flat)
+    assert len(region_layers(steps["graph"].model)) == LAYERS
+    assert not caplog.records
+
+
+def test_generation_has_the_tokens_of_sdpa():
+    """Of prompts of one length and padded ones: layers with shared keys see the last token alone."""
+    model = make_regions(gemma4().float()).eval()
+    ids = batch(20, 9)["input_ids"][:, :14].reshape(2, 7)
+    padded = torch.tensor([[1] * 7, [0] * 3 + [1] * 4])
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    for mask in (torch.ones_like(ids), padded):
+        found = []
+        for attention in ("monograph", "sdpa"):
+            model.get_base_model().set_attn_implementation(attention)
+            found.append(model.generate(input_ids=ids, attention_mask=mask, **options))
+        assert torch.equal(*found)
+
+
+def test_a_call_says_which_of_its_tensors_are_differentiated():
+    hidden, keys, cos = (torch.zeros(2, requires_grad=wanted) for wanted in (True, True, False))
+    tensors = []
+    structure = taken_apart(((hidden, cos), {"shared": {"full": (keys, cos)}}), tensors, True)
+    text = described(structure)
+    assert text == "((b'*', b'*'), {'shared': {'full': (b'+', b'*')}})"
+    assert differentiated(text) == (1,)
+    (first, _), given = put_together(text, tensors)
+    assert first is hidden
+    assert given["shared"]["full"][0] is keys
