@@ -89,19 +89,11 @@ void AtomicFile::open_temporary(mode_t mode) {
     if (ops_.flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       fail("another process is writing it", EBUSY);
     }
-    temporary_exists_ = has_the_name(fd_);
+    temporary_exists_ = has_the_name(ops_, fd_, temporary_);
     if (temporary_exists_) return;
     ops_.close(std::exchange(fd_, -1));
   }
   fail("other processes are writing it, or " + temporary_.string() + " cannot be looked at", EBUSY);
-}
-
-// A lock on an inode that no longer has the name proves nothing about the one that has it now.
-bool AtomicFile::has_the_name(int fd) const {
-  struct stat held {
-  }, named{};
-  return ops_.fstat(fd, &held) == 0 && ops_.stat(temporary_.c_str(), &named) == 0 &&
-         id_of(held) == id_of(named);
 }
 
 // False if a living process holds it. Without locks on this file system nobody can tell, so it is
@@ -111,7 +103,7 @@ bool AtomicFile::remove_stale_temporary() {
       ops_.open(temporary_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, /*mode=*/0);
   if (fd < 0) return errno == ENOENT;  // gone in the meantime
   const bool locked = ops_.flock(fd, LOCK_EX | LOCK_NB) == 0;
-  const bool same = locked && has_the_name(fd);
+  const bool same = locked && has_the_name(ops_, fd, temporary_);
   const bool removed = same && ops_.unlink(temporary_.c_str()) == 0;
   ops_.close(fd);
   return removed || (locked && !same);

@@ -49,7 +49,6 @@ class AtomicFile {
   std::optional<mode_t> check_target(std::span<const FileId> inputs) const;
   void resolve();
   void open_temporary(mode_t mode);
-  bool has_the_name(int fd) const;
   bool remove_stale_temporary();
   void set_mode(mode_t mode);
   void discard() noexcept;

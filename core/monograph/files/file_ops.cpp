@@ -58,4 +58,11 @@ FileOps& system_file_ops() {
   return ops;
 }
 
+bool has_the_name(FileOps& ops, int fd, const std::filesystem::path& name) {
+  struct stat held {
+  }, named{};
+  return ops.fstat(fd, &held) == 0 && ops.stat(name.c_str(), &named) == 0 &&
+         id_of(held) == id_of(named);
+}
+
 }  // namespace monograph::files

@@ -68,4 +68,8 @@ class FileOps {
 
 FileOps& system_file_ops();
 
+// Whether the open file still is the one of this name: a lock on an inode that no longer has the
+// name proves nothing about the one that has it now.
+bool has_the_name(FileOps& ops, int fd, const std::filesystem::path& name);
+
 }  // namespace monograph::files

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <iterator>
+#include <utility>
 
 #include "monograph/files/list_folder.h"
 
@@ -36,6 +37,13 @@ bool is_unsupported(int code) {
   return code == EOPNOTSUPP || code == ENOSYS || code == EINVAL || code == ENOTSUP;
 }
 
+bool lock(FileOps& ops, int fd) {
+  while (ops.flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EINTR) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 SpillFile::SpillFile(const std::filesystem::path& folder, FileOps& ops)
@@ -58,17 +66,20 @@ bool SpillFile::create(const std::filesystem::path& candidate) {
     if (errno == EEXIST) return false;
     throw IoError(candidate, "cannot be created", errno);
   }
-  const bool locked = ops_.flock(fd_, LOCK_EX | LOCK_NB) == 0 || is_unsupported(errno);
-  struct stat held {
-  }, named{};
-  if (locked && ops_.fstat(fd_, &held) == 0 && ops_.stat(candidate.c_str(), &named) == 0 &&
-      id_of(held) == id_of(named)) {
+  const bool locked = lock(ops_, fd_);
+  const int why = locked ? 0 : errno;
+  // On a file system without locks, ENOLCK among its answers, the file is used as it is.
+  const bool usable = locked || is_unsupported(why) || why == ENOLCK;
+  if (usable && has_the_name(ops_, fd_, candidate)) {
     path_ = candidate;
     named_ = true;
     return true;
   }
-  ops_.close(fd_);
-  fd_ = -1;
+  // Who holds the lock of a new file takes it for a leftover, and removes it.
+  const bool taken = usable || why == EWOULDBLOCK;
+  if (!taken && has_the_name(ops_, fd_, candidate)) ops_.unlink(candidate.c_str());
+  ops_.close(std::exchange(fd_, -1));
+  if (!taken) throw IoError(candidate, "cannot be locked", why);
   return false;
 }
 
@@ -80,8 +91,8 @@ void SpillFile::remove_leftovers(const std::filesystem::path& folder) const {
     const int fd = ops_.open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
     if (fd < 0) continue;  // gone in the meantime, or somebody else's
     struct stat status {};
-    if (ops_.flock(fd, LOCK_EX | LOCK_NB) == 0 && ops_.fstat(fd, &status) == 0 &&
-        S_ISREG(status.st_mode))
+    if (lock(ops_, fd) && ops_.fstat(fd, &status) == 0 && S_ISREG(status.st_mode) &&
+        has_the_name(ops_, fd, path))
       ops_.unlink(path.c_str());
     ops_.close(fd);
   }

@@ -192,6 +192,52 @@ TEST(SpillFile, AForkedChildNeitherWritesNorRemoves) {
   EXPECT_EQ(back(file, extent), want);
 }
 
+TEST(SpillFile, WithoutLocksTheFileIsUsedAndAFailedLockLeavesNone) {
+  const TemporaryFolder folder;
+  FaultyFileOps ops;
+  ops.fail(Call::kFlock, 0, ENOLCK);
+  {
+    SpillFile file(folder.path(), ops);
+    EXPECT_EQ(back(file, file.write(Bytes(5000, 7))), Bytes(5000, 7));
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+  ops.fail(Call::kFlock, 0, EINTR);
+  { const SpillFile file(folder.path(), ops); }
+  ops.fail(Call::kFlock, 0, EIO);
+  const std::string message = error_of([&] { SpillFile file(folder.path(), ops); });
+  EXPECT_NE(message.find("cannot be locked"), std::string::npos) << message;
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+// Between opening and locking a leftover, its name goes to another file.
+class RenamingOps : public FileOps {
+ public:
+  explicit RenamingOps(std::filesystem::path fresh) : fresh_(std::move(fresh)) {}
+  int flock(int fd, int operation) override {
+    if (!opened_.empty() && std::filesystem::exists(fresh_)) {
+      std::filesystem::rename(fresh_, opened_);
+    }
+    return FileOps::flock(fd, operation);
+  }
+  int open(const char* path, int flags, mode_t mode) override {
+    if ((flags & O_CREAT) == 0) opened_ = path;
+    return FileOps::open(path, flags, mode);
+  }
+
+ private:
+  std::filesystem::path fresh_, opened_;
+};
+
+TEST(SpillFile, ALeftoverWhoseNameWentToAnotherFileIsNotRemovedByThatName) {
+  const TemporaryFolder folder;
+  const std::filesystem::path left = folder / "monograph-spill-1-0.bin", fresh = folder / "fresh";
+  write_all(left, "old");
+  write_all(fresh, "new");
+  RenamingOps ops(fresh);
+  { const SpillFile file(folder.path(), ops); }
+  EXPECT_EQ(std::filesystem::file_size(left), 3u);
+}
+
 TEST(SpillFile, AFolderThatIsNoneIsNamed) {
   const std::string message = error_of([] { SpillFile file("/no/such/folder"); });
   EXPECT_NE(message.find("/no/such/folder"), std::string::npos) << message;
