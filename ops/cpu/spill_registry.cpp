@@ -1,76 +1,97 @@
 #include "cpu/spill_registry.h"
 
+#include <map>
+#include <memory>
+#include <unordered_map>
+
 #include "monograph/base/error.h"
+#include "monograph/base/process_wide.h"
+#include "monograph/files/spill_file.h"
 
 namespace monograph::ops {
 namespace {
 
 std::int64_t as_number(std::uint64_t size) { return static_cast<std::int64_t>(size); }
 
+struct File {
+  std::unique_ptr<files::SpillFile> file;
+  std::int64_t writes = 0, bytes_written = 0, reads = 0, bytes_read = 0, alive = 0, bytes_alive = 0;
+};
+
+struct Kept {
+  std::shared_ptr<File> file;
+  files::SpillFile::Extent extent;
+  int references = 1;
+};
+
+struct State {
+  std::map<std::int64_t, std::shared_ptr<File>> files;
+  std::unordered_map<std::int64_t, Kept> kept;
+  std::int64_t next_file = 1, next_ticket = 1;
+
+  std::shared_ptr<File> find(std::int64_t file) const {
+    if (file == 0 && !files.empty()) return files.rbegin()->second;
+    const auto found = files.find(file);
+    if (found == files.end())
+      throw Error(file == 0 ? std::string("no spill file is open, wanted one: "
+                                          "monograph.offload.spill_folder(folder) opens it")
+                            : "spill file " + std::to_string(file) + " is not open");
+    return found->second;
+  }
+};
+
+using Spilled = ProcessWide<State>;
+
 }  // namespace
 
-SpillRegistry& spill_registry() {
-  static auto* registry = new SpillRegistry;
-  return *registry;
-}
+SpillRegistry spill_registry() { return {}; }
 
 std::int64_t SpillRegistry::open(const std::string& folder) {
   auto made = std::make_shared<File>();
   made->file = std::make_unique<files::SpillFile>(folder);
-  const std::scoped_lock lock(mutex_);
-  const std::int64_t number = next_file_++;
-  files_.emplace(number, std::move(made));
+  const auto state = Spilled::hold();
+  const std::int64_t number = state->next_file++;
+  state->files.emplace(number, std::move(made));
   return number;
-}
-
-// Holds the lock already.
-std::shared_ptr<SpillRegistry::File> SpillRegistry::find(std::int64_t file) {
-  if (file == 0 && !files_.empty()) return files_.rbegin()->second;
-  const auto found = files_.find(file);
-  if (found == files_.end())
-    throw Error(file == 0 ? std::string("no spill file is open, wanted one: "
-                                        "monograph.offload.spill_folder(folder) opens it")
-                          : "spill file " + std::to_string(file) + " is not open");
-  return found->second;
 }
 
 void SpillRegistry::close(std::int64_t file) {
   std::shared_ptr<File> closed;  // removed from disk outside of the lock
-  const std::scoped_lock lock(mutex_);
+  const auto state = Spilled::hold();
   if (file == 0) throw Error("spill file 0 cannot be closed by that number");
-  closed = find(file);
+  closed = state->find(file);
   closed->file->remove_name();
-  files_.erase(file);
+  state->files.erase(file);
 }
 
 std::vector<std::int64_t> SpillRegistry::counts(std::int64_t file) {
-  const std::scoped_lock lock(mutex_);
-  const File& f = *find(file);
+  const auto state = Spilled::hold();
+  const File& f = *state->find(file);
   return {f.writes, f.bytes_written, f.reads, f.bytes_read, f.alive, f.bytes_alive};
 }
 
 std::int64_t SpillRegistry::write(std::int64_t file, std::span<const std::uint8_t> bytes) {
   Kept kept;
   {
-    const std::scoped_lock lock(mutex_);
-    kept.file = find(file);
+    const auto state = Spilled::hold();
+    kept.file = state->find(file);
   }
   kept.extent = kept.file->file->write(bytes);
-  const std::scoped_lock lock(mutex_);
-  const std::int64_t ticket = next_ticket_++;
+  const auto state = Spilled::hold();
+  const std::int64_t ticket = state->next_ticket++;
   File& counted = *kept.file;
   counted.writes += 1;
   counted.bytes_written += as_number(bytes.size());
   counted.alive += 1;
   counted.bytes_alive += as_number(bytes.size());
-  kept_.emplace(ticket, std::move(kept));
+  state->kept.emplace(ticket, std::move(kept));
   return ticket;
 }
 
 std::int64_t SpillRegistry::begin(std::int64_t ticket) {
-  const std::scoped_lock lock(mutex_);
-  const auto found = kept_.find(ticket);
-  if (found == kept_.end())
+  const auto state = Spilled::hold();
+  const auto found = state->kept.find(ticket);
+  if (found == state->kept.end())
     throw Error("the handle has ticket " + std::to_string(ticket) +
                 ", and nothing is kept under it: its offload is over, or it is a copy");
   found->second.references += 1;
@@ -81,9 +102,10 @@ std::int64_t SpillRegistry::begin(std::int64_t ticket) {
 bool SpillRegistry::same(std::int64_t ticket, std::span<const std::uint8_t> bytes) {
   files::SpillFile::Extent extent;
   {
-    const std::scoped_lock lock(mutex_);
-    const auto found = kept_.find(ticket);
-    if (found == kept_.end()) throw Error("nothing is kept under ticket " + std::to_string(ticket));
+    const auto state = Spilled::hold();
+    const auto found = state->kept.find(ticket);
+    if (found == state->kept.end())
+      throw Error("nothing is kept under ticket " + std::to_string(ticket));
     extent = found->second.extent;
   }
   return files::SpillFile::is(extent, bytes);
@@ -94,8 +116,8 @@ void SpillRegistry::read(std::int64_t ticket, std::span<std::uint8_t> into) {
   std::shared_ptr<File> file;
   files::SpillFile::Extent extent;
   {
-    const std::scoped_lock lock(mutex_);
-    const Kept& kept = kept_.at(ticket);
+    const auto state = Spilled::hold();
+    const Kept& kept = state->kept.at(ticket);
     file = kept.file;
     extent = kept.extent;
   }
@@ -106,7 +128,7 @@ void SpillRegistry::read(std::int64_t ticket, std::span<std::uint8_t> into) {
     throw;
   }
   {
-    const std::scoped_lock lock(mutex_);
+    const auto state = Spilled::hold();
     file->reads += 1;
     file->bytes_read += as_number(into.size());
   }
@@ -117,14 +139,14 @@ void SpillRegistry::drop(std::int64_t ticket) noexcept {
   std::shared_ptr<File> file;
   files::SpillFile::Extent extent;
   {
-    const std::scoped_lock lock(mutex_);
-    const auto found = kept_.find(ticket);
-    if (found == kept_.end() || --found->second.references > 0) return;
+    const auto state = Spilled::hold();
+    const auto found = state->kept.find(ticket);
+    if (found == state->kept.end() || --found->second.references > 0) return;
     file = std::move(found->second.file);
     extent = found->second.extent;
     file->alive -= 1;
     file->bytes_alive -= as_number(extent.size_bytes);
-    kept_.erase(found);
+    state->kept.erase(found);
   }
   file->file->release(extent);
 }

@@ -92,18 +92,7 @@ ReadAhead::ReadAhead(std::vector<MappedTensor> tensors, std::size_t allowed, con
   std::map<int, std::size_t> known;
   for (MappedTensor& tensor : tensors_) {
     const auto [place, is_new] = known.try_emplace(tensor.range.file, files_.size());
-    if (is_new) {
-      const int own = fcntl(tensor.range.file, F_DUPFD_CLOEXEC, 0);
-      struct stat found {};
-      if (own < 0 || fstat(own, &found) != 0) {
-        const int why = errno;
-        for (const File& file : files_) close(file.number);
-        if (own >= 0) close(own);
-        throw Error(name_of_file(tensor.range.file) +
-                    " cannot be opened again: " + std::generic_category().message(why));
-      }
-      files_.push_back({own, found.st_size, found.st_mtim.tv_sec, found.st_mtim.tv_nsec});
-    }
+    if (is_new) files_.emplace_back(tensor.range.file);
     tensor.range.file = files_[place->second].number;
     std::vector<std::size_t>& of_unit = files_of_unit_[tensor.unit];
     if (std::find(of_unit.begin(), of_unit.end(), place->second) == of_unit.end())
@@ -119,10 +108,22 @@ ReadAhead::ReadAhead(std::vector<MappedTensor> tensors, std::size_t allowed, con
   for (const MappedBytes& range : ranges_) calls_.drop(range);
 }
 
-ReadAhead::~ReadAhead() {
-  stop();
-  for (const File& file : files_) close(file.number);
+ReadAhead::File::File(int of) : number(fcntl(of, F_DUPFD_CLOEXEC, 0)) {
+  struct stat found {};
+  if (number < 0 || fstat(number, &found) != 0) {
+    const int why = errno;
+    if (number >= 0) close(number);
+    throw Error(name_of_file(of) +
+                " cannot be opened again: " + std::generic_category().message(why));
+  }
+  size = found.st_size;
+  seconds = found.st_mtim.tv_sec;
+  nanoseconds = found.st_mtim.tv_nsec;
 }
+
+ReadAhead::File::~File() { close(number); }
+
+ReadAhead::~ReadAhead() { stop(); }
 
 void ReadAhead::stop() {
   {

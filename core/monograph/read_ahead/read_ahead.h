@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -72,9 +73,14 @@ class ReadAhead {
   std::span<const MappedTensor> tensors() const { return tensors_; }
 
  private:
+  // A descriptor of its own.
   struct File {
-    int number;
-    std::int64_t size, seconds, nanoseconds;
+    explicit File(int of);
+    ~File();
+    File(const File&) = delete;
+    File& operator=(const File&) = delete;
+    int number = -1;
+    std::int64_t size = 0, seconds = 0, nanoseconds = 0;
   };
   void check_files(std::size_t unit) const;
   void work();
@@ -88,7 +94,7 @@ class ReadAhead {
   PageCalls calls_;
   std::vector<MappedBytes> ranges_;       // of the pieces
   std::vector<std::size_t> first_piece_;  // of each tensor, and one behind the last
-  std::vector<File> files_;
+  std::deque<File> files_;
   std::vector<std::vector<std::size_t>> files_of_unit_;
 
   mutable std::mutex mutex_;
