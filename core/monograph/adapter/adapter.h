@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "monograph/adapter/config.h"
+#include "monograph/adapter/recorded_base.h"
 #include "monograph/safetensors/checkpoint.h"
 
 namespace monograph {
@@ -44,30 +45,6 @@ struct TokenRows {
   std::vector<std::uint64_t> tokens;
 };
 
-// What an adapter says about the base it was trained on: the file monograph.json of its folder,
-//   {"schema_version": 1, "base": {"sha256": "0123...", "weights": "dequantized"}}
-// or the same two as metadata monograph.base_sha256 and monograph.base_weights of its weights.
-// and, of a base that was packed in training, "packed" inside "base":
-//   {"format": "nf4", "block": 64, "double_quant": true, "rule": "default", "values_sha256": "..."}
-struct RecordedPacking {
-  std::string format, rule;  // empty if not recorded
-  std::uint64_t block = 0;
-  bool double_quant = false;
-  std::optional<bool> experts;  // whether those of a mixture were packed too
-  // SHA-256 of a line a packed weight, sorted by name: its name as a JSON string, a blank, the
-  // SHA-256 of its packed values, a line feed. The same for the model in memory and in a folder.
-  std::string values_sha256;
-  // The same of the stacks of experts, named by layer and projection whatever is between in a file:
-  // "model.layers.0.gate_up_proj". Empty if not recorded.
-  std::string experts_sha256;
-};
-
-struct RecordedBase {
-  std::string sha256;   // of checkpoint_sha256; empty if not recorded
-  std::string weights;  // "original", "dequantized" or empty
-  std::optional<RecordedPacking> packed;
-};
-
 class Adapter {
  public:
   // Throws Error if a tensor has no known role, a role lacks its tensor, or a shape or type does
@@ -92,9 +69,9 @@ class Adapter {
 
  private:
   void assign(const safetensors::LocatedTensor& tensor);
+  void replace(const std::string& name, const safetensors::LocatedTensor& with);
   void check_low_rank(const std::string& module, LowRank& lora) const;
   void assign_tokens(const std::string& module, const safetensors::LocatedTensor& tensor);
-  void read_recorded_base();
   [[noreturn]] void fail(std::string_view tensor, const std::string& what) const;
 
   std::filesystem::path folder_;
@@ -105,8 +82,5 @@ class Adapter {
   std::map<std::string, safetensors::LocatedTensor> replacements_;
   std::map<std::string, TokenRows> token_rows_;
 };
-
-// Throws Error unless `json` is a monograph.json.
-RecordedBase parse_recorded_base(std::string_view json, std::string_view source);
 
 }  // namespace monograph

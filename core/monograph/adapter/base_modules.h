@@ -10,6 +10,7 @@
 
 #include "monograph/text/json_document.h"
 #include "monograph/weights/experts.h"
+#include "monograph/weights/model_settings.h"
 #include "monograph/weights/weight.h"
 
 namespace monograph {
@@ -39,26 +40,30 @@ class BaseModules {
   std::optional<BaseMatrix> find(const std::string& module) const;
   // The stacks of a module of experts, in the order of their parameters.
   std::vector<BaseStack> stacks_of(const std::string& module) const;
+  // How the model has its experts; nullptr if that is not known.
+  const ExpertLayout* expert_layout() const { return layout_; }
+  // Whether it is known to have modules of single experts.
+  bool has_single_experts() const {
+    return layout_ != nullptr && layout_->modules != ExpertModules::kNone;
+  }
   // Whether head and input embedding are one tensor.
   bool is_tied() const { return tied_; }
   const json::Value& config() const { return config_; }
   // model_type of the config; of its language model where it has several parts.
-  std::string_view model_type() const;
+  std::string_view model_type() const { return model_type_of(config_); }
   // A number of the config, or of its language model; 0 if there is none.
-  std::uint64_t number(std::string_view key) const;
+  std::uint64_t number(std::string_view key) const { return number_setting(config_, key); }
   // The one module of the base whose name ends as `module` does from "layers." on; else empty.
   std::string same_tail(std::string_view module) const;
 
  private:
   const Weight* look(const std::string& name) const;
-  const Weight* look_stack(const std::string& module, std::string_view parameter) const;
   std::optional<BaseMatrix> find_expert(const std::string& module) const;
-  const json::Value* setting(std::string_view key) const;
 
   const json::Value& config_;
   std::map<std::string_view, const Weight*> weights_;
   ExpertStacks stacks_;
-  std::map<std::string_view, const Weight*> stacks_by_name_;
+  const ExpertLayout* layout_ = nullptr;
   const Weight* embedding_ = nullptr;
   bool tied_ = false;
 };

@@ -17,6 +17,9 @@ using text::in_quotes;
 constexpr int kMaxDepth = 32;
 constexpr std::size_t kMaxKeys = 1000;
 constexpr std::size_t kMaxEntries = 100'000;
+// Of all patterns together: a thousand names of a hundred characters. Bounds the work a module,
+// which tries each of them.
+constexpr std::size_t kMaxPatternStates = 100'000;
 
 using enum FieldUse;
 
@@ -268,6 +271,10 @@ class ConfigParser {
       const double value = ranks ? static_cast<double>(rank(key)) : number(key);
       const std::string where = std::string(source_) + ": " + std::string(key);
       result.push_back({std::string(name), Pattern(name, where), value});
+      pattern_states_ += result.back().pattern.size();
+      if (pattern_states_ > kMaxPatternStates) {
+        scanner_.fail(std::string(key) + ": the patterns together have more than 100000 states");
+      }
     });
     check_duplicates(names, std::string(key) + ": ");
     return result;
@@ -319,6 +326,7 @@ class ConfigParser {
   std::string_view source_;
   text::JsonScanner scanner_;
   std::vector<std::string_view> keys_;
+  std::size_t pattern_states_ = 0;
   AdapterConfig config_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "monograph/adapter/factor_order.h"
 #include "monograph/base/float_types.h"
 #include "monograph/text/utf8.h"
 
@@ -91,6 +92,7 @@ class Placer {
                          shape_in_brackets(wanted) +
                          (transposed ? ": inputs and outputs are exchanged" : ""));
     }
+    if (!has_elements(factors, wanted)) return;
     matrix->shape = wanted;
     PlacedFactors placed;
     placed.factors = &factors;
@@ -98,6 +100,13 @@ class Placer {
     placed.matrix = *matrix;
     placed.rank = a[0];
     result_.placed.push_back(std::move(placed));
+  }
+
+  bool has_elements(const Factors& factors, const std::vector<std::uint64_t>& shape) {
+    if (std::find(shape.begin(), shape.end(), 0u) == shape.end()) return true;
+    problem("shape", factors.a->name(),
+            "the base has shape " + shape_in_brackets(shape) + " there, wanted no dimension of 0");
+    return false;
   }
 
   void not_there(const Factors& factors) {
@@ -126,46 +135,35 @@ class Placer {
                          " parameters of the experts, target_parameters and the base give " +
                          std::to_string(stacks.size()));
     }
-    // A square matrix does not tell which factor is that of the inputs; the other one may.
-    std::optional<bool> swapped;
-    for (std::size_t i = 0; i < stacks.size(); ++i) {
-      const std::optional<bool> own = is_swapped(stacks[i], *list[list.size() - 1 - i]);
-      if (own) swapped = own;
-    }
+    std::vector<FactorShape> shapes;
     for (std::size_t i = 0; i < stacks.size(); ++i) {
       const Factors& factors = *list[list.size() - 1 - i];
-      const std::optional<bool> own = is_swapped(stacks[i], factors);
-      place_stack(module, stacks[i], factors, own ? own : swapped);
+      shapes.push_back({factors.a->tensor.entry->shape[1], factors.b->tensor.entry->shape[0],
+                        &stacks[i].stack->shape});
     }
-  }
-
-  static bool fits(const BaseStack& stack, const Factors& factors, bool swapped) {
-    const std::uint64_t inputs = factors.a->tensor.entry->shape[1];
-    const std::uint64_t outputs = factors.b->tensor.entry->shape[0];
-    return inputs == stack.stack->shape[swapped ? 1 : 2] &&
-           outputs == stack.stack->shape[swapped ? 2 : 1];
-  }
-
-  static std::optional<bool> is_swapped(const BaseStack& stack, const Factors& factors) {
-    const bool straight = fits(stack, factors, false), turned = fits(stack, factors, true);
-    return straight == turned ? std::nullopt : std::optional(turned);
+    const std::vector<FactorOrder> orders = factor_orders(shapes);
+    for (std::size_t i = 0; i < stacks.size(); ++i) {
+      place_stack(module, stacks[i], *list[list.size() - 1 - i], orders[i]);
+    }
   }
 
   void place_stack(const std::string& module, const BaseStack& stack, const Factors& factors,
-                   std::optional<bool> swapped) {
+                   FactorOrder order) {
     const auto &a = factors.a->tensor.entry->shape, &b = factors.b->tensor.entry->shape;
     const std::uint64_t experts = stack.stack->shape[0];
-    if (!fits(stack, factors, false) && !fits(stack, factors, true)) {
+    if (order == FactorOrder::kNeither) {
       return problem("shape", factors.a->name(),
                      "A has " + std::to_string(a[1]) + " inputs and B " + std::to_string(b[0]) +
                          " outputs, the experts are " + shape_in_brackets(stack.stack->shape));
     }
-    if (experts == 0 || a[0] % experts != 0) {
+    if (!has_elements(factors, stack.stack->shape)) return;
+    if (a[0] % experts != 0) {
       return problem("rank", factors.a->name(),
                      "has shape " + shape_in_brackets(a) + ", wanted a multiple of " +
                          std::to_string(experts) + " experts");
     }
-    if (!swapped && config_ != nullptr && !config_->keeps_order_of_parameters()) {
+    if (order == FactorOrder::kEither && config_ != nullptr &&
+        !config_->keeps_order_of_parameters()) {
       return problem("experts-transposed", factors.a->name(),
                      "its matrices are square and the adapter was written by PEFT " +
                          in_quotes(config_->peft_version) +
@@ -180,7 +178,7 @@ class Placer {
     placed.experts = experts;
     placed.module = module;
     placed.parameter = stack.parameter;
-    placed.swapped = swapped.value_or(false);
+    placed.swapped = order == FactorOrder::kSwapped;
     result_.placed.push_back(std::move(placed));
   }
 

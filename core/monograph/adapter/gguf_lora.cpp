@@ -55,6 +55,10 @@ std::map<std::string, Tensor> tensors_of(const ServingForm& form, const BaseModu
       throw Error("tensor " + in_quotes(place->tensor) + ": two modules of the adapter are its");
     }
     const std::uint64_t heads = tensor.turned_heads;
+    if (pair.outputs == 0 || pair.inputs == 0) {
+      throw Error("module " + in_quotes(pair.module) + ": is " + std::to_string(pair.outputs) +
+                  " x " + std::to_string(pair.inputs) + ", wanted no dimension of 0");
+    }
     if (heads != 0 && pair.outputs % (2 * heads) != 0) {
       throw Error("module " + in_quotes(pair.module) + ": has " + std::to_string(pair.outputs) +
                   " rows, wanted an even number for each of " + std::to_string(heads) + " heads");
@@ -114,6 +118,8 @@ std::span<const std::uint8_t> as_bytes(const void* data, std::size_t size) {
 }
 
 }  // namespace
+
+void check_gguf_lora(const ServingForm& form, const BaseModules& base) { tensors_of(form, base); }
 
 std::size_t write_gguf_lora(const ServingForm& form, const BaseModules& base,
                             const std::filesystem::path& target, const std::string& name,

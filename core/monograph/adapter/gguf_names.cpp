@@ -31,7 +31,7 @@ std::optional<GgufPlace> gguf_place(const BaseModules& base, const PlacedFactors
     return gguf_place(base, placed.matrix.stored, expert ? expert->projection : "");
   }
   const ExpertPart part = parts_of(placed).front();
-  const std::optional<std::string> single = single_expert(placed, 0, part);
+  const std::optional<std::string> single = single_expert(base, placed, 0, part);
   if (!single) return std::nullopt;
   return gguf_place(base, *single, part.projection);
 }

@@ -311,12 +311,12 @@ Pattern::Pattern(std::string_view text, std::string_view source) {
 // Adds the states reached from `state` without a character. Iterative: patterns nest, and a chain
 // of optional parts is as long as the pattern.
 void Pattern::enter(std::uint32_t state, std::size_t position, std::size_t end,
-                    std::vector<std::uint32_t>& list, std::vector<char>& listed) const {
+                    std::vector<std::uint32_t>& list, std::vector<std::size_t>& listed) const {
   std::vector<std::uint32_t> open = {state};
   while (!open.empty()) {
     const std::uint32_t at = open.back();
     open.pop_back();
-    if (std::exchange(listed[at], 1) != 0) continue;
+    if (std::exchange(listed[at], position + 1) == position + 1) continue;
     const State& here = states_[at];
     switch (here.kind) {
       case Kind::kSplit:
@@ -339,10 +339,9 @@ void Pattern::enter(std::uint32_t state, std::size_t position, std::size_t end,
 
 bool Pattern::matches(std::string_view module) const {
   std::vector<std::uint32_t> now, later;
-  std::vector<char> listed(states_.size(), 0);
+  std::vector<std::size_t> listed(states_.size(), 0);  // behind how many characters, and one
   enter(start_, 0, module.size(), now, listed);
   for (std::size_t i = 0; i < module.size(); ++i) {
-    std::fill(listed.begin(), listed.end(), 0);
     later.clear();
     for (const std::uint32_t at : now) {
       const State& here = states_[at];

@@ -22,6 +22,8 @@ class Pattern {
   Pattern(std::string_view text, std::string_view source);
 
   bool matches(std::string_view module) const;
+  // What a character of a module's name may cost at most.
+  std::size_t size() const { return states_.size(); }
 
  private:
   friend class PatternParser;
@@ -33,7 +35,7 @@ class Pattern {
     Class accepted = {};                // of kClass
   };
   void enter(std::uint32_t state, std::size_t position, std::size_t end,
-             std::vector<std::uint32_t>& list, std::vector<char>& listed) const;
+             std::vector<std::uint32_t>& list, std::vector<std::size_t>& listed) const;
 
   std::vector<State> states_;
   std::uint32_t start_ = 0;

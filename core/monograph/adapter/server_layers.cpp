@@ -44,7 +44,7 @@ std::vector<std::string> required_with(const BaseModules& base, Server server,
     for (const std::string_view other : leaves) add(parent + std::string(other));
   }
   const std::vector<BaseStack> stacks = base.stacks_of(expert->module);
-  if (!stacks.empty()) {
+  if (!stacks.empty() && stacks.front().stack->shape[0] != 0) {
     const std::uint64_t next = (expert->expert + 1) % stacks.front().stack->shape[0];
     add(expert->module + "." + std::to_string(next) + "." + std::string(leaf));
   }
@@ -58,17 +58,21 @@ std::vector<ExpertPart> parts_of(const PlacedFactors& placed) {
   return {{"gate", 0, rows / 2}, {"up", rows / 2, rows / 2}};
 }
 
-std::optional<std::string> single_expert(const PlacedFactors& placed, std::uint64_t expert,
-                                         const ExpertPart& part) {
-  const Weight& stack = *placed.matrix.weight;
-  constexpr std::string_view kEnd = ".experts.";
-  if (!stack.assembly) {
-    const std::size_t at = stack.name.rfind(kEnd);
-    if (at == std::string::npos) return std::nullopt;
-    return stack.name.substr(0, at + kEnd.size()) + std::to_string(expert) + "." +
-           std::string(part.projection) + "_proj";
+std::optional<std::string> single_expert(const BaseModules& base, const PlacedFactors& placed,
+                                         std::uint64_t expert, const ExpertPart& part) {
+  const ExpertLayout* layout = base.expert_layout();
+  if (layout != nullptr &&
+      (layout->modules == ExpertModules::kNone || layout->gate_up != GateUp::kHalves)) {
+    return std::nullopt;
   }
-  if (stack.assembly->transposed) return std::nullopt;
+  const Weight& stack = *placed.matrix.weight;
+  if (!stack.assembly || stack.assembly->transposed) {
+    constexpr std::string_view kEnd = ".experts.";
+    const std::size_t at = stack.name.rfind(kEnd);
+    if (layout == nullptr || at == std::string::npos) return std::nullopt;
+    return stack.name.substr(0, at + kEnd.size()) + std::to_string(expert) + "." +
+           std::string(expert_leaf(layout->modules, part.projection));
+  }
   const std::vector<std::string> members = member_names(stack);
   const std::size_t each = members.size() / placed.experts;
   for (std::size_t i = expert * each; i < (expert + 1) * each; ++i) {

@@ -18,7 +18,7 @@ namespace monograph {
 std::vector<std::string> required_with(const BaseModules& base, Server server,
                                        const std::string& module);
 
-// A share of the rows of a stack's matrices, as a module of its own.
+// A share of the rows of a stack's matrices, as a module of its own: gate and up are halves.
 struct ExpertPart {
   std::string_view projection;  // "gate", "up" or "down"
   std::uint64_t first_row = 0, rows = 0;
@@ -26,9 +26,10 @@ struct ExpertPart {
 std::vector<ExpertPart> parts_of(const PlacedFactors& placed);
 
 // The module that one expert's part is in checkpoints and servers: "X.experts.3.gate_proj". Nothing
-// where the model has no such modules: gpt-oss, Granite, Llama 4.
-std::optional<std::string> single_expert(const PlacedFactors& placed, std::uint64_t expert,
-                                         const ExpertPart& part);
+// where the model has no such modules (gpt-oss, Granite, Llama 4), or it is not known how a model
+// has the stack that its files store.
+std::optional<std::string> single_expert(const BaseModules& base, const PlacedFactors& placed,
+                                         std::uint64_t expert, const ExpertPart& part);
 
 // Whether adapters with one module an expert need an option of vLLM: its class of this model reads
 // them stacked.

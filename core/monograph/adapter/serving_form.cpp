@@ -15,8 +15,6 @@ namespace {
 using safetensors::TensorSpec;
 using text::in_quotes;
 
-constexpr std::string_view kPrefix = "base_model.model.";
-
 DType type_of(const KeyedTensor& tensor) { return *float_type(tensor.tensor.entry->dtype); }
 
 // Rounded once; the product of a float and the scale is exact or close to it in a double.
@@ -49,11 +47,13 @@ std::string_view leaf_of(std::string_view module) {
 }  // namespace
 
 std::string ServedPair::a_name() const {
-  return std::string(kPrefix) + module + (embedding ? ".lora_embedding_A" : ".lora_A.weight");
+  return std::string(kAdapterPrefix) + module +
+         (embedding ? ".lora_embedding_A" : ".lora_A.weight");
 }
 
 std::string ServedPair::b_name() const {
-  return std::string(kPrefix) + module + (embedding ? ".lora_embedding_B" : ".lora_B.weight");
+  return std::string(kAdapterPrefix) + module +
+         (embedding ? ".lora_embedding_B" : ".lora_B.weight");
 }
 
 void ServingForm::fail(const std::string& key, const std::string& what) const {
@@ -61,7 +61,7 @@ void ServingForm::fail(const std::string& key, const std::string& what) const {
 }
 
 ServingForm::ServingForm(const ServingCheck& check) : check_(check) {
-  refuse(check_serving(check_));
+  refuse(broken_rules(check_));
   config_ = parse_adapter_config(json::dump(*check_.config), check_.config_path);
   tensors_ = collect_tensors(*check_.adapter);
   refuse_other_tensors();
@@ -94,7 +94,7 @@ void ServingForm::refuse_other_tensors() const {
     if (role == TensorRole::kA || role == TensorRole::kB) continue;
     if (role == TensorRole::kBaseLayer && check_.server != Server::kPeft) continue;
     if (role == TensorRole::kBaseLayer) {
-      for (const ServingFinding& finding : check_serving(as_server)) {
+      for (const ServingFinding& finding : broken_rules(as_server)) {
         if (finding.rule == "base-layer") fail(finding.key, finding.what);
       }
       continue;
@@ -125,7 +125,7 @@ void ServingForm::add_placed(const PlacedFactors& placed) {
 void ServingForm::add_single_experts(const PlacedFactors& placed, double scale) {
   for (std::uint64_t expert = 0; expert < placed.experts; ++expert) {
     for (const ExpertPart& part : parts_of(placed)) {
-      const std::optional<std::string> module = single_expert(placed, expert, part);
+      const std::optional<std::string> module = single_expert(*check_.base, placed, expert, part);
       if (!module) fail(placed.factors->a->name(), "its experts have no modules of their own");
       ServedPair pair;
       pair.module = *module;
@@ -151,6 +151,10 @@ void ServingForm::fill_groups() {
     for (const std::string& other : required_with(*check_.base, check_.server, pairs_[i].module)) {
       if (!modules.insert(other).second) continue;
       const BaseMatrix matrix = *check_.base->find(other);
+      if (matrix.shape[0] == 0 || matrix.shape[1] == 0) {
+        fail(other, "the base has shape " + shape_in_brackets(matrix.shape) +
+                        " there, wanted no dimension of 0");
+      }
       ServedPair pair;
       pair.module = other;
       pair.outputs = matrix.shape[0];

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "monograph/adapter/factors.h"
-#include "monograph/adapter/serving_check.h"
+#include "monograph/adapter/serving_rules.h"
 #include "monograph/safetensors/plan.h"
 #include "monograph/safetensors/writer.h"
 
@@ -32,7 +32,7 @@ struct ServedPair {
 
 class ServingForm {
  public:
-  // Throws Error naming the tensor if check_serving finds something that no form of the adapter
+  // Throws Error naming the tensor if broken_rules finds something that no form of the adapter
   // cures, or the adapter holds anything but low-rank factors. What `check` points to must outlive
   // the form.
   explicit ServingForm(const ServingCheck& check);

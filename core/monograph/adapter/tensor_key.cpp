@@ -5,8 +5,6 @@
 namespace monograph {
 namespace {
 
-constexpr std::string_view kPrefix = "base_model.model.";
-
 struct Factor {
   std::string_view part;
   TensorRole role;
@@ -46,6 +44,8 @@ bool read_factor(std::string_view name, const Factor& factor, TensorKey& key) {
   if (factor.weight && !has_weight) {
     const bool bias = factor.role == TensorRole::kB && remove_suffix(rest, ".bias");
     key.role = bias ? TensorRole::kFactorBias : TensorRole::kUnknown;
+  } else if (!factor.weight && has_weight) {
+    key.role = TensorRole::kUnknown;
   }
   if (!take_adapter_name(rest, key)) key.role = TensorRole::kUnknown;
   return true;
@@ -55,7 +55,9 @@ bool read_factor(std::string_view name, const Factor& factor, TensorKey& key) {
 
 TensorKey parse_tensor_key(std::string_view name) {
   TensorKey key;
-  for (; name.starts_with(kPrefix); ++key.prefixes) name.remove_prefix(kPrefix.size());
+  for (; name.starts_with(kAdapterPrefix); ++key.prefixes) {
+    name.remove_prefix(kAdapterPrefix.size());
+  }
   for (const Factor& factor : kFactors) {
     if (read_factor(name, factor, key)) return key;
   }

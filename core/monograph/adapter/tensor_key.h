@@ -8,6 +8,9 @@
 
 namespace monograph {
 
+// What PEFT writes before every name.
+inline constexpr std::string_view kAdapterPrefix = "base_model.model.";
+
 enum class TensorRole : std::uint8_t {
   kA,           // MODULE.lora_A.weight, MODULE.lora_embedding_A
   kB,           // MODULE.lora_B.weight, MODULE.lora_embedding_B

@@ -44,7 +44,7 @@ constexpr Written kGptOss = {"mxfp4",          Format::kMxfp4,   "gpt-oss",
 const Written& written(Format format) {
   const auto* found = std::find_if(kWritten.begin(), kWritten.end(),
                                    [&](const Written& row) { return row.format == format; });
-  MONOGRAPH_ASSERT(found != kWritten.end());
+  if (found == kWritten.end()) throw Error("this format is not one that is written");
   return *found;
 }
 
@@ -85,7 +85,7 @@ void write_all(ShardedWriter& writer, const std::string& name, const T* data, st
 std::vector<TensorSpec> stack_specs(const Conversion& conversion, const Written& row,
                                     const PackedLayout& layout) {
   const std::vector<std::uint64_t>& shape = conversion.weight->shape;
-  MONOGRAPH_ASSERT(shape.size() == 3);
+  if (shape.size() != 3) throw Error("a stack of experts has three dimensions");
   const std::uint64_t block = conversion.block, cols = shape[2];
   const bool square = layout.info().shape == BlockShape::kSquare;
   std::vector<std::uint64_t> values = {shape[0], shape[1], layout.value_bytes(cols)};
@@ -159,10 +159,6 @@ std::vector<std::string> written_names() {
 
 std::string_view written_name(Format format) { return written(format).name; }
 std::string_view producer_of(Format format) { return written(format).producer; }
-
-DType source_dtype(const Weight& weight) {
-  return float_type(weight.dtype).value_or(DType::kFloat32);
-}
 
 std::string values_name(const Conversion& conversion) {
   const Written& row = row_of(conversion);

@@ -28,9 +28,6 @@ std::string_view written_name(Format format);
 // Who spells it so: "bitsandbytes", "compressed-tensors" or "DeepSeek".
 std::string_view producer_of(Format format);
 
-// The type a weight is quantised from: its own, or fp32 for a wider one.
-DType source_dtype(const Weight& weight);
-
 // All tensors of the weight, the values first. Throws Error if the producer has no name for it:
 // only bitsandbytes has one for a weight that is neither a matrix X.weight nor a stack.
 std::vector<safetensors::TensorSpec> packed_specs(const Conversion& conversion);

@@ -5,6 +5,7 @@
 
 #include "monograph/base/error.h"
 #include "monograph/text/utf8.h"
+#include "monograph/weights/model_settings.h"
 
 namespace monograph {
 namespace {
@@ -58,9 +59,9 @@ std::string_view why_kept(const Weight& weight) {
 }
 
 void check_orientation(const json::Value& config) {
-  const json::Value* type = config.find("model_type");
-  if (type == nullptr || !contains(kTransposed, type->as_string().value_or(""))) return;
-  throw Error("config.json: model_type " + text::in_quotes(*type->as_string()) +
+  const std::string_view type = model_type_of(config);
+  if (!contains(kTransposed, type)) return;
+  throw Error("config.json: model_type " + text::in_quotes(type) +
               " stores its linear layers transposed (Conv1D); quantising such files is not "
               "supported");
 }

@@ -88,16 +88,15 @@ class Exporter {
     const std::uint64_t cols = tensor.info.shape.back();
     scratch.values.resize((piece.end - piece.begin) * cols);
     if (tensor.turned_head_rows == 0) {
-      read_elements(*tensor.weight, piece.begin * cols, piece.end * cols, DType::kFloat32,
-                    scratch.values.data());
+      read_values(*tensor.weight, piece.begin * cols, piece.end * cols, scratch.values.data());
       release_pages(source_pages(*tensor.weight, piece.begin * cols, piece.end * cols));
     } else if (tensor.info.shape.size() == 1) {
       read_turned_vector(tensor, scratch.values);
     } else {
       for (std::uint64_t row = piece.begin; row < piece.end; ++row) {
         const std::uint64_t from = source_row(row, tensor.turned_head_rows);
-        read_elements(*tensor.weight, from * cols, (from + 1) * cols, DType::kFloat32,
-                      scratch.values.data() + (row - piece.begin) * cols);
+        read_values(*tensor.weight, from * cols, (from + 1) * cols,
+                    scratch.values.data() + (row - piece.begin) * cols);
       }
       // Rows of the last head may be read again: its pages are then mapped once more.
       release_pages(source_pages(*tensor.weight, piece.begin * cols, piece.end * cols));
@@ -109,7 +108,7 @@ class Exporter {
   // A bias: its elements are rows.
   static void read_turned_vector(const ExportedTensor& tensor, std::vector<float>& values) {
     std::vector<float> source(values.size());
-    read_elements(*tensor.weight, 0, source.size(), DType::kFloat32, source.data());
+    read_values(*tensor.weight, 0, source.size(), source.data());
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i] = source[source_row(i, tensor.turned_head_rows)];
     }

@@ -122,7 +122,10 @@ FilePlan plan_file(const Metadata& metadata, std::vector<TensorInfo> tensors) {
     }
     std::uint64_t elements = 1;
     for (const std::uint64_t size : tensor.shape) elements *= size;
-    MONOGRAPH_ASSERT(tensor.shape.back() % info_of(tensor.type).block_elements == 0);
+    if (tensor.shape.empty() || tensor.shape.back() % info_of(tensor.type).block_elements != 0) {
+      throw Error("tensor " + text::in_quotes(tensor.name) + ": its rows are not whole blocks of " +
+                  std::to_string(info_of(tensor.type).block_elements));
+    }
     tensor.offset_bytes = end;
     tensor.size_bytes = size_bytes(tensor.type, elements);
     end = aligned(end + tensor.size_bytes);
@@ -152,8 +155,12 @@ FileWriter::FileWriter(const std::filesystem::path& target, FilePlan plan,
 
 void FileWriter::write(std::size_t tensor, std::uint64_t offset_bytes,
                        std::span<const std::uint8_t> bytes) {
-  const TensorInfo& info = plan_.tensors[tensor];
-  MONOGRAPH_ASSERT(offset_bytes + bytes.size() <= info.size_bytes);
+  const TensorInfo& info = plan_.tensors.at(tensor);
+  if (offset_bytes > info.size_bytes || bytes.size() > info.size_bytes - offset_bytes) {
+    throw Error(file_.target().string() + ": tensor " + text::in_quotes(info.name) + ": " +
+                std::to_string(bytes.size()) + " bytes at " + std::to_string(offset_bytes) +
+                " reach past its " + std::to_string(info.size_bytes));
+  }
   file_.write_at(plan_.header.size() + info.offset_bytes + offset_bytes, bytes);
 }
 

@@ -5,6 +5,7 @@
 
 #include "monograph/base/error.h"
 #include "monograph/text/utf8.h"
+#include "monograph/weights/model_settings.h"
 
 namespace monograph::gguf {
 namespace {
@@ -33,17 +34,9 @@ constexpr std::uint64_t kGemma27BLayers = 62;
 
 class Settings {
  public:
-  Settings(const Value& config, std::string_view source) : config_(config), source_(source) {
-    const Value* text = config.find("text_config");
-    if (text != nullptr && text->is(Kind::kObject)) text_ = text;
-  }
+  Settings(const Value& config, std::string_view source) : config_(config), source_(source) {}
 
-  // Of the language model, else of the whole; null counts as absent.
-  const Value* find(std::string_view key) const {
-    const Value* found = text_ == nullptr ? nullptr : text_->find(key);
-    if (found == nullptr) found = config_.find(key);
-    return found == nullptr || found->is(Kind::kNull) ? nullptr : found;
-  }
+  const Value* find(std::string_view key) const { return find_setting(config_, key); }
 
   std::uint64_t count(std::string_view key, std::uint64_t otherwise = 0) const {
     const Value* value = find(key);
@@ -97,7 +90,6 @@ class Settings {
  private:
   const Value& config_;
   std::string_view source_;
-  const Value* text_ = nullptr;
 };
 
 const Architecture& architecture_of(const Settings& settings) {

@@ -5,6 +5,7 @@
 #include "monograph/base/error.h"
 #include "monograph/gguf/vocabulary.h"
 #include "monograph/text/utf8.h"
+#include "monograph/weights/model_settings.h"
 
 namespace monograph::gguf {
 namespace {
@@ -57,9 +58,8 @@ class TokenizerReader {
     if (token != nullptr && token->as_string()) {
       return vocabulary_.id_of(*token->as_string(), files_.source + ": " + role + "_token");
     }
-    const Value* text = present(files_.config, "text_config");
-    const Value* number = present(text, role + "_token_id");
-    if (number == nullptr) number = present(files_.config, role + "_token_id");
+    const Value* number =
+        files_.config == nullptr ? nullptr : find_setting(*files_.config, role + "_token_id");
     if (number != nullptr && number->is(Kind::kArray) && !number->items().empty()) {
       number = &number->items().front();
     }

@@ -33,30 +33,7 @@ std::string without_ending(std::string_view name, std::string_view ending) {
 // What the file may call the inputs of a weight; first come, first served.
 std::vector<std::string> module_names(std::string_view weight) {
   std::vector<std::string> names = {without_ending(weight, ".weight")};
-  std::string module;
-  std::vector<std::string> parameters;
-  if (const auto expert = parse_expert_name(weight)) {
-    module = expert->module;
-    parameters = {expert->projection == "down" ? "down_proj" : "gate_up_proj"};
-    if (expert->projection == "up") parameters.emplace_back("up_proj");
-  } else if (const std::string_view parameter = stack_parameter(weight); !parameter.empty()) {
-    parameters = {std::string(parameter)};
-    if (weight.ends_with(parameter)) {
-      module = without_ending(weight, "." + parameters[0]);
-    } else {  // Granite has X.input_linear.weight for X.experts.gate_up_proj.
-      const std::size_t last = weight.rfind('.', weight.size() - std::strlen(".weight") - 1);
-      module = std::string(weight.substr(0, last)) + ".experts";
-    }
-  }
-  for (const std::string& parameter : parameters) {
-    const std::string name = "." + parameter;
-    names.push_back(module + name);
-    // transformers has mlp.experts for what files of Mixtral and Llama 4 call so.
-    for (const char* stored : {".block_sparse_moe.experts", ".feed_forward.experts"}) {
-      if (!module.ends_with(stored)) continue;
-      names.push_back(without_ending(module, stored) + ".mlp.experts" + name);
-    }
-  }
+  for (std::string& name : parameter_names(weight)) names.push_back(std::move(name));
   return names;
 }
 

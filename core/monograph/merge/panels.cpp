@@ -222,16 +222,7 @@ void MergedPanels::read_base(std::size_t first, std::size_t last, std::vector<fl
     }
     return;
   }
-  if (!from.is_packed() || type == DType::kFloat32) {
-    read_elements(from, begin, begin + count, DType::kFloat32, base.data());
-    return;
-  }
-  // As its library dequantises: to the type it was quantised from.
-  std::vector<std::uint16_t> narrow(count);
-  read_elements(from, begin, begin + count, type, narrow.data());
-  for (std::size_t i = 0; i < count; ++i) {
-    base[i] = type == DType::kBFloat16 ? to_float(Bf16{narrow[i]}) : to_float(Fp16{narrow[i]});
-  }
+  read_values(from, begin, begin + count, base.data());
 }
 
 void MergedPanels::start(std::size_t first, std::size_t last, const std::vector<float>& base,

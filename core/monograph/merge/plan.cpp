@@ -4,11 +4,13 @@
 #include <map>
 #include <utility>
 
+#include "monograph/adapter/factor_order.h"
 #include "monograph/base/error.h"
 #include "monograph/convert/why_kept.h"
-#include "monograph/merge/vocabulary.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/experts.h"
+#include "monograph/weights/model_settings.h"
+#include "monograph/weights/vocabulary.h"
 
 namespace monograph {
 namespace {
@@ -16,14 +18,6 @@ namespace {
 using safetensors::LocatedTensor;
 using safetensors::shape_text;
 using text::in_quotes;
-
-bool config_says_tied(const json::Value& config) {
-  const auto says = [](const json::Value* value) {
-    const json::Value* tied = value == nullptr ? nullptr : value->find("tie_word_embeddings");
-    return tied != nullptr && tied->as_bool().value_or(false);
-  };
-  return says(&config) || says(config.find("text_config"));
-}
 
 // Whether the class that the config names has a head at all.
 bool has_head(const json::Value& config) {
@@ -41,9 +35,7 @@ class Planner {
           const MergeSettings& settings)
       : config_(config), settings_(settings), stacks_(stack_experts(weights, config)) {
     for (const Weight& weight : weights) add_base(weight.name, weight);
-    for (const Weight& stack : stacks_.stacks) by_name_.emplace(stack.name, &stack);
-    const json::Value* type = config.is(json::Kind::kObject) ? config.find("model_type") : nullptr;
-    gpt_oss_ = type != nullptr && type->as_string() == "gpt_oss";
+    gpt_oss_ = is_gpt_oss(config);
     for (const Weight& stack : stacks_.stacks) {
       const auto stored = weights_.find(stack.name);
       if (stored != weights_.end()) {
@@ -145,31 +137,6 @@ class Planner {
     return weight;
   }
 
-  // The stack that transformers knows as parameter `name` of module `module`. Files have other
-  // names for some of them.
-  const Weight* find_stack(const std::string& module, std::string_view name) const {
-    const auto look = [&](const std::string& full) -> const Weight* {
-      const auto found = by_name_.find(full);
-      return found == by_name_.end() ? nullptr : found->second;
-    };
-    constexpr std::string_view kModule = ".mlp.experts", kGranite = ".block_sparse_moe.experts";
-    std::vector<std::string> names = {module + "." + std::string(name)};
-    if (module.ends_with(kModule)) {
-      const std::string layer = module.substr(0, module.size() - kModule.size());
-      for (const char* other : {".block_sparse_moe.experts.", ".feed_forward.experts."}) {
-        names.push_back(layer + other + std::string(name));
-      }
-    }
-    if (module.ends_with(kGranite)) {
-      const std::string part = module.substr(0, module.size() - std::string_view("experts").size());
-      names.push_back(part + (name == "down_proj" ? "output" : "input") + "_linear.weight");
-    }
-    for (const std::string& full : names) {
-      if (const Weight* found = look(full)) return found;
-    }
-    return nullptr;
-  }
-
   // PEFT wraps a module once for each of its parameters, in their order.
   void add_loras_of_parameters() {
     constexpr std::string_view kWrapped = ".base_layer";
@@ -188,11 +155,11 @@ class Planner {
   void add_loras_of_module(const std::string& module, const std::vector<const LowRank*>& loras) {
     const AdapterConfig& config = adapter_->adapter->config();
     std::vector<std::pair<std::string, const Weight*>> parameters;
-    for (const char* name : {"gate_up_proj", "up_proj", "down_proj"}) {
-      const std::string key = module + "." + name;
+    for (const std::string_view name : kExpertParameters) {
+      const std::string key = module + "." + std::string(name);
       if (config.targets(key + "_bias")) fail(key + "_bias", "LoRA on a bias is not supported");
       if (!config.targets(key)) continue;
-      const Weight* stack = find_stack(module, name);
+      const Weight* stack = stacks_.find(module, name);
       if (stack != nullptr) parameters.emplace_back(key, stack);
     }
     if (parameters.empty() && loras.size() == 1) {
@@ -208,37 +175,26 @@ class Planner {
                        " parameters of it, the base has " + std::to_string(parameters.size()) +
                        " that target_parameters names");
     }
-    // A square matrix does not tell which factor is that of the inputs; the other one may.
-    std::optional<bool> swapped;
-    for (const bool decide : {true, false}) {
-      for (std::size_t i = 0; i < parameters.size(); ++i) {
-        const auto& [key, stack] = parameters[i];
-        const LowRank& lora = *loras[loras.size() - 1 - i];
-        const std::optional<bool> own = is_swapped(key, *stack, lora);
-        if (decide && own) swapped = own;
-        if (!decide) add_lora_of_experts(key, *stack, lora, own ? own : swapped);
-      }
+    std::vector<FactorShape> shapes;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const LowRank& lora = *loras[loras.size() - 1 - i];
+      shapes.push_back({lora.a->shape[1], lora.b->shape[0], &parameters[i].second->shape});
     }
-  }
-
-  // Whether A is that of the outputs: PEFT before 0.20 took the dimensions of some parameters for
-  // each other, which trains the same change. Nothing where the shape does not tell.
-  std::optional<bool> is_swapped(const std::string& key, const Weight& stack,
-                                 const LowRank& lora) const {
-    const std::uint64_t inputs = lora.a->shape[1], outputs = lora.b->shape[0];
-    const bool fits = inputs == stack.shape[2] && outputs == stack.shape[1];
-    const bool fits_swapped = inputs == stack.shape[1] && outputs == stack.shape[2];
-    if (!fits && !fits_swapped) {
-      fail(key, "A has " + std::to_string(inputs) + " inputs and B " + std::to_string(outputs) +
-                    " outputs, the experts are " + shape_text(stack.shape));
+    const std::vector<FactorOrder> orders = factor_orders(shapes);
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const auto& [key, stack] = parameters[i];
+      add_lora_of_experts(key, *stack, *loras[loras.size() - 1 - i], orders[i]);
     }
-    if (fits && fits_swapped) return std::nullopt;
-    return fits_swapped;
   }
 
   void add_lora_of_experts(const std::string& key, const Weight& stack, const LowRank& lora,
-                           std::optional<bool> swapped) {
+                           FactorOrder order) {
     const AdapterConfig& config = adapter_->adapter->config();
+    if (order == FactorOrder::kNeither) {
+      fail(key, "A has " + std::to_string(lora.a->shape[1]) + " inputs and B " +
+                    std::to_string(lora.b->shape[0]) + " outputs, the experts are " +
+                    shape_text(stack.shape));
+    }
     if (lora.magnitude != nullptr || lora.bias != nullptr || lora.embedding ||
         config.fan_in_fan_out) {
       fail(key, "only plain LoRA acts on a parameter");
@@ -249,7 +205,7 @@ class Planner {
                     ", wanted rank " + std::to_string(rank) + " of " + std::to_string(experts) +
                     " experts");
     }
-    if (!swapped && !config.keeps_order_of_parameters()) {
+    if (order == FactorOrder::kEither && !config.keeps_order_of_parameters()) {
       fail(key, "its matrices are square and the adapter was written by PEFT " +
                     in_quotes(config.peft_version) +
                     ", so that inputs and outputs cannot be told apart; wanted 0.20 or newer");
@@ -259,7 +215,7 @@ class Planner {
     change.factor = config.scale_of(key) * adapter_->weight;
     change.rank = rank;
     change.experts = experts;
-    const bool turned = swapped.value_or(false);
+    const bool turned = order == FactorOrder::kSwapped;
     const auto stored = weights_.find(stack.name);
     if (stored == weights_.end() && settings_.format && is_packed_in_output(stack)) {
       return add_lora_one_by_one(stack, change, turned);
@@ -530,7 +486,6 @@ class Planner {
   const json::Value& config_;
   const MergeSettings& settings_;
   ExpertStacks stacks_;
-  std::map<std::string, const Weight*> by_name_;  // of stacks_
   bool gpt_oss_ = false;
   const WeightedAdapter* adapter_ = nullptr;
   std::map<std::string, MergedWeight> weights_;

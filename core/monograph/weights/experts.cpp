@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "monograph/text/utf8.h"
+#include "monograph/weights/model_settings.h"
 
 namespace monograph {
 namespace {
@@ -33,22 +34,27 @@ constexpr std::array kStacks = {
     StackName{".block_sparse_moe.input_linear.weight", true, "gate_up_proj"},
     StackName{".block_sparse_moe.output_linear.weight", false, "down_proj"}};
 
-constexpr std::array<std::string_view, 5> kTransposed = {"gpt_oss", "llama4", "llama4_text",
-                                                         "qwen3_vl_moe", "qwen3_vl_moe_text"};
+// What transformers and files call a module of experts, and Granite the parameters in it.
+struct OtherName {
+  std::string_view known, stored;
+};
+constexpr std::array kModules = {OtherName{".mlp.experts", ".block_sparse_moe.experts"},
+                                 OtherName{".mlp.experts", ".feed_forward.experts"}};
+constexpr std::array kGranite = {
+    OtherName{".block_sparse_moe.experts.gate_up_proj", ".block_sparse_moe.input_linear.weight"},
+    OtherName{".block_sparse_moe.experts.down_proj", ".block_sparse_moe.output_linear.weight"}};
+
+// `name` with another end; empty if it has not this one.
+std::string with_end(std::string_view name, std::string_view end, std::string_view other) {
+  if (!name.ends_with(end)) return {};
+  return std::string(name.substr(0, name.size() - end.size())) + std::string(other);
+}
 
 const StackName* stack_name(std::string_view name) {
   const auto* found = std::find_if(kStacks.begin(), kStacks.end(), [&](const StackName& stack) {
     return name.ends_with(stack.end);
   });
   return found == kStacks.end() ? nullptr : found;
-}
-
-// That of the language model where a config has several parts.
-const json::Value* find_setting(const json::Value& config, std::string_view key) {
-  if (!config.is(json::Kind::kObject)) return nullptr;
-  if (const json::Value* found = config.find(key)) return found;
-  const json::Value* text = config.find("text_config");
-  return text != nullptr && text->is(json::Kind::kObject) ? text->find(key) : nullptr;
 }
 
 bool alike(const Weight& a, const Weight& b) {
@@ -142,16 +148,9 @@ std::string stored_router(std::string_view name) {
   return {};
 }
 
-bool stores_experts_transposed(const json::Value& config) {
-  const json::Value* type = find_setting(config, "model_type");
-  const std::string_view name = type == nullptr ? "" : type->as_string().value_or("");
-  return std::find(kTransposed.begin(), kTransposed.end(), name) != kTransposed.end();
-}
-
 std::optional<StackOrder> order_of(const Weight& stack, const json::Value& config) {
   using enum StackOrder;
-  const json::Value* setting = find_setting(config, "hidden_size");
-  const std::uint64_t hidden = setting == nullptr ? 0 : setting->as_unsigned().value_or(0);
+  const std::uint64_t hidden = number_setting(config, "hidden_size");
   const StackName* name = stack_name(stack.name);
   if (hidden == 0 || name == nullptr || stack.shape.size() != 3) return std::nullopt;
   const bool first = stack.shape[1] == hidden, last = stack.shape[2] == hidden;
@@ -164,6 +163,51 @@ std::vector<std::string> member_names(const Weight& stack) {
   if (!stack.assembly) return {stack.name};
   std::vector<std::string> names;
   for (const Weight& source : stack.assembly->sources) names.push_back(source.name);
+  return names;
+}
+
+const Weight* ExpertStacks::find(const std::string& module, std::string_view parameter) const {
+  const std::string known = module + "." + std::string(parameter);
+  std::vector<std::string> names = {known};
+  for (const OtherName& other : kModules) {
+    const std::string stored = with_end(module, other.known, other.stored);
+    if (!stored.empty()) names.push_back(stored + "." + std::string(parameter));
+  }
+  for (const OtherName& other : kGranite) {
+    names.push_back(with_end(known, other.known, other.stored));
+  }
+  for (const std::string& name : names) {
+    const auto found = std::lower_bound(
+        stacks.begin(), stacks.end(), name,
+        [](const Weight& stack, const std::string& wanted) { return stack.name < wanted; });
+    if (found != stacks.end() && found->name == name) return &*found;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> parameter_names(std::string_view weight) {
+  std::vector<std::string> stored;
+  if (const std::optional<ExpertName> expert = parse_expert_name(weight)) {
+    const bool down = expert->projection == "down";
+    stored.push_back(expert->module + (down ? ".down_proj" : ".gate_up_proj"));
+    if (expert->projection == "up") stored.push_back(expert->module + ".up_proj");
+  } else if (stack_name(weight) != nullptr) {
+    stored.emplace_back(weight);
+  }
+  std::vector<std::string> names;
+  for (const std::string& name : stored) {
+    std::string known;
+    for (const OtherName& other : kGranite) {
+      if (known.empty()) known = with_end(name, other.stored, other.known);
+    }
+    names.push_back(known.empty() ? name : known);
+    const std::size_t dot = names.back().rfind('.');
+    const std::string module = names.back().substr(0, dot), parameter = names.back().substr(dot);
+    for (const OtherName& other : kModules) {
+      const std::string renamed = with_end(module, other.stored, other.known);
+      if (!renamed.empty()) names.push_back(renamed + parameter);
+    }
+  }
   return names;
 }
 
@@ -199,8 +243,15 @@ ExpertStacks stack_experts(const std::vector<Weight>& weights, const json::Value
       }
     }
   }
+  const ExpertLayout* layout = find_expert_layout(config);
+  const bool interleaved = layout != nullptr && layout->gate_up == GateUp::kInterleaved;
   for (const auto& [module, matrices] : modules) {
     if (result.refused.contains(module)) continue;
+    if (interleaved) {
+      result.refused[module] = "experts are stored one by one, and model_type " +
+                               text::in_quotes(layout->model_type) + " has them in a stack";
+      continue;
+    }
     if (const std::string why = why_not(matrices); !why.empty()) {
       result.refused[module] = why;
       continue;

@@ -5,6 +5,7 @@
 //   transposed     the same as [experts, inputs, outputs], by the model: gpt-oss, Llama 4
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "monograph/weights/assembly.h"
+#include "monograph/weights/expert_layout.h"
 
 namespace monograph {
 
@@ -36,9 +38,6 @@ std::string_view stack_parameter(std::string_view name);
 // other weight.
 std::string stored_router(std::string_view name);
 
-// Whether files of this model store plain stacks as [experts, inputs, outputs].
-bool stores_experts_transposed(const json::Value& config);
-
 // How a stack lies: told by hidden_size of `config` where the shape decides, else by the model for
 // a plain weight, while packed values have outputs for rows. Nothing if no dimension is
 // hidden_size.
@@ -49,12 +48,25 @@ struct ExpertStacks {
   std::vector<Weight> stacks;                  // [experts, outputs, inputs], sorted by name
   std::set<const Weight*> members;             // of `weights`: those that are a part of one
   std::map<std::string, std::string> refused;  // module or weight -> why it is in no stack
+
+  // The stack that transformers has as `parameter` of `module`, whatever the files call it; nullptr
+  // if there is none.
+  const Weight* find(const std::string& module, std::string_view parameter) const;
 };
+
+// The parameters of a module of experts, in the order in which the classes have them.
+inline constexpr std::array<std::string_view, 3> kExpertParameters = {"gate_up_proj", "up_proj",
+                                                                      "down_proj"};
+
+// What transformers may call the parameter that a stored weight, a stack or one expert's matrix, is
+// or belongs to, the likeliest first; empty for any other weight.
+std::vector<std::string> parameter_names(std::string_view weight);
 
 // The names of the weights that a stack of stack_experts consists of, in order.
 std::vector<std::string> member_names(const Weight& stack);
 
-// Every stack that the weights make. Gate and up of an expert become gate_up_proj, gate first.
+// Every stack that the weights make. Gate and up of an expert become gate_up_proj, gate first;
+// refused where the model is known to have them otherwise.
 ExpertStacks stack_experts(const std::vector<Weight>& weights, const json::Value& config);
 
 }  // namespace monograph

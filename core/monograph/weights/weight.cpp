@@ -175,7 +175,10 @@ void read_elements(const Weight& weight, std::uint64_t begin, std::uint64_t end,
                 text::in_quotes(weight.name) + ": cannot decode " + std::string(weight.format) +
                 " (" + std::string(weight.spelling) + ")");
   }
-  MONOGRAPH_ASSERT(begin <= end && end <= weight.elements);
+  if (begin > end || end > weight.elements) {
+    throw Error("weight " + text::in_quotes(weight.name) + ": elements " + std::to_string(begin) +
+                " to " + std::to_string(end) + " wanted of " + std::to_string(weight.elements));
+  }
   if (begin == end) return;
   if (weight.assembly) return read_assembled(weight, begin, end, dtype, out);
   if (!weight.view) {
@@ -195,6 +198,32 @@ void read_elements(const Weight& weight, std::uint64_t begin, std::uint64_t end,
     to += count * size_bytes(dtype);
     begin += count;
   }
+}
+
+DType source_dtype(const Weight& weight) {
+  return float_type(weight.dtype).value_or(DType::kFloat32);
+}
+
+void read_values(const Weight& weight, std::uint64_t begin, std::uint64_t end, float* out) {
+  if (!weight.is_packed() || source_dtype(weight) == DType::kFloat32) {
+    return read_elements(weight, begin, end, DType::kFloat32, out);
+  }
+  with_type(source_dtype(weight), [&]<class T>() {
+    std::vector<T> narrow(end - begin);
+    read_elements(weight, begin, end, dtype_of<T>, narrow.data());
+    for (std::size_t i = 0; i < narrow.size(); ++i) out[i] = to_float(narrow[i]);
+  });
+}
+
+std::string_view layer_of(std::string_view name) {
+  for (std::size_t begin = 0, end; begin < name.size(); begin = end + 1) {
+    end = std::min(name.find('.', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
+    const bool digits = !part.empty() && std::all_of(part.begin(), part.end(),
+                                                     [](char c) { return c >= '0' && c <= '9'; });
+    if (digits && begin != 0 && end < name.size()) return name.substr(0, end);
+  }
+  return {};
 }
 
 StoredDType stored(DType dtype) {

@@ -66,6 +66,19 @@ std::vector<Weight> list_weights(const safetensors::Checkpoint& checkpoint,
 void read_elements(const Weight& weight, std::uint64_t begin, std::uint64_t end, DType dtype,
                    void* out);
 
+// The type a packed weight was made from, as far as the file says; of a plain one its own (fp32
+// for 64 bits).
+DType source_dtype(const Weight& weight);
+
+// Elements [begin, end) as files have them: those of a packed weight are decoded and rounded once
+// to the type it was made from, as its library dequantises. Merging and exporting see these values,
+// and dequantize writes them unless it is told another type. Throws Error if the weight is not readable.
+void read_values(const Weight& weight, std::uint64_t begin, std::uint64_t end, float* out);
+
+// The layer a weight belongs to, by the first ".N." in its name: "model.layers.0" for
+// "model.layers.0.mlp.up_proj.weight", empty if there is none.
+std::string_view layer_of(std::string_view name);
+
 // The element type as a stored one, and back where there is one.
 safetensors::StoredDType stored(DType dtype);
 std::optional<DType> float_type(safetensors::StoredDType dtype);

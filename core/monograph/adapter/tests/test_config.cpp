@@ -157,5 +157,27 @@ TEST(AdapterConfig, TheTableOfFieldsIsSortedAndGivesReasons) {
   }
 }
 
+TEST(AdapterConfig, ThePatternsTogetherAreBounded) {
+  const auto config = [](const std::string& before, const std::string& behind) {
+    std::string text = R"({"peft_type": "LORA", "r": 8, "lora_alpha": 8, "alpha_pattern": {)";
+    for (int i = 0; i < 1000; ++i) {
+      text += (i == 0 ? "\"" : ", \"") + before + std::to_string(i) + behind + "\": 1";
+    }
+    return text + "}}";
+  };
+  // A thousand names of layers are many and cheap.
+  const AdapterConfig names = parse_adapter_config(
+      config("model.language_model.layers.", ".linear_attn.in_proj_qkvz"), "c");
+  EXPECT_EQ(names.scale_of("x.model.language_model.layers.7.linear_attn.in_proj_qkvz"), 0.125);
+  try {
+    parse_adapter_config(config("(.{0,30}){0,30}Z", ""), "c");
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("alpha_pattern: the patterns together"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
 }  // namespace
 }  // namespace monograph

@@ -159,5 +159,49 @@ TEST(Experts, WhatFitsInNoStackIsNamed) {
   EXPECT_EQ(why(list), "wanted gate, up and down of each expert, or up and down");
 }
 
+TEST(Experts, HowAModelHasThemFollowsFromItsType) {
+  const auto layout = [](const char* config) {
+    return find_expert_layout(json::parse(config, "config.json"));
+  };
+  ASSERT_NE(layout(R"({"model_type": "gpt_oss"})"), nullptr);
+  EXPECT_EQ(layout(R"({"model_type": "gpt_oss"})")->gate_up, GateUp::kInterleaved);
+  EXPECT_EQ(layout(R"({"model_type": "gpt_oss"})")->modules, ExpertModules::kNone);
+  EXPECT_EQ(layout(R"({"model_type": "x", "text_config": {"model_type": "llama4_text"}})")->modules,
+            ExpertModules::kNone);
+  EXPECT_EQ(layout(R"({"model_type": "mixtral", "text_config": null})")->modules,
+            ExpertModules::kW1W3W2);
+  EXPECT_EQ(layout(R"({"model_type": "llama"})"), nullptr);
+  EXPECT_EQ(expert_leaf(ExpertModules::kW1W3W2, "up"), "w3");
+  EXPECT_EQ(expert_leaf(ExpertModules::kGateUpDown, "gate"), "gate_proj");
+}
+
+TEST(Experts, OneByOneThereIsNoStackOfAModelThatInterleavesGateAndUp) {
+  const Opened opened(one_by_one("gate_proj", "up_proj", "down_proj"),
+                      R"({"hidden_size": 4, "model_type": "gpt_oss"})");
+  EXPECT_TRUE(opened.experts.stacks.empty());
+  EXPECT_EQ(opened.experts.refused.at("m.experts"),
+            "experts are stored one by one, and model_type 'gpt_oss' has them in a stack");
+}
+
+TEST(Experts, AParameterIsFoundByTheNamesThatFilesHaveForIt) {
+  TensorList list;
+  list.add("l.0.block_sparse_moe.input_linear.weight", StoredDType::kF32, {2, 6, 4});
+  list.add("l.1.feed_forward.experts.down_proj", StoredDType::kF32, {2, 4, 3});
+  const Opened opened(list);
+  const ExpertStacks& experts = opened.experts;
+  ASSERT_NE(experts.find("l.0.block_sparse_moe.experts", "gate_up_proj"), nullptr);
+  EXPECT_EQ(experts.find("l.0.block_sparse_moe.experts", "down_proj"), nullptr);
+  ASSERT_NE(experts.find("l.1.mlp.experts", "down_proj"), nullptr);
+  EXPECT_EQ(experts.find("l.1.mlp.experts", "down_proj"),
+            experts.find("l.1.feed_forward.experts", "down_proj"));
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(parameter_names("l.0.block_sparse_moe.input_linear.weight"),
+            (Names{"l.0.block_sparse_moe.experts.gate_up_proj", "l.0.mlp.experts.gate_up_proj"}));
+  EXPECT_EQ(parameter_names("l.0.block_sparse_moe.experts.3.w3.weight"),
+            (Names{"l.0.block_sparse_moe.experts.gate_up_proj", "l.0.mlp.experts.gate_up_proj",
+                   "l.0.block_sparse_moe.experts.up_proj", "l.0.mlp.experts.up_proj"}));
+  EXPECT_EQ(parameter_names("l.1.mlp.up_proj.weight"), Names{});
+}
+
 }  // namespace
 }  // namespace monograph

@@ -1,4 +1,4 @@
-#include "monograph/merge/vocabulary.h"
+#include "monograph/weights/vocabulary.h"
 
 #include <algorithm>
 #include <array>

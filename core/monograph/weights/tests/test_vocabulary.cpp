@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "monograph/merge/vocabulary.h"
+#include "monograph/weights/vocabulary.h"
 
 namespace monograph {
 namespace {
