@@ -130,6 +130,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
   m.def("spill_close(int file) -> ()");
   m.def("spill_same(Tensor handle, Tensor bytes) -> bool");
   m.def("spill_counts(int file) -> int[]");
+  m.def("checkpoint_sha256(Tensor folder) -> int[]");
   m.def("system_info() -> int[]");
   m.def("read_ahead_open(int[] tensors, int[] files, int allowed) -> int");
   m.def("read_ahead_close(int number) -> ()");

@@ -3,12 +3,11 @@
 // stands for lives as long as the handle's memory, so that whoever keeps a handle, a graph or
 // autograd, keeps the bytes, and nobody else has to give them back.
 #include <string>
-#include <string_view>
 
 #include "arguments/device.h"
+#include "arguments/folder_name.h"
 #include "cpu/spill_registry.h"
 #include "monograph/base/error.h"
-#include "monograph/text/utf8.h"
 
 namespace monograph::ops {
 namespace {
@@ -111,29 +110,9 @@ bool spill_same(const Tensor& handle, const Tensor& bytes) {
   return named(kOp, [&] { return spill_registry().same(ticket, {data, size}); });
 }
 
-// Error messages are text, and would not arrive with a name in them that is none.
-bool is_text(std::string_view name) {
-  while (!name.empty()) {
-    const bool ascii = text::byte_at(name, 0) < 0x80;
-    const std::size_t length = ascii ? 1 : text::utf8_sequence_length(name);
-    if (length == 0) return false;
-    name.remove_prefix(length);
-  }
-  return true;
-}
-
-// The folder as the bytes of its name: operators take no strings.
 std::int64_t spill_open(const Tensor& folder) {
   constexpr const char* kOp = "spill_open";
-  check_device(kOp, DeviceType::CPU, {{"folder", folder}});
-  check_given(kOp, "folder", folder);
-  STD_TORCH_CHECK(folder.scalar_type() == ScalarType::Byte && folder.dim() == 1 &&
-                      folder.numel() > 0 && folder.is_contiguous(),
-                  kOp, ": folder is not a name, wanted its bytes");
-  const std::string name(static_cast<const char*>(folder.const_data_ptr()),
-                         static_cast<std::size_t>(folder.numel()));
-  STD_TORCH_CHECK(name.find('\0') == std::string::npos, kOp, ": folder has a byte 0 in its name");
-  STD_TORCH_CHECK(is_text(name), kOp, ": folder is ", text::in_quotes(name), ", wanted UTF-8");
+  const std::string name = folder_name(kOp, folder);
   return named(kOp, [&] { return spill_registry().open(name); });
 }
 

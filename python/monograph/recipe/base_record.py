@@ -13,36 +13,13 @@ from typing import Any
 NAME = "monograph.json"
 
 
-def _tensors(path: str) -> list[tuple[str, str]]:
-    """(name, line) of every tensor of a safetensors file."""
-    lines = []
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            begin, end = entry["data_offsets"]
-            file.seek(8 + length + begin)
-            digest, left = hashlib.sha256(), end - begin
-            while left:
-                block = file.read(min(left, 1 << 22))
-                if not block:
-                    raise ValueError(f"{path}: ends inside tensor {name}")
-                digest.update(block)
-                left -= len(block)
-            shape = json.dumps(entry["shape"])
-            quoted = json.dumps(name, ensure_ascii=False)
-            lines.append((name, f"{quoted} {entry['dtype']} {shape} {digest.hexdigest()}\n"))
-    return lines
+def _hash_of(folder: str) -> str:
+    from monograph.ops.checkpoint_sha256 import checkpoint_sha256
 
-
-def checkpoint_sha256(folder: str) -> str:
-    """The hash of a checkpoint's tensors, in whatever files: core/monograph/hash/checkpoint_hash.h."""
-    names = sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
-    lines = [line for name in names for line in _tensors(os.path.join(folder, name))]
-    ordered = sorted(lines, key=lambda line: line[0].encode())
-    return hashlib.sha256("".join(text for _, text in ordered).encode()).hexdigest()
+    try:
+        return checkpoint_sha256(folder)
+    except RuntimeError as error:
+        raise ValueError(f"base_model: {error}") from None
 
 
 def _sha256(weight: Any) -> str:
@@ -132,7 +109,7 @@ def base_sha256(folder: str, known: Mapping[str, Any]) -> str:
 @functools.lru_cache(maxsize=8)
 def _sha256_of_files(folder: str, seen: str) -> str:
     """Once a process, as long as the files are those that were seen."""
-    return checkpoint_sha256(folder)
+    return _hash_of(folder)
 
 
 def _files_of(folder: str) -> dict[str, Any]:

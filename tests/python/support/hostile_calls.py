@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import mmap
+import pathlib
 import tempfile
 from random import Random
 from typing import Any
@@ -408,6 +410,19 @@ def limit_move(r: Random) -> list[Any]:
 
 def limit_tiles(r: Random) -> list[Any]:
     return [r.randrange(4)]
+
+
+@functools.cache
+def _checkpoint_folder() -> str:
+    folder = tempfile.mkdtemp()
+    header = json.dumps({"x": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}).encode()
+    content = len(header).to_bytes(8, "little") + header + b"ab"
+    pathlib.Path(folder, "model.safetensors").write_bytes(content)
+    return folder
+
+
+def checkpoint_sha256(r: Random) -> list[Any]:
+    return [torch.tensor(list(_checkpoint_folder().encode()), dtype=torch.uint8)]
 
 
 def system_info(r: Random) -> list[Any]:
