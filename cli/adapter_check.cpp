@@ -8,6 +8,7 @@
 #include "monograph/adapter/adapter.h"
 #include "monograph/adapter/serving_check.h"
 #include "monograph/text/utf8.h"
+#include "recorded_base.h"
 #include "server_option.h"
 #include "table.h"
 
@@ -19,7 +20,7 @@ namespace fs = std::filesystem;
 struct Options {
   std::string base, adapter, server;
   std::optional<std::uint64_t> max_rank;
-  bool json = false, all = false;
+  bool json = false, all = false, another_base = false;
 };
 
 constexpr std::size_t kShownOfRule = 3;
@@ -38,6 +39,7 @@ json::Value report_json(const Options& options, const std::vector<ServingFinding
     row.set("rule", json::Value::string(finding.rule));
     row.set("key", json::Value::string(finding.key));
     row.set("what", json::Value::string(finding.what));
+    row.set("convertible", json::Value::boolean(finding.convertible));
   }
   return value;
 }
@@ -64,7 +66,7 @@ std::string report_text(const Options& options, const std::vector<ServingFinding
          (findings.size() == 1 ? " finding" : " findings") + " for " + std::string(title) + "\n";
 }
 
-int check(const Options& options) {
+int check(const Options& options, const Session& session) {
   const Model base = open_model(options.base);
   const json::Value config = base.config ? *base.config : json::Value();
   const BaseModules modules(base.weights, config);
@@ -78,7 +80,11 @@ int check(const Options& options) {
   request.base = &modules;
   request.server = *find_server(options.server);
   request.max_rank = options.max_rank;
-  const std::vector<ServingFinding> findings = check_serving(request);
+  std::vector<ServingFinding> findings = check_serving(request);
+  if (!options.another_base) {
+    const std::string differs = another_base(options.adapter, adapter, base, session);
+    if (!differs.empty()) findings.push_back({"another-base", "monograph.json", differs, false});
+  }
   const std::size_t tensors = adapter.tensors().size();
   std::fputs(options.json ? json::dump(report_json(options, findings, tensors)).c_str()
                           : report_text(options, findings, tensors).c_str(),
@@ -92,9 +98,10 @@ Run declare(CommandLine& line) {
   line.add_option("adapter", options->adapter, "The folder of the PEFT adapter").required();
   declare_server(line, options->server);
   declare_max_rank(line, options->max_rank);
+  declare_another_base(line, options->another_base);
   line.add_flag("--all", options->all, "Show every finding, not the first 3 of a rule");
   line.add_flag("--json", options->json, "Print the findings as JSON");
-  return [options](Session&) { return check(*options); };
+  return [options](Session& session) { return check(*options, session); };
 }
 
 }  // namespace
@@ -108,7 +115,7 @@ const Command kAdapterCheck = {
     "tensors, ranks, scale, DoRA, replaced modules, trained tokens, biases, embeddings, a head "
     "that "
     "is the embedding, layers that it keeps as one, layouts of experts. docs/serving.md lists "
-    "them.",
+    "them. Where no finding is beyond cure, `adapter convert` makes a form of the adapter.",
     "monograph adapter check llama my-lora --for vllm\n"
     "monograph adapter check llama my-lora --for vllm --max-rank 16 --json\n"
     "monograph adapter check mixtral my-lora --for llama.cpp --all",

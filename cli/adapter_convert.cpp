@@ -11,6 +11,7 @@
 #include "monograph/files/atomic_file.h"
 #include "monograph/files/staged_folder.h"
 #include "monograph/text/utf8.h"
+#include "recorded_base.h"
 #include "server_option.h"
 
 namespace monograph::cli {
@@ -21,7 +22,7 @@ namespace fs = std::filesystem;
 struct Options {
   std::string base, adapter, server, out;
   std::optional<std::uint64_t> max_rank;
-  bool json = false, force = false, dry_run = false;
+  bool json = false, force = false, dry_run = false, another_base = false;
 };
 
 constexpr const char* kWeights = "adapter_model.safetensors";
@@ -88,6 +89,7 @@ class Convert {
     request.base = &modules;
     request.server = *find_server(options_.server);
     request.max_rank = options_.max_rank;
+    if (!options_.another_base) refuse_another_base(base);
     const ServingForm form(request);
     throw_if_interrupted();
     if (gguf) {
@@ -104,12 +106,19 @@ class Convert {
   }
 
  private:
+  void refuse_another_base(const Model& base) const {
+    const std::string differs = another_base(options_.adapter, adapter_, base, session_);
+    if (differs.empty()) return;
+    throw Error(options_.adapter + ": " + differs + "; --another-base takes it all the same");
+  }
+
   void write_file(const ServingForm& form, const BaseModules& modules, const Model& base) const {
     const fs::path target = options_.out;
     std::error_code ignored;
     if (fs::exists(target, ignored) && !options_.force) {
       throw Error(target.string() + ": is already there; --force replaces it");
     }
+    check_gguf_lora(form, modules);
     if (options_.dry_run) return;
     std::vector<files::FileId> inputs = adapter_.ids();
     for (const files::FileId& id : base.checkpoint.ids()) inputs.push_back(id);
@@ -160,6 +169,7 @@ Run declare(CommandLine& line) {
       .required();
   declare_server(line, options->server);
   declare_max_rank(line, options->max_rank);
+  declare_another_base(line, options->another_base);
   line.add_flag("--force", options->force, "Replace --out if it exists, in one step");
   line.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");
   line.add_flag("--json", options->json, "Print the report as JSON");

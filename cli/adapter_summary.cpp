@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 
+#include "monograph/adapter/tensor_key.h"
 #include "monograph/base/error.h"
 #include "table.h"
 
@@ -151,8 +152,8 @@ json::Value finite_or_null(double value) {
 }
 
 std::string module_text(const std::string& name) {
-  constexpr std::string_view kPrefix = "base_model.model.";
-  return printable(std::string_view(name).substr(name.starts_with(kPrefix) ? kPrefix.size() : 0));
+  return printable(
+      std::string_view(name).substr(name.starts_with(kAdapterPrefix) ? kAdapterPrefix.size() : 0));
 }
 
 }  // namespace

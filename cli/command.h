@@ -11,14 +11,16 @@
 
 namespace monograph::cli {
 
-// The same table stands in `monograph --help` and in the man page.
+// The same table stands in `monograph --help`, in the man page, in docs/cli.md and in
+// python/monograph/commands/exit_codes.py.
 enum ExitCode : int {
   kOk = 0,
-  kFinding = 1,   // a finding, or a threshold passed
-  kUsage = 2,     // the command line is wrong
-  kBadInput = 3,  // a file breaks a rule (monograph::Error)
-  kMismatch = 4,  // a manifest or the two sides of a diff disagree
-  kIo = 5,        // disk full, no permission, no such file (IoError)
+  kFinding = 1,    // a finding, or a threshold passed
+  kUsage = 2,      // the command line is wrong
+  kBadInput = 3,   // a file breaks a rule (monograph::Error)
+  kMismatch = 4,   // a manifest or the two sides of a diff disagree
+  kIo = 5,         // disk full, no permission, no such file (IoError)
+  kInternal = 70,  // our own mistake, or one of a library
   kInterrupted = 130,
 };
 

@@ -1,11 +1,13 @@
 // `monograph train ...` is `python3 -m monograph train ...`, as `git foo` is `git-foo`.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 
 #include "program.h"
 
@@ -28,6 +30,18 @@ std::string find_python() {
 }
 
 }  // namespace
+
+bool merges_a_recipe(std::span<char* const> arguments) {
+  if (arguments.size() < 2 || std::strcmp(arguments[0], "merge") != 0) return false;
+  const std::string_view first = arguments[1];
+  if (first.ends_with(".yml") || first.ends_with(".yaml")) return true;
+  const bool named = std::any_of(arguments.begin(), arguments.end(), [](std::string_view word) {
+    return word == "--adapter" || word.starts_with("--adapter=");
+  });
+  std::error_code ignored;
+  return !named &&
+         std::filesystem::is_regular_file(std::filesystem::path(first) / "recipe.yml", ignored);
+}
 
 int hand_over(std::span<char* const> arguments) {
   std::string python = find_python(), flag = "-m", module = "monograph";

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <new>
+#include <string>
 
 #include "monograph/files/file_ops.h"
 #include "program.h"
@@ -18,15 +19,33 @@ int report(const char* what, int code) {
   return code;
 }
 
+std::string no_such_command(const std::string& word) {
+  std::string meant = nearest_command(word);
+  std::error_code ignored;
+  if (word.ends_with(".yml") || word.ends_with(".yaml")) {
+    meant = "train " + word;
+  } else if (meant.empty() && std::filesystem::exists(word, ignored)) {
+    meant = "inspect " + word;
+  }
+  return "there is no command '" + word + "'" +
+         (meant.empty() ? "" : "; did you mean 'monograph " + meant + "'?") +
+         (meant.empty() ? "; " : " ") + "monograph --help lists them";
+}
+
 int run(int argc, char** argv) {
   const std::span<char* const> arguments(argv + 1, argv + argc);
   for (const HandedOver& row : handed_over()) {
     if (!arguments.empty() && std::strcmp(arguments[0], row.name) == 0) return hand_over(arguments);
   }
-  if (!arguments.empty() && arguments[0][0] != '-' && summary_of(arguments[0]).empty()) {
-    const std::string name = arguments[0];
-    return report(("there is no command '" + name + "'; monograph --help lists them").c_str(),
-                  kUsage);
+  if (merges_a_recipe(arguments)) return hand_over(arguments);
+  if (arguments.empty()) {
+    return report(
+        "a command is wanted, such as 'monograph train RECIPE.yml' or 'monograph inspect MODEL'; "
+        "monograph --help lists them",
+        kUsage);
+  }
+  if (arguments[0][0] != '-' && summary_of(arguments[0]).empty()) {
+    return report(no_such_command(arguments[0]).c_str(), kUsage);
   }
   Program program;
   const Parser::Outcome outcome = program.parser().parse(argc, argv);
@@ -56,7 +75,7 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return report("out of memory", kIo);
   } catch (const std::exception& error) {
-    return report(error.what(), kFinding);
+    return report(error.what(), kInternal);
   }
   // A result that did not reach its file is no result.
   if (std::fflush(stdout) != 0) return report(std::strerror(errno), kIo);

@@ -3,7 +3,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <map>
 #include <memory>
 
 #include "block_size.h"
@@ -17,11 +16,10 @@
 #include "monograph/convert/why_kept.h"
 #include "monograph/files/atomic_file.h"
 #include "monograph/files/staged_folder.h"
-#include "monograph/hash/checkpoint_hash.h"
-#include "monograph/hash/sha256.h"
 #include "monograph/merge/model_card.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/experts.h"
+#include "recorded_base.h"
 #include "rounding.h"
 
 namespace monograph::cli {
@@ -31,10 +29,10 @@ namespace fs = std::filesystem;
 using text::in_quotes;
 
 struct Options {
-  std::string base, out, base_weights, as, as_experts, to = "same", experts = "keep";
+  std::string base, base_model, out, base_weights, as, as_experts, to = "same", experts = "keep";
   RoundingOptions rounding;
   std::vector<std::string> adapters;
-  bool force = false, json = false, all = false, dry_run = false;
+  bool force = false, another_base = false, json = false, all = false, dry_run = false;
   bool double_quant = false, as_double_quant = false;
   std::optional<std::size_t> block, as_block;
   double warn_below = 0.9, warn_above = 0.5;
@@ -80,14 +78,6 @@ class Threads {
  private:
   ThreadPool pool_;
 };
-
-std::string hash_of(const safetensors::Checkpoint& checkpoint, const char* label,
-                    const Session& session, Threads& threads) {
-  std::uint64_t total = 0;
-  for (const auto& tensor : checkpoint.tensors()) total += tensor.entry->size_bytes;
-  const auto progress = session.progress(label, total);
-  return checkpoint_sha256(checkpoint, threads, progress);
-}
 
 const Weight* first_packed(const Model& model) {
   for (const Weight& weight : model.weights) {
@@ -149,43 +139,6 @@ bool has_packed_experts(const Model& model) {
   });
 }
 
-// RecordedPacking::values_sha256 of the base.
-// Records are of the linear layers; `experts`: also of experts.
-std::string packed_values_sha256(const Model& model, bool experts) {
-  Sha256 all;
-  for (const Weight& weight : model.weights) {
-    if (!weight.is_packed() || (is_of_experts(weight) && !experts)) continue;
-    const auto bytes = weight.parts.front().tensor.bytes();
-    Sha256 one;
-    one.add(bytes);
-    all.add(json::quote(weight.name) + " " + one.hex() + "\n");
-  }
-  return all.hex();
-}
-
-// RecordedPacking::experts_sha256 of the base. Experts that are stored one by one count as the
-// stack that they make.
-std::string packed_experts_sha256(const Model& model) {
-  if (!model.config) return {};
-  std::map<std::string, std::string> lines;
-  for (const Weight& stack : stack_experts(model.weights, *model.config).stacks) {
-    if (!stack.is_packed()) continue;
-    Sha256 one;
-    if (stack.assembly) {
-      for (const Weight& source : stack.assembly->sources) {
-        one.add(source.parts.front().tensor.bytes());
-      }
-    } else {
-      one.add(stack.parts.front().tensor.bytes());
-    }
-    lines[std::string(layer_of(stack.name)) + "." + std::string(stack_parameter(stack.name))] =
-        one.hex();
-  }
-  Sha256 all;
-  for (const auto& [name, hash] : lines) all.add(json::quote(name) + " " + hash + "\n");
-  return all.hex();
-}
-
 // What an adapter records and the command line does not say.
 void take_recorded(Options& options, const std::vector<Adapter>& adapters, const Model& model) {
   for (const Adapter& adapter : adapters) {
@@ -215,10 +168,11 @@ void check_recorded_base(const Adapter& adapter, const std::string& sha256, cons
   const RecordedBase& recorded = adapter.recorded_base();
   const auto differs = [&](const std::string& what) {
     const std::string text = adapter.folder().string() + ": " + what;
-    if (!options.force) throw Error(text + "; --force merges anyway");
+    if (!options.force && !options.another_base) {
+      throw Error(text + "; --another-base merges all the same");
+    }
     session.warn(text);
   };
-  bool same_values = false;
   if (recorded.packed) {
     const RecordedPacking& packed = *recorded.packed;
     const std::string trained = packing_text(packed.format, packed.block, packed.double_quant);
@@ -228,11 +182,6 @@ void check_recorded_base(const Adapter& adapter, const std::string& sha256, cons
     if (first != nullptr) {
       given = packing_text(first->format, divides ? first->block.back() : packed.block,
                            first->double_quant);
-      same_values =
-          recorded.sha256 != sha256 &&
-          (packed_values_sha256(model, true) == packed.values_sha256 ||
-           packed_values_sha256(model, false) == packed.values_sha256) &&
-          (packed.experts_sha256.empty() || packed_experts_sha256(model) == packed.experts_sha256);
     } else if (settings.base_as) {
       given = packing_text(options.as, divides ? settings.base_block : packed.block,
                            settings.base_double_quant);
@@ -252,7 +201,8 @@ void check_recorded_base(const Adapter& adapter, const std::string& sha256, cons
               ", --as has those of the default rule: give the packed folder");
     }
   }
-  if (!recorded.sha256.empty() && recorded.sha256 != sha256 && !same_values) {
+  const json::Value* config = model.config ? &*model.config : nullptr;
+  if (!is_recorded_base(recorded, model.weights, config, sha256)) {
     differs("was trained on the base with hash " + recorded.sha256 + ", this one has " + sha256);
   }
   if (!recorded.weights.empty() && recorded.weights != options.base_weights) {
@@ -306,8 +256,27 @@ class Merge {
   }
 
  private:
+  // What CLI11 would say of three options that are required, for people who hold a recipe.
+  void check_given() {
+    if (!options_.base_model.empty() && !options_.base.empty()) {
+      throw UsageError("--base-model", "and " + in_quotes(options_.base) + " are both given");
+    }
+    if (options_.base.empty()) options_.base = options_.base_model;
+    if (options_.base.empty()) {
+      throw UsageError(
+          "the base is missing, wanted its folder with --adapter DIR and --out DIR, "
+          "or a recipe: monograph merge CONFIG.yml");
+    }
+    if (options_.adapters.empty()) {
+      throw UsageError("--adapter is missing: " + in_quotes(options_.base) +
+                       " is neither CONFIG.yml nor the output_dir of a finished run; wanted one of "
+                       "them, or the folder of a base with --adapter DIR");
+    }
+    if (options_.out.empty()) throw UsageError("--out", "is missing, wanted a folder");
+  }
+
   void open() {
-    if (options_.out.empty()) throw UsageError("--out", "is empty, wanted a folder");
+    check_given();
     model_ = open_model(options_.base);
     if (!fs::is_directory(options_.base)) throw Error(options_.base + ": must be a model folder");
     if (model_.config) config_ = *model_.config;
@@ -347,8 +316,8 @@ class Merge {
       check_double_quant(*settings_.format, options_.double_quant);
       settings_.double_quant = options_.double_quant;
     }
-    calibration_ = choose_rounding(options_.rounding, options_.to, adapters_, options_.force,
-                                   session_, settings_);
+    calibration_ = choose_rounding(options_.rounding, options_.to, adapters_,
+                                   options_.force || options_.another_base, session_, settings_);
     settings_.base_as = written_format(options_.as);
     if (settings_.base_as) {
       settings_.base_block = block_size(*settings_.base_as, options_.as_block);
@@ -459,6 +428,7 @@ class Merge {
     } else if (!session_.quiet) {
       const std::size_t shown = options_.all ? report_.rows.size() : kShownRows;
       std::fputs(report_text(report_, shown).c_str(), stdout);
+      if (!failed) std::fputs(wrote_text(report_).c_str(), stdout);
     }
     for (const std::string& note : report_.notes) session_.note(note);
     const std::string all = " of " + std::to_string(report_.rows.size()) + " changed weights ";
@@ -496,11 +466,13 @@ class Merge {
 
 Run declare(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  line.add_option("base", options->base, "The folder of the base model").required();
+  line.add_option("base", options->base,
+                  "The folder of the base model; or a recipe, or the folder of the adapter that it "
+                  "made, and nothing else is needed (Python)");
+  line.add_option("--base-model", options->base_model, "The base, as an option").type_name("DIR");
   line.add_option("--adapter", options->adapters,
                   "A PEFT adapter folder, with a weight if it is not 1 (repeatable)")
       .type_name("DIR[:WEIGHT]")
-      .required()
       .repeatable();
   line.add_option(
           "--base", options->base_weights,
@@ -508,7 +480,7 @@ Run declare(CommandLine& line) {
           "'dequantized', the values of a quantised checkpoint; required unless the adapter "
           "records it")
       .one_of({"original", "dequantized"});
-  line.add_option("--out", options->out, "The folder to write").required();
+  line.add_option("--out", options->out, "The folder to write");
   line.add_option("--as", options->as,
                   "With --base dequantized and a base that is not quantised: the format it was "
                   "loaded in for training; the adapter of a recipe records it")
@@ -556,8 +528,8 @@ Run declare(CommandLine& line) {
   line.add_option("--fail-above", options->fail_above,
                   "Write nothing and exit with 1 if a weight has a larger error along the adapter")
       .finite();
-  line.add_flag("--force", options->force,
-                "Merge onto another base than the adapter records, and replace --out if it exists");
+  declare_another_base(line, options->another_base);
+  line.add_flag("--force", options->force, "--another-base, and replace --out if it exists");
   line.add_option("--max-shard-size", options->max_shard_bytes, "Start a new file above this size")
       .bytes()
       .shows_default("5GB");
@@ -582,7 +554,7 @@ const Command kMerge = {
     "--base matters because the answer changes the result: an adapter trained on a 4-bit model "
     "has learned to correct its rounding errors too and belongs on the dequantised weights. An "
     "adapter may record its base: hash, format, block, double quantisation. Then neither --base "
-    "nor --as is needed, and another base or format needs --force.\n\n"
+    "nor --as is needed, and another base or format needs --another-base.\n\n"
     "4-bit outputs are rounded so that the adapter is kept (--rounding adapter): rounding each "
     "value "
     "to the nearest would lose most of a small change.\n\n"

@@ -66,6 +66,13 @@ std::string report_text(const MergeReport& report, std::size_t shown) {
   return text + "base sha256 " + report.base_sha256 + "\n";
 }
 
+std::string wrote_text(const MergeReport& report) {
+  const std::string out = printable(report.out);
+  return "wrote " + out + " (" + report.format + ")\n" +
+         "next: from_pretrained and vllm serve load it as they load any model; monograph export " +
+         out + " model.gguf makes one file of it for llama.cpp and Ollama\n";
+}
+
 json::Value report_json(const MergeReport& report) {
   json::Value value;
   value.set("schema_version", json::Value::number(std::int64_t{1}));

@@ -39,6 +39,8 @@ struct MergeReport {
 
 // The `shown` worst rows, worst first, and a line for the whole.
 std::string report_text(const MergeReport& report, std::size_t shown);
+// Where the model lies, and what can be done with it.
+std::string wrote_text(const MergeReport& report);
 json::Value report_json(const MergeReport& report);
 // Of a dry run: how many weights would change, how many bytes be written.
 json::Value dry_run_json(const MergeReport& report, std::size_t changed, std::size_t weights,

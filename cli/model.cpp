@@ -24,6 +24,15 @@ Model open_model(const fs::path& path, std::string_view stem) {
   Model model;
   std::error_code ignored;
   model.folder = fs::is_directory(path, ignored) ? path : path.parent_path();
+  const auto holds = [&](const std::string& name) { return fs::exists(path / name, ignored); };
+  const std::string weights = std::string(stem) + ".safetensors";
+  if (stem == "model" && holds("adapter_config.json") && !holds(weights) &&
+      !holds(weights + ".index.json")) {
+    throw Error(path.string() +
+                ": this is an adapter; merge it into its base first: monograph merge BASE "
+                "--adapter " +
+                path.string() + " --out MERGED");
+  }
   model.checkpoint = safetensors::Checkpoint::open(path, stem);
   const fs::path config = model.folder / "config.json";
   if (fs::exists(config, ignored)) model.config = read_json(config);
@@ -66,17 +75,6 @@ std::string fixed_text(double value, int digits) {
   std::array<char, 64> text{};
   std::snprintf(text.data(), text.size(), "%.*f", digits, value);
   return text.data();
-}
-
-std::string_view layer_of(std::string_view name) {
-  for (std::size_t begin = 0, end; begin < name.size(); begin = end + 1) {
-    end = std::min(name.find('.', begin), name.size());
-    const std::string_view part = name.substr(begin, end - begin);
-    const bool digits = !part.empty() && std::all_of(part.begin(), part.end(),
-                                                     [](char c) { return c >= '0' && c <= '9'; });
-    if (digits && begin != 0 && end < name.size()) return name.substr(0, end);
-  }
-  return {};
 }
 
 }  // namespace monograph::cli

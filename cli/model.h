@@ -40,8 +40,4 @@ std::string count_text(std::uint64_t count);
 // A number with this many digits after the point.
 std::string fixed_text(double value, int digits);
 
-// The layer a weight belongs to, by the first ".N." in its name: "model.layers.0" for
-// "model.layers.0.mlp.up_proj.weight", empty if there is none.
-std::string_view layer_of(std::string_view name);
-
 }  // namespace monograph::cli

@@ -1,5 +1,6 @@
 #include "program.h"
 
+#include <algorithm>
 #include <array>
 
 #include "monograph/version.h"
@@ -37,12 +38,35 @@ struct CodeText {
 constexpr std::array kCodes = {
     CodeText{kOk, "ok"},
     CodeText{kFinding, "a finding, or a threshold passed"},
-    CodeText{kUsage, "wrong command line"},
-    CodeText{kBadInput, "a file breaks a rule of its format"},
+    CodeText{kUsage, "wrong command line or recipe"},
+    CodeText{kBadInput, "wrong data: a file breaks a rule of its format"},
     CodeText{kMismatch, "a manifest or the two sides of a diff disagree"},
-    CodeText{kIo, "disk full, no permission, no such file"},
-    CodeText{kInterrupted, "interrupted"},
+    CodeText{kIo, "disk full, no permission, no such file, program or package"},
+    CodeText{kInternal, "failed for a reason that none of these is"},
+    CodeText{kInterrupted, "interrupted by Ctrl-C; 143 by SIGTERM"},
 };
+
+// More than this many letters, and it was no mistake in typing.
+constexpr std::size_t kFarthest = 2;
+
+// Letters to insert, remove, replace, or exchange with the next one.
+std::size_t edits_between(std::string_view a, std::string_view b) {
+  std::vector<std::vector<std::size_t>> edits(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i) {
+    for (std::size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        edits[i][j] = i + j;
+        continue;
+      }
+      const std::size_t replaced = edits[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      edits[i][j] = std::min({edits[i - 1][j] + 1, edits[i][j - 1] + 1, replaced});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        edits[i][j] = std::min(edits[i][j], edits[i - 2][j - 2] + 1);
+      }
+    }
+  }
+  return edits[a.size()][b.size()];
+}
 
 }  // namespace
 
@@ -57,6 +81,22 @@ std::string_view summary_of(std::string_view command) {
     if (command == row.name) return row.summary;
   }
   return {};
+}
+
+std::string nearest_command(std::string_view word) {
+  std::string nearest;
+  std::size_t least = kFarthest + 1;
+  const auto look = [&](std::string_view name) {
+    const bool begins = word.size() >= 2 && name.starts_with(word);
+    const std::size_t distance = begins ? 1 : edits_between(word, name);
+    if (distance < least && distance < name.size()) {
+      least = distance;
+      nearest = name;
+    }
+  };
+  for (const Command* row : kCommands) look(row->name);
+  for (const HandedOver& row : kHandedOver) look(row.name);
+  return nearest;
 }
 
 std::string exit_code_text() {

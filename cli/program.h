@@ -43,8 +43,15 @@ class Program {
   std::vector<Entry> entries_;
 };
 
+// The command that somebody who typed `word` meant; empty if none is near.
+std::string nearest_command(std::string_view word);
+
 // The exit codes as a table for the end of a help page.
 std::string exit_code_text();
+
+// Whether Python does this call of merge: its first argument is a recipe, or a folder that holds
+// one while no adapter is named. The same rule as in python/monograph/commands/merge.py.
+bool merges_a_recipe(std::span<char* const> arguments);
 
 // Replaces the program by Python's; returns an exit code only if that is impossible. `arguments`
 // begin with the name of the subcommand.

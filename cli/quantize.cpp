@@ -138,11 +138,6 @@ class Chooser {
   std::uint64_t experts_ = 0;
 };
 
-bool is_gpt_oss(const Model& model) {
-  const json::Value* type = model.config ? model.config->find("model_type") : nullptr;
-  return type != nullptr && type->as_string() == "gpt_oss";
-}
-
 // The stacks that are quantised as a whole, and the weights of the checkpoint that are left.
 struct Chosen {
   std::vector<Conversion> conversions;
@@ -215,7 +210,7 @@ int quantize_folder(const Options& options, const Session& session) {
   const ExpertStacks experts =
       stack_experts(model.weights, model.config ? *model.config : json::Value::object());
   Chooser chooser(options);
-  const bool gpt_oss = is_gpt_oss(model);
+  const bool gpt_oss = model.config && is_gpt_oss(*model.config);
   Chosen chosen = choose_stacks(experts, chooser, options, gpt_oss);
   // As OpenAI ships it, gpt-oss in MXFP4 has packed experts and 16-bit linear layers.
   const bool experts_alone =

@@ -30,8 +30,8 @@ std::string find_calibration(std::span<const Adapter> adapters) {
   return found;
 }
 
-void check_base(const Calibration& calibration, std::span<const Adapter> adapters, bool force,
-                const Session& session) {
+void check_base(const Calibration& calibration, std::span<const Adapter> adapters,
+                bool another_base, const Session& session) {
   const std::string seen = calibration.base_sha256();
   for (const Adapter& adapter : adapters) {
     const std::string& trained_on = adapter.recorded_base().sha256;
@@ -39,7 +39,7 @@ void check_base(const Calibration& calibration, std::span<const Adapter> adapter
     std::string text = calibration.file().string();
     text.append(": was made with the base of hash ").append(seen).append(", ");
     text.append(adapter.folder().string()).append(" was trained on ").append(trained_on);
-    if (!force) throw Error(text + "; --force merges anyway");
+    if (!another_base) throw Error(text + "; --another-base merges all the same");
     session.warn(text);
   }
 }
@@ -62,7 +62,7 @@ void declare_rounding(CommandLine& line, RoundingOptions& options) {
 
 // Rounding along the adapter is for formats whose steps are larger than what an adapter changes.
 std::unique_ptr<Calibration> choose_rounding(RoundingOptions& options, const std::string& to,
-                                             std::span<const Adapter> adapters, bool force,
+                                             std::span<const Adapter> adapters, bool another_base,
                                              const Session& session, MergeSettings& settings) {
   if (!options.calibration.empty()) {
     if (options.how.empty()) options.how = "calibrated";
@@ -81,7 +81,7 @@ std::unique_ptr<Calibration> choose_rounding(RoundingOptions& options, const std
   if (options.how != "calibrated") return nullptr;
   if (options.calibration.empty()) options.calibration = find_calibration(adapters);
   auto calibration = std::make_unique<Calibration>(options.calibration);
-  check_base(*calibration, adapters, force, session);
+  check_base(*calibration, adapters, another_base, session);
   settings.rounding = Rounding::kCalibrated;
   settings.calibration = calibration.get();
   return calibration;

@@ -20,7 +20,7 @@ void declare_rounding(CommandLine& line, RoundingOptions& options);
 // Sets what the command line leaves open in `options`, and the rounding of `settings`, whose format
 // is set. `to` is that of --to. What it returns is null or settings.calibration.
 std::unique_ptr<Calibration> choose_rounding(RoundingOptions& options, const std::string& to,
-                                             std::span<const Adapter> adapters, bool force,
+                                             std::span<const Adapter> adapters, bool another_base,
                                              const Session& session, MergeSettings& settings);
 
 }  // namespace monograph::cli

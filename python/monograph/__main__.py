@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
+import traceback
 
 from monograph.commands import native
+from monograph.commands.exit_codes import ExitCode, table
 
 # One command, one file: `run(arguments)` gives the exit code. As `monograph --help` lists them.
 COMMANDS = {
@@ -45,10 +47,7 @@ Monograph fine-tunes quantised language models as one graph.
     python -m monograph merge CONFIG.yml [--to TYPE] [--out DIR]
 """
 
-EXIT_CODES = """\
-Exit codes: 0 done, 1 failed, 2 wrong recipe or command line, 3 wrong data, 130 Ctrl-C, 143 SIGTERM.
-`python -m monograph COMMAND --help` says more; `monograph COMMAND` is the same command.
-"""
+MORE = "`python -m monograph COMMAND --help` says more; `monograph COMMAND` is the same command."
 
 
 def usage() -> str:
@@ -57,7 +56,7 @@ def usage() -> str:
 
     return (
         f"{USAGE}\nCommands:\n{rows(COMMANDS)}\n"
-        f"Commands of the native program:\n{rows(native.COMMANDS)}\n{EXIT_CODES}"
+        f"Commands of the native program:\n{rows(native.COMMANDS)}\n{MORE}\n\n{table()}"
     )
 
 
@@ -79,11 +78,8 @@ def main(arguments: list[str]) -> int:
 
             if merge.names_a_recipe(arguments[1:]):
                 return merge.run(arguments[1:])
-            if missing := merge.what_is_missing(arguments[1:]):
-                print(missing, file=sys.stderr)
-                return 2
     except KeyboardInterrupt:
-        return 130
+        return ExitCode.INTERRUPTED
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "monograph":
             raise
@@ -93,13 +89,22 @@ def main(arguments: list[str]) -> int:
             "section Install)",
             file=sys.stderr,
         )
-        return 1
+        return ExitCode.IO
     if arguments[0] in native.COMMANDS:
         return native.hand_over(arguments)
     wanted = [*COMMANDS, *native.COMMANDS]
     hint = f"did you mean {near}? " if (near := _nearest(arguments[0], wanted)) else ""
     print(f"monograph: {arguments[0]!r} is no command; {hint}wanted {', '.join(wanted)}", file=sys.stderr)
-    return 2
+    return ExitCode.USAGE
+
+
+def run(arguments: list[str]) -> int:
+    """What `main` gives; a mistake that nobody expected has its traceback and an exit code of its own."""
+    try:
+        return main(arguments)
+    except Exception:
+        traceback.print_exc()
+        return ExitCode.INTERNAL
 
 
 def _nearest(written: str, commands: list[str]) -> str:
@@ -110,4 +115,4 @@ def _nearest(written: str, commands: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:]))

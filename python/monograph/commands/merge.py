@@ -2,6 +2,7 @@
 
     python -m monograph merge recipe.yml                      # into outputs/out-merged, beside output_dir
     python -m monograph merge outputs/out --to bf16 --out merged
+    python -m monograph merge recipe.yml --base-model moved/here
 
 What the recipe says is handed over as the native options; those written behind it go first. Any other first
 argument is the folder of a base, and all is the native program's own.
@@ -20,37 +21,43 @@ from monograph.recipe import ConfigError, Recipe, read_config
 from monograph.recipe.remembered import NAME as RECIPE_NAME
 from monograph.recipe.remembered import trained_adapter
 
+_KEYS = ("--base-model", "--output-dir")
+
 
 def names_a_recipe(arguments: Sequence[str]) -> bool:
-    """Whether the first argument is a recipe, or the folder of an adapter that remembers one."""
+    """Whether the first argument is a recipe, or a folder that remembers one while no adapter is named. The
+    native program hands over by the same rule: cli/hand_over.cpp."""
     first = arguments[0] if arguments else ""
-    return first.endswith((".yml", ".yaml")) or os.path.isfile(os.path.join(first, RECIPE_NAME))
+    if first.endswith((".yml", ".yaml")):
+        return True
+    named = any(word.split("=")[0] == "--adapter" for word in arguments)
+    return not named and os.path.isfile(os.path.join(first, RECIPE_NAME))
 
 
-def what_is_missing(arguments: Sequence[str]) -> str:
-    """A line on a folder that is neither an adapter with its recipe nor a base with --adapter; else empty."""
-    first = arguments[0] if arguments else ""
-    told = any(word.split("=")[0] in ("--adapter", "-h", "--help") for word in arguments)
-    if told or not os.path.isdir(first):
-        return ""
-    return (
-        f"{first}: this is a folder without {RECIPE_NAME}; wanted CONFIG.yml, the output_dir of a finished "
-        "run, or the folder of a base with --adapter DIR"
-    )
+def _split(written: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Keys of the recipe that say where base and adapter are, and the options of the native program."""
+    keys, options, words = [], [], iter(written)
+    for word in words:
+        if word.split("=")[0] in _KEYS:
+            keys += [word] if "=" in word else [word, *([value] if (value := next(words, None)) else [])]
+        else:
+            options.append(word)
+    return keys, options
 
 
 def run(arguments: list[str]) -> int:
     if told := why_not_several("python -m monograph merge"):
         print(told, file=sys.stderr)
         return 2
+    keys, options = _split(arguments[1:])
     try:
-        recipe = read_config(arguments[0]).recipe
+        recipe = read_config(arguments[0], keys).recipe
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     try:
         folder = arguments[0] if os.path.isdir(arguments[0]) else None
-        return native.hand_over(native_arguments(recipe, arguments[1:], folder))
+        return native.hand_over(native_arguments(recipe, options, folder))
     except (ValueError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 3
@@ -73,6 +80,8 @@ def native_arguments(recipe: Recipe, written: Sequence[str] = (), adapter: str |
         trained_on = json.load(file)["base"]
     weights = trained_on["weights"]
     options["--base"] = [weights]
+    if recipe.another_base:
+        options["--another-base"] = []
     named = {word.split("=")[0] for word in written}
     if weights == "dequantized" and not ({"--base", "--as"} & named):
         options |= (loaded := _loaded_as(recipe, base))

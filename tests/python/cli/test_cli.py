@@ -54,8 +54,11 @@ def test_help_of_subcommands_is_in_help_man_page_and_completions(command):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "subcommand is required"),
-        (["conjure"], "there is no command 'conjure'"),
+        ([], "a command is wanted, such as 'monograph train RECIPE.yml'"),
+        (["conjure"], "there is no command 'conjure'; monograph --help"),
+        (["mrege"], "did you mean 'monograph merge'?"),
+        (["quant"], "did you mean 'monograph quantize'?"),
+        (["my.yml"], "did you mean 'monograph train my.yml'?"),
         (["man", "--loud"], "--loud"),
         (["completion", "csh"], "csh"),
         (["completion"], "shell is required"),

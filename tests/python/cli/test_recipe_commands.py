@@ -191,14 +191,6 @@ def test_sampling_out_of_range_is_a_wrong_command_line(recipe, capsys, option, v
     assert f"argument {option}: is {value}, {wanted}" in capsys.readouterr().err
 
 
-def test_merge_says_what_a_folder_lacks(tmp_path, capsys):
-    assert main(["merge", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == (
-        f"{tmp_path}: this is a folder without recipe.yml; wanted CONFIG.yml, the output_dir of a finished "
-        "run, or the folder of a base with --adapter DIR\n"
-    )
-
-
 def test_a_step_without_batches_is_named():
     model = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="a step of 0 micro-batches, wanted 1 to 4096"):
