@@ -72,7 +72,8 @@ DType source_dtype(const Weight& weight);
 
 // Elements [begin, end) as files have them: those of a packed weight are decoded and rounded once
 // to the type it was made from, as its library dequantises. Merging and exporting see these values,
-// and dequantize writes them unless it is told another type. Throws Error if the weight is not readable.
+// and dequantize writes them unless it is told another type. Throws Error if the weight is not
+// readable.
 void read_values(const Weight& weight, std::uint64_t begin, std::uint64_t end, float* out);
 
 // The layer a weight belongs to, by the first ".N." in its name: "model.layers.0" for

@@ -1,4 +1,4 @@
-"""The exit codes of every command, of Python's as of the native program's: `monograph --help` has the same table."""
+"""The exit codes of every command, Python or native: `monograph --help` has the same table."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from monograph.recipe import ConfigError, check_keys
-from support.recipe_files import small_recipe
+from monograph.recipe import check_keys
+from support.recipe_files import errors_of, small_recipe
 
 
 @pytest.fixture
@@ -11,12 +11,6 @@ def good(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     return small_recipe(tmp_path, "alpaca")
-
-
-def errors_of(keys):
-    with pytest.raises(ConfigError) as caught:
-        check_keys(keys)
-    return caught.value.errors
 
 
 def test_mistakes_of_every_check_come_at_once(good):

@@ -23,7 +23,7 @@ from monograph.recipe.load_model import attention_on, takes_ours
 from monograph.recipe.read_config import ConfigError, check_keys
 from monograph.recipe.train import train
 from support import shadow_device, tiny_moe
-from support.recipe_files import make_instruction_world, make_model, small_recipe
+from support.recipe_files import errors_of, make_instruction_world, make_model, small_recipe
 
 ONE = "a recipe trains on one device; write device: cuda:0, or leave both out for the CPU"
 
@@ -96,12 +96,6 @@ def test_what_the_keys_may_not_say(tmp_path, keys, message):
         assert "device_map" in error.value.errors[0]
     else:
         assert error.value.errors == [message]
-
-
-def errors_of(keys):
-    with pytest.raises(ConfigError) as error:
-        check_keys(keys)
-    return error.value.errors
 
 
 def compile_notices(keys):

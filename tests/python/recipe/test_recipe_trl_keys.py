@@ -10,7 +10,7 @@ import yaml
 
 from monograph.__main__ import main
 from monograph.integrations.trl import private_names
-from monograph.recipe import ConfigError, Recipe, check_keys
+from monograph.recipe import Recipe, check_keys
 from monograph.recipe.foreign_keys import IGNORED
 from monograph.recipe.keys import KEYS
 from monograph.recipe.refused_keys import REFUSED
@@ -19,6 +19,7 @@ from monograph.recipe.trl.check_values import DPO_LOSSES, SMOOTHED_LOSSES
 from monograph.recipe.trl.choose import METHODS, trainer_classes
 from monograph.recipe.trl.fields import CONVERTED, FIELDS, OF_DOCUMENTS, WITHOUT_FIELD
 from monograph.recipe.trl.keys import TRL_KEYS, TrlRecipe
+from support.recipe_files import errors_of
 
 
 @pytest.fixture
@@ -31,12 +32,6 @@ def good(tmp_path):
         "lora_target_linear": True,
         "datasets": [{"path": "train.jsonl", "type": "alpaca"}],
     }
-
-
-def errors_of(keys):
-    with pytest.raises(ConfigError) as caught:
-        check_keys(keys)
-    return caught.value.errors
 
 
 def arguments_of(keys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -89,3 +89,14 @@ def small_recipe(root: pathlib.Path, kind: str, **change: Any) -> dict[str, Any]
         "learning_rate": 0.01,
     }
     return base | change
+
+
+def errors_of(keys: Mapping[str, Any]) -> Sequence[str]:
+    """All that is wrong with these keys; fails if they are right."""
+    from monograph.recipe import ConfigError, check_keys
+
+    try:
+        check_keys(keys)
+    except ConfigError as error:
+        return error.errors
+    raise AssertionError("the keys are accepted")
