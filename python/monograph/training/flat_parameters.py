@@ -103,7 +103,7 @@ class FlatParameters:
         now = {name for name, p in model.named_parameters() if p.requires_grad}
         for others, what in ((now - self._names, "is trained now"), (self._names - now, "is frozen now")):
             if others:
-                raise ValueError(
+                raise RuntimeError(
                     f"the trained parameters are not those that the step was made for: {min(others)} {what}; "
                     "make the step anew after set_adapter"
                 )

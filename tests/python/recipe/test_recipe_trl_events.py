@@ -65,7 +65,7 @@ def tensors(out):
 
 
 def test_a_callback_by_its_name_ends_the_run(folder, tmp_path):
-    asked = {"callbacks": ["test_recipe_trl_events.StopsAtThree"]}
+    asked = {"callbacks": [f"{__name__}.StopsAtThree"]}
     assert main(["train", recipe(folder, tmp_path, **asked)]) == 0
     assert [line["step"] for line in steps(tmp_path / "recipe")] == [1, 2, 3]
     assert (tmp_path / "recipe" / "adapter_model.safetensors").exists()
@@ -89,7 +89,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_bits(folder, tmp_path, cap
     events = {"lr_scheduler": "linear", "lora_dropout": 0.25, "max_steps": 5, "save_strategy": None}
     events |= {"gradient_accumulation_steps": 2, "micro_batch_size": 2, "save_steps": 100}
     assert main(["train", recipe(folder, tmp_path, "whole", **events)]) == 0
-    asked = {"callbacks": ["test_recipe_trl_events.PressesCtrlC"]}
+    asked = {"callbacks": [f"{__name__}.PressesCtrlC"]}
     path = recipe(folder, tmp_path, "broken", **events, **asked)
     assert main(["train", path]) == 130
     assert "go on with --resume-from-checkpoint auto" in capsys.readouterr().out

@@ -74,7 +74,7 @@ def test_a_step_that_was_made_for_another_adapter_is_refused(folder, mode, now, 
     step = TrainStep(model, mode=mode)
     step([BATCH], RATE)
     model.base_model.set_adapter(now)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(RuntimeError, match=told):
         step([BATCH], RATE)
     model.set_adapter("a")
     step([BATCH], RATE)
