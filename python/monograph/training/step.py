@@ -209,7 +209,8 @@ class TrainStep:
         for reason in reasons:
             _log.warning(
                 "monograph: mode %s: %s; what is no region is computed by its own code in the same graph, "
-                "without generated code; mode inductor generates code",
+                "without generated code; mode inductor generates code. Before the first step each such layer "
+                "is traced for itself, which takes seconds a layer",
                 self.mode,
                 reason,
             )
