@@ -60,7 +60,7 @@ def test_a_new_token_for_padding_takes_a_spare_row(world, capsys):
     change = {"special_tokens": {"pad_token": "<new>"}, "sample_packing": False}
     code, (line,) = run(capsys, world, "train", **change)
     assert code == 3
-    assert "rows 400 to 400 of model.embed_tokens are new, and the adapter does not train them" in line
+    assert "special_tokens.pad_token: '<new>' is not a token of the model, which has no row to spare" in line
     make_model(world / "model", vocab_size=408)
     assert run(capsys, world, "train", **change) == (0, [])
 
