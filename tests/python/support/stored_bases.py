@@ -65,7 +65,7 @@ def stored(storage: str, of: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     if storage == "stacked":
         return dict(of)
     gate_up, down = of.values()
-    tensors = {}
+    tensors: dict[str, np.ndarray] = {}
     for expert in range(len(down)):
         gate, up = np.split(gate_up[expert], 2)
         parts = {"gate_proj": gate, "up_proj": up, "down_proj": down[expert]}
