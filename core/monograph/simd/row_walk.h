@@ -30,6 +30,9 @@ struct RowWalk {
       for (std::size_t k = 0; k < n; ++k) body(k);
     }
   }
+  [[gnu::always_inline]] static std::size_t lanes_left(std::size_t elements) {
+    return kLanes > 1 && elements < kLanes ? elements : kLanes;
+  }
   template <class Body>
   [[gnu::always_inline]] static void each_of_block(Body body) {
     each_below<kVectors>(body);
@@ -44,11 +47,9 @@ struct RowWalk {
                         __attribute__((always_inline)) { body(i + k * kLanes, k, kLanes); });
     if (i == size) return;
     each_of_block([&](std::size_t k) __attribute__((always_inline)) {
+      // One body for whole and for part vectors: two would be most of what is compiled.
       const std::size_t at = i + k * kLanes;
-      if (at + kLanes <= size)
-        body(at, k, kLanes);
-      else if (at < size)
-        body(at, k, size - at);
+      if (at < size) body(at, k, lanes_left(size - at));
     });
   }
 
@@ -100,8 +101,7 @@ struct RowWalk {
   [[gnu::always_inline]] static void each_pair(std::size_t size, Body body) {
     std::size_t i = 0;
     for (; i + 2 * kLanes <= size; i += 2 * kLanes) body(Pair{i});
-    for (; i + kLanes <= size; i += kLanes) body(Part{i, kLanes});
-    if (i < size) body(Part{i, size - i});
+    for (; i < size; i += kLanes) body(Part{i, lanes_left(size - i)});
   }
 
   // `count` elements and then zeros.

@@ -59,15 +59,16 @@ template <class Vector>
   __builtin_memcpy(to, &v, sizeof v);
 }
 
-// x rounded to T and back; no infinity or NaN comes in.
-template <class T, class N>
-[[gnu::always_inline]] inline typename N::Float through(typename N::Float x) {
+// x rounded to `dtype` and back; no infinity or NaN comes in. Not a template of the type: it is a
+// small part of a column's work, and the rest would be compiled three times.
+template <class N>
+[[gnu::always_inline]] inline typename N::Float through(DType dtype, typename N::Float x) {
   using Float = typename N::Float;
   using Word = typename N::Word;
   const Word u = (Word)x;
-  if constexpr (dtype_of<T> == DType::kBFloat16) {
+  if (dtype == DType::kBFloat16) {
     return (Float)((u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u);
-  } else if constexpr (dtype_of<T> == DType::kFloat16) {
+  } else if (dtype == DType::kFloat16) {
     const Word a = u & 0x7fffffffu;
     const Word normal = (a + 0xfff + ((a >> 13) & 1)) & ~0x1fffu;
     // Adding 0.5 aligns the last bit of the sum with 2^-24.
@@ -114,8 +115,8 @@ template <class F, class N>
 // Columns that are turned at once.
 inline constexpr std::size_t kFeedbackTile = 64;
 
-template <class F, class T, class V>
-[[gnu::always_inline]] inline void feedback_group(const FeedbackJob& job, std::size_t rows) {
+template <class F, class V>
+void feedback_group(const FeedbackJob& job, std::size_t rows) {
   using N = VectorsOf<V>;
   using Double = typename N::Double;
   using Float = typename N::Float;
@@ -126,6 +127,7 @@ template <class F, class T, class V>
   alignas(64) std::uint8_t codes[kFeedbackTile][kLanes];
   Double correction[kDoubles] = {};
   const std::size_t cols = job.cols, directions = job.directions;
+  const DType dtype = job.dtype;
   for (std::size_t i = 0; i < directions * kLanes; ++i) job.sums[i] = 0.0;
   for (std::size_t begin = 0; begin < cols; begin += kFeedbackTile) {
     const std::size_t width = cols - begin < kFeedbackTile ? cols - begin : kFeedbackTile;
@@ -151,7 +153,7 @@ template <class F, class T, class V>
         const Float v = load_vector<Float>(narrow + at) / load_vector<Float>(&divisor[i][at]);
         typename N::Word chosen;
         const Float value = nearest<F, N>(v, chosen);
-        store_vector(narrow + at, through<T, N>(value * load_vector<Float>(&scale[i][at])));
+        store_vector(narrow + at, through<N>(dtype, value * load_vector<Float>(&scale[i][at])));
         store_vector(code + at, chosen);
       });
       for (std::size_t lane = 0; lane < kLanes; ++lane)
@@ -187,17 +189,10 @@ template <class F, class T, class V>
   }
 }
 
-template <class F, class V>
-void feedback_with(const FeedbackJob& job, std::size_t rows) {
-  with_type(
-      job.dtype, [&]<class T>()
-                     __attribute__((always_inline)) { feedback_group<F, T, V>(job, rows); });
-}
-
 template <class V, class... Fs>
 [[gnu::always_inline]] inline FeedbackFn* find_feedback(FormatList<Fs...>, Format format) {
   FeedbackFn* run = nullptr;
-  ((format == Fs::kFormat ? void(run = feedback_with<Fs, V>) : void()), ...);
+  ((format == Fs::kFormat ? void(run = feedback_group<Fs, V>) : void()), ...);
   return run;
 }
 

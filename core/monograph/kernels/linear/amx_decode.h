@@ -182,6 +182,14 @@ template <class Cursor, class V>
   Cursor(job, done).step(Cursor::total(job));
 }
 
+// For any weight and alignment. Out of line: all panels have it for every format, which is much to
+// compile, and a call is little beside a row.
+template <class F, class V>
+[[gnu::noinline]] void decode_to_buffer(const LinearWeight& weight, std::size_t row,
+                                        std::size_t begin, std::size_t end, Bf16* out) {
+  decode_elements<F, V>(weight, row, begin, end, out);
+}
+
 // The same for any weight and alignment, by way of a buffer; the last group is filled up with
 // zeros.
 template <class F, class V, std::size_t kPanel>
@@ -191,7 +199,7 @@ template <class F, class V, std::size_t kPanel>
   alignas(64) Bf16 elements[kBuffer];
   for (std::size_t c = 0; c < count; c += kBuffer) {
     std::size_t n = count - c < kBuffer ? count - c : kBuffer;
-    decode_elements<F, V>(weight, row, begin + c, begin + c + n, elements);
+    decode_to_buffer<F, V>(weight, row, begin + c, begin + c + n, elements);
     for (; n % 32 != 0; ++n) elements[n] = Bf16{0};
     for (std::size_t i = 0; i < n; i += 32, out += kStepBytes<kPanel>)
       _mm512_store_si512(out, to_tile_order(_mm512_load_si512(elements + i)));
@@ -237,7 +245,7 @@ template <class F, class V, std::size_t kPanel>
                                                             std::byte* out) {
   alignas(64) Bf16 elements[2][kPanel] = {};
   for (std::size_t i = 0; i < rows; ++i)
-    decode_elements<F, V>(weight, row + i, begin, begin + count, elements[i]);
+    decode_to_buffer<F, V>(weight, row + i, begin, begin + count, elements[i]);
   for (std::size_t i = 0; i < count; i += 32, out += 2 * kTileBytes)
     store_interleaved(to_tile_order(_mm512_load_si512(elements[0] + i)),
                       to_tile_order(_mm512_load_si512(elements[1] + i)), out);

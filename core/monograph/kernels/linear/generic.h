@@ -60,6 +60,16 @@ template <class F, class V, class T>
   }
 }
 
+// `count` elements from `begin` on of `rows` rows, `stride` apart. Not inlined: both passes decode,
+// and decoders of all formats are most of what a unit compiles.
+template <class F, class V, class T>
+[[gnu::noinline]] void decode_rows(const LinearWeight& weight, std::size_t first, std::size_t rows,
+                                   std::size_t begin, std::size_t count, float* out,
+                                   std::size_t stride) {
+  for (std::size_t r = 0; r < rows; ++r)
+    decode_widened<F, V, T>(weight, first + r, begin, count, out + r * stride);
+}
+
 // [row][count], rows padded to whole vectors.
 template <class V, class T>
 void pack_forward_rows(const PackJob& job) {
@@ -72,10 +82,9 @@ void pack_forward_rows(const PackJob& job) {
 
 template <class F, class V, class T>
 void decode_forward_rows(const DecodeJob& job) {
-  float* out = reinterpret_cast<float*>(job.out);
-  const std::size_t stride = padded_lanes<typename RegisterBlock<V>::L>(job.count);
-  for (std::size_t r = 0; r < job.width; ++r)
-    decode_widened<F, V, T>(*job.weight, job.first + r, job.begin, job.count, out + r * stride);
+  decode_rows<F, V, T>(*job.weight, job.first, job.width, job.begin, job.count,
+                       reinterpret_cast<float*>(job.out),
+                       padded_lanes<typename RegisterBlock<V>::L>(job.count));
 }
 
 // kRows rows of the left operand by four of the weight.
@@ -131,10 +140,8 @@ void pack_dx_rows(const PackJob& job) {
 // [reduction][kDxPanel].
 template <class F, class V, class T>
 void decode_dx_rows(const DecodeJob& job) {
-  float* out = reinterpret_cast<float*>(job.out);
-  for (std::size_t r = 0; r < job.count; ++r)
-    decode_widened<F, V, T>(*job.weight, job.begin + r, job.first, job.width,
-                            out + r * VectorSizes<V>::kDxPanel);
+  decode_rows<F, V, T>(*job.weight, job.begin, job.count, job.first, job.width,
+                       reinterpret_cast<float*>(job.out), VectorSizes<V>::kDxPanel);
 }
 
 // Chains of kDxChain in one set of accumulators, their sums in another: one chain of 256 has twice
