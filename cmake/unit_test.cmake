@@ -12,11 +12,6 @@ if(NOT GTest_FOUND)
   endif()
 endif()
 
-# What most tests include. The first test of those with the same flags precompiles it, the others take it from there.
-set(MONOGRAPH_TEST_HEADERS
-    <algorithm> <cmath> <cstdint> <cstring> <filesystem> <fstream> <functional> <map> <random> <string> <thread> <vector>
-    <gtest/gtest.h>)
-
 function(add_unit_test name)
   cmake_parse_arguments(TEST "ONCE;UNWATCHED" "LIBRARY" "SOURCES;ISAS" ${ARGN})
   if(NOT TEST_ISAS)
@@ -34,16 +29,12 @@ function(add_unit_test name)
     target_compile_options(test_${name} PRIVATE -Wno-error=array-bounds -Wno-error=restrict -Wno-error=stringop-overflow
                                                 -Wno-error=stringop-overread -Wno-error=maybe-uninitialized)
   endif()
-  set(first cpu)
+  set(kind tests)
   if(TEST_UNWATCHED AND MONOGRAPH_SANITIZE MATCHES "address")
     set_target_properties(test_${name} PROPERTIES MONOGRAPH_UNWATCHED ON)
-    set(first dequantize)
+    set(kind unwatched_tests)
   endif()
-  if(MONOGRAPH_PRECOMPILE AND name STREQUAL first)
-    target_precompile_headers(test_${name} PRIVATE ${MONOGRAPH_TEST_HEADERS})
-  elseif(MONOGRAPH_PRECOMPILE)
-    target_precompile_headers(test_${name} REUSE_FROM test_${first})
-  endif()
+  use_precompiled_header(test_${name} precompiled_${kind})
   if(TEST_ONCE)
     add_test(NAME ${name} COMMAND test_${name})
     return()

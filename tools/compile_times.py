@@ -20,6 +20,7 @@ from pathlib import Path
 
 LOG = "MONOGRAPH_COMPILE_TIMES"
 WHEEL = {"monograph_kernels", "monograph_checkpoint", "monograph_arguments", "monograph_ops", "monograph"}
+PRECOMPILED = "precompiled_"  # headers; those of tests are no part of a wheel
 SHOWN = 10
 
 
@@ -55,12 +56,13 @@ def read(path: Path) -> dict[str, float]:
         seconds, unit = line.split("\t")
         target, source = re.findall(r"CMakeFiles/([^/]*)\.dir/(.*?)(?:\.o)?$", unit)[0]
         name = f"{target}: {source.replace('__', '..')}"
-        times[name] = times.get(name, 0) + float(seconds)
+        times[name] = float(seconds)  # compiled again: the last one counts
     return times
 
 
 def in_wheel(unit: str) -> bool:
-    return unit.split(":")[0] in WHEEL
+    target = unit.split(":")[0]
+    return target in WHEEL or (target.startswith(PRECOMPILED) and not target.endswith("tests"))
 
 
 def report(paths: list[Path]) -> None:
