@@ -1,8 +1,8 @@
 # add_kernel(NAME ISAS scalar avx2 ... [SOURCES ...] [TESTS ...]): the sources of
 # core/monograph/kernels/NAME. The only file that knows -m flags.
 # An ISA unit is -O2, never link-time optimised, and fuses multiply-add only where written. Under AddressSanitizer it is -O1,
-# which halves the time to compile it; UndefinedBehaviorSanitizer, which doubles it, watches scalar units alone, and AVX2, which
-# that stage does not run, is not watched.
+# which halves the time to compile it, and UndefinedBehaviorSanitizer, which doubles it, watches scalar units alone. Sets that
+# MONOGRAPH_WATCHED_ISAS does not name are compiled as in the release build.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(MONOGRAPH_TARGETS x86_64)
   set(MONOGRAPH_ISAS scalar avx2 avx512 avx512_bf16 amx)
@@ -17,15 +17,24 @@ set(MONOGRAPH_FLAGS_avx512 ${MONOGRAPH_FLAGS_avx2} -mavx512f -mavx512bw -mavx512
 set(MONOGRAPH_FLAGS_avx512_bf16 ${MONOGRAPH_FLAGS_avx512} -mavx512bf16 -mavx512vbmi)
 set(MONOGRAPH_FLAGS_amx ${MONOGRAPH_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16 -mamx-int8)
 
+set(MONOGRAPH_WATCHED_ISAS ${MONOGRAPH_ISAS} CACHE STRING "Instruction sets whose units AddressSanitizer watches")
+
+# is_unwatched(OUT ISA): whether AddressSanitizer is on and does not watch the units of this instruction set.
+function(is_unwatched out isa)
+  set(${out} OFF PARENT_SCOPE)
+  if(MONOGRAPH_SANITIZE MATCHES "address" AND NOT isa IN_LIST MONOGRAPH_WATCHED_ISAS)
+    set(${out} ON PARENT_SCOPE)
+  endif()
+endfunction()
+
 # isa_flags(OUT ISA): what a unit of this instruction set is compiled with.
 function(isa_flags out isa)
   # std::conditional_t over vector types drops an alignment attribute that a value type does not need.
   set(flags ${MONOGRAPH_FLAGS_${isa}} -O2 -fno-lto -Wno-ignored-attributes)
-  if(MONOGRAPH_SANITIZE MATCHES "address")
+  is_unwatched(unwatched ${isa})
+  if(MONOGRAPH_SANITIZE MATCHES "address" AND NOT unwatched)
     list(APPEND flags -O1)
-    if(isa STREQUAL "avx2")
-      list(APPEND flags -fno-sanitize=all)
-    elseif(NOT isa STREQUAL "scalar")
+    if(NOT isa STREQUAL "scalar")
       list(APPEND flags -fno-sanitize=undefined)
     endif()
   endif()
@@ -44,7 +53,12 @@ function(add_kernel name)
       continue()
     endif()
     set(unit kernels/${name}/${isa}.cpp)
-    target_sources(monograph_kernels PRIVATE ${unit})
+    is_unwatched(unwatched ${isa})
+    if(unwatched)
+      target_sources(monograph_unwatched_kernels PRIVATE ${unit})
+    else()
+      target_sources(monograph_kernels PRIVATE ${unit})
+    endif()
     isa_flags(flags ${isa})
     set_source_files_properties(${unit} PROPERTIES COMPILE_OPTIONS "${flags}")
   endforeach()
