@@ -102,7 +102,7 @@ def test_a_new_stage_is_due_at_once_and_overdue_200_commits_after_it_was_added(c
     table = clone.run("table")
     assert table.returncode == 0
     assert "site               never passed, added 0 commits ago" in table.stdout
-    assert clone.run("next", "--left", 3600).stdout == "site\n"
+    assert clone.run("next", "--left", 3600).stdout == "", "nobody knows how long it takes"
     clone.commit("docs/x.md", times=201)
     assert "site               never passed, added 201 commits ago, OVERDUE" in clone.run("table").stdout
     clone.run("passed", "site", 5)
