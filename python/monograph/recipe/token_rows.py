@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from monograph.recipe.keys import Recipe
+from monograph.recipe.model_folder import naming
 
 
-def _rows(folder: str) -> int | None:
+def _rows(recipe: Recipe, folder: str) -> int | None:
     """Rows of the embedding by config.json; None where it does not say."""
     from transformers import AutoConfig
 
-    rows = getattr(AutoConfig.from_pretrained(folder).get_text_config(), "vocab_size", None)
+    with naming("base_model", recipe.base_model):
+        config = AutoConfig.from_pretrained(folder)
+    rows = getattr(config.get_text_config(), "vocab_size", None)
     return rows if isinstance(rows, int) else None
 
 
@@ -33,7 +36,7 @@ def check_documents(recipe: Recipe, folder: str, tokenizer: Any, parts: list[Any
 
     if recipe.tokens or recipe.special_tokens:
         return  # the embedding grows with them (new_tokens.py)
-    rows = _rows(folder)
+    rows = _rows(recipe, folder)
     if rows is None or max(tokenizer.get_vocab().values()) < rows:
         return
     highest = tokenizer.pad_token_id or 0

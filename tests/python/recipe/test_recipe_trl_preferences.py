@@ -52,7 +52,7 @@ GRPO = {"num_generations": 8, "max_completion_length": 6, "temperature": 0.9}
 def keys_of(kind, folder, root, **change):
     if kind == "grpo":
         path = write_rows(root / "rows.jsonl", prompt=PROMPTS)
-        rewards = GRPO | {"reward_funcs": ["trl_recipes.rewards_high"]}
+        rewards = GRPO | {"reward_funcs": ["support.trl_recipes.rewards_high"]}
         change = {"micro_batch_size": 16, "learning_rate": 0.03} | change
         return trl_keys(folder, root, path, "passthrough", rl="grpo", trl=rewards, **change)
     if kind == "kto":

@@ -96,7 +96,7 @@ def test_rows_of_reward_models_and_kto(rows_of):
 
 
 def test_prompts_keep_their_columns_and_a_function_may_make_them(rows_of, tmp_path, monkeypatch):
-    reward = {"rl": "grpo", "trl": {"reward_funcs": ["trl_recipes.rewards_high"]}}
+    reward = {"rl": "grpo", "trl": {"reward_funcs": ["support.trl_recipes.rewards_high"]}}
     columns = {"prompt": [[user("w1")], [user("w1 " * 20)]], "answer": ["w7", "w8"]}
     assert rows_of(columns, "chat_template", **reward) == [{"prompt": [user("w1")], "answer": "w7"}]
     source = """
@@ -176,7 +176,7 @@ UNREAD = {
         ("chat_template", {"rl": "kto"}, {"train_on_eos": "none", "field_chosen": "c"}),
         ("chat_template.argilla", {"rl": "orpo"}, {"field_messages": "m", "roles_to_train": ["user"]}),
         ("bradley_terry.chat_template", {"reward_model": True}, {"field_chosen": "c", "field": "x"}),
-        ("passthrough", {"rl": "simpo"}, {"field_chosen": "c", "chat_template": "jinja"}),
+        ("passthrough", {"rl": "simpo"}, {"field_chosen": "c", "chat_template": "chatml"}),
         ({"field_prompt": "q"}, {"rl": "dpo"}, {"field_chosen": "c", "drop_system_message": True}),
         ("chat_template", {"rl": "grpo", "trl": {"reward_funcs": ["a.b"]}}, {"field_chosen": "c"}),
     ],
@@ -222,13 +222,13 @@ def test_names_of_rewards_are_looked_up(rows_of, tmp_path):
         keys = trl_keys(tmp_path / "model", tmp_path, "a", "passthrough", rl="grpo")
         return reward_functions(check_keys(keys | {"trl": {"reward_funcs": [name]}}).recipe)
 
-    assert functions("trl_recipes.rewards_high")[0] is sys.modules["trl_recipes"].rewards_high
+    assert functions("support.trl_recipes.rewards_high")[0] is sys.modules["support.trl_recipes"].rewards_high
     assert functions(str(tmp_path / "model")) == [str(tmp_path / "model")]
     for name, message in {
         "no_such.reward": r"trl.reward_funcs: there is no module no_such \(for no_such.reward\) in ",
-        "trl_recipes.rewards_low": "trl.reward_funcs: trl_recipes .* has no rewards_low",
+        "support.trl_recipes.rewards_low": "trl.reward_funcs: support.trl_recipes .* has no rewards_low",
         "reward": "'reward' is no dotted name; wanted module.function",
-        "trl_recipes.PROMPTS": "trl_recipes.PROMPTS is list, wanted a function",
+        "support.trl_recipes.PROMPTS": "trl_recipes.PROMPTS is list, wanted a function",
         "os.path.join": "takes no completions; wanted join",
     }.items():
         with pytest.raises(ValueError, match=message):
