@@ -1,7 +1,6 @@
 """Prompts and answers: worded in one pass, tokens of the whole text at their border, asked as trained."""
 
 import pytest
-import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -10,7 +9,7 @@ from monograph.recipe.document import joined
 from monograph.recipe.documents import prompt_of
 from monograph.recipe.encode import encode, load_tokenizer, prompt_tokens
 from monograph.recipe.prepare import prepare
-from support.recipe_files import make_tokenizer, small_recipe, write_jsonl
+from support.recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 
 TEXT = "### Response: Yes no the answer is 42 and Hello world [INST] what is [/INST]\n"
 BRACKETS = (
@@ -84,9 +83,9 @@ def test_placeholders_inside_data_stay():
     assert named.prompt("{system}", "{instruction}") == "{instruction}|{instruction}|{system}|{"
 
 
-def test_generate_asks_with_the_template_of_the_dataset(tmp_path, monkeypatch):
+def test_generate_asks_with_the_template_of_the_dataset(tmp_path):
     make_tokenizer(tmp_path / "model", chat_template=BRACKETS)
-    (tmp_path / "model" / "config.json").write_text("{}")
+    make_model(tmp_path / "model")
     chat = [{"role": "user", "content": "name?"}, {"role": "assistant", "content": "Ada"}]
     path = write_jsonl(tmp_path / "train.jsonl", [{"messages": chat}])
     data = [{"path": path, "type": "chat_template", "chat_template": "chatml"}]
@@ -95,7 +94,6 @@ def test_generate_asks_with_the_template_of_the_dataset(tmp_path, monkeypatch):
     tokenizer = load_tokenizer(recipe, recipe.base_model)
     trained = prepare(recipe, tokenizer).train[0]
     given = [token for token, label in zip(trained["input_ids"], trained["labels"], strict=True) if label < 0]
-    monkeypatch.setattr(generate, "load_base", lambda recipe, folder: torch.nn.Identity())
     asked = generate.Generator(recipe, None).tokens("name?")[0].tolist()
     assert asked == given[: len(asked)]
     assert tokenizer.decode(asked).endswith("<|im_start|>assistant\n")
