@@ -14,6 +14,13 @@ tsan() {
     --gtest_filter='GpuFaults*:GpuPrims.Groups*:GpuMma*Small*:GpuLinear/1.Slices*:GpuLoss/1.Gradients*:GpuDequantize/1.Odd*'
 }
 
+# The GPU's kernels on the host harness under AddressSanitizer.
+asan_gpu() {
+  cmake --preset dev >/dev/null
+  cmake --build --preset dev --target test_gpu
+  ctest --preset dev -R '^gpu$'
+}
+
 # Not the units of instruction sets: they only instantiate headers, and are most of the time.
 tidy_files() {
   cmake -B build/tidy -G Ninja -DCMAKE_CXX_COMPILER=clang++-14 -DMONOGRAPH_BUILD_OPS=ON \

@@ -43,6 +43,7 @@ class Stage:
 
 STAGES = (
     Stage("tsan", ("core", *BUILD)),
+    Stage("asan_gpu", ("core", *BUILD)),
     Stage("tidy_core", ("core", ".clang-tidy")),
     Stage("tidy_rest", ("ops", "cli", ".clang-tidy")),
     Stage("aarch64", ("core", *BUILD)),

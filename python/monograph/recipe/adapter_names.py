@@ -16,9 +16,18 @@ def _ends_with(path: str, name: str) -> bool:
     return path == name or path.endswith(f".{name}")
 
 
+def _innermost(module: Any) -> Any:
+    """What PEFT's wrappers, one around the other for several parameters of a module, are around."""
+    while (inner := getattr(module, "base_layer", None)) is not None:
+        module = inner
+    return module
+
+
 def _has_parameter(modules: dict[str, Any], name: str) -> bool:
     owner, _, last = name.rpartition(".")
-    return any(_ends_with(path, owner) and hasattr(module, last) for path, module in modules.items())
+    return any(
+        _ends_with(path, owner) and hasattr(_innermost(module), last) for path, module in modules.items()
+    )
 
 
 def _adapted(model: Any) -> list[str]:
