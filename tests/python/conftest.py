@@ -1,8 +1,8 @@
 """For all tests: how to find `support`, how long they took, and parts of them that take equally long.
 
 Files whose tests generate code, train or run other programs are marked: `pytestmark = pytest.mark.slow`. The
-tests that take longest of all, two fifths of the time, are marked `long`: `.ci/run long_tests` runs them, and
-of each kind another one is in every run of CI.
+tests that take longest of all are marked `long`. Both run in the rotating lane, in quarters: `.ci/run
+long_tests_1` to `long_tests_4`.
 
     pytest --write-durations tests/durations.json      # seconds of each file, merged with what is there
     pytest -m long --part 2/4                          # the second of four parts of about equal time
