@@ -25,11 +25,11 @@ def files(folder=TESTS):
     return [path for path in sorted(folder.rglob("*.py")) if "__pycache__" not in path.parts]
 
 
-def test_a_room_holds_tests_and_nothing_else():
-    assert {path.name for path in TESTS.iterdir() if path.is_dir()} - {"__pycache__"} == {*ROOMS, "support"}
+def test_a_room_holds_tests_and_fixtures_and_nothing_else():
+    assert {path.parent.name for path in files() if path.parent != TESTS} == {*ROOMS, "support"}
     assert [path.name for path in TESTS.glob("*.py")] == ["conftest.py"]
     for path in files():
-        if path.parent != TESTS:
+        if path.parent != TESTS and path.name != "conftest.py":
             assert path.name.startswith("test_") == (path.parent.name in ROOMS), path
 
 

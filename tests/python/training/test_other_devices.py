@@ -29,6 +29,8 @@ WHERE = "shadow"
 PORTABLE = torch._C.DispatchKey.CompositeExplicitAutograd
 # Their handles lie on the host: test_offload_device.py has them.
 BETWEEN_TWO_DEVICES = {"offload", "reload", "wait"}
+# Its argument is the name of a folder, as bytes on the host.
+NAMES_A_FILE = {"checkpoint_sha256"}
 # They read where documents end, or which tokens count: loops and sizes depend on it.
 READ_BY_THE_HOST = {
     "gated_delta_rule",
@@ -40,7 +42,6 @@ READ_BY_THE_HOST = {
     "quantize",
     "split_quantize",
 }
-LEFT_OUT = {"limit_move", "limit_tiles", "seeded_dropout"}  # the last: another mask than the CPU's
 
 
 def ours(syncs):
@@ -75,7 +76,7 @@ def operators_give_what_they_give_on_the_cpu():
             or not hostile_arguments._tensors(call)
             or name == "seeded_dropout"
             or name.startswith(("limit_", "spill_"))
-            or name in BETWEEN_TWO_DEVICES
+            or name in BETWEEN_TWO_DEVICES | NAMES_A_FILE
         ):
             continue
         here, there = moved(list(call), "cpu"), moved(list(call), WHERE)
