@@ -77,6 +77,38 @@ quantize_file() {
     'peak_anonymous_gib<=1.5' 'dequantize_anonymous_gib<=1.5' 'merge_anonymous_gib<=1.5'
 }
 
+# AddressSanitizer and UndefinedBehaviorSanitizer on everything that reads files or arguments: parsers, the tool, the
+# operators' checks, kernels as scalar code and as the best instruction set of this machine. Unit tests but those of the GPU's
+# harness (asan_gpu), hostile files through the tool, wrong calls of operators.
+asan() {
+  local best=avx512
+  ! grep -q -m1 amx_tile /proc/cpuinfo || best=amx
+  # What is not watched has the flags of the release stage, so that ccache has it already.
+  cmake --preset dev -DMONOGRAPH_WATCHED_ISAS="scalar;avx512;$best" >/dev/null
+  cmake --build --preset dev
+  # Tests of bits go the paths of others, and take minutes here.
+  GTEST_FILTER='-*SameBits*:*BitsOfMany*:*AllCodesTimesAllScaleBytes*' ctest --preset dev -j 2 -E '^gpu$' -R "(^[a-z_0-9]*|\\.(scalar|$best))$"
+  MONOGRAPH_TOOL=build/dev/cli/monograph python -m pytest -q tests/python/native/test_cli_hostile.py
+  hostile_arguments "${HOSTILE_CALLS:-12000}"
+}
+
+# Wrong calls of all operators under AddressSanitizer: the sanitised library is loaded before the package loads its own.
+# Scalar and AMX (which falls back to AVX-512) stand for the other instruction sets.
+hostile_arguments() {
+  local seed=0
+  for isa in scalar amx; do
+    seed=$((seed + 1))
+    LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)" \
+      ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=4096 \
+      PYTHONPATH="tests/python:${PYTHONPATH:-}" MONOGRAPH_ISA=$isa OMP_NUM_THREADS=2 python -c "
+import runpy, torch
+torch.ops.load_library('build/dev/ops/monograph_ops.so')
+runpy.run_path('tests/python/support/hostile_arguments.py', run_name='__main__')
+" --calls "$1" --seed $seed --status build/dev/hostile_call ||
+      { echo "the call was: --seed $seed --only $(od -An -tu8 build/dev/hostile_call)"; return 1; }
+  done
+}
+
 # Also the second compiler: what the targets link, by clang.
 fuzz() {
   cmake --preset fuzz >/dev/null

@@ -43,7 +43,6 @@ class Stage:
 
 STAGES = (
     Stage("tsan", ("core", *BUILD)),
-    Stage("asan", ("core", "ops", "cli", "tests/python/support/hostile_calls.py", *BUILD)),
     Stage("asan_gpu", ("core", *BUILD)),
     Stage("tidy_core", ("core", ".clang-tidy")),
     Stage("tidy_rest", ("ops", "cli", ".clang-tidy")),
