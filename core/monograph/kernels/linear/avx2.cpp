@@ -1,6 +1,9 @@
 // Compiled with the flags of this instruction set and nothing else.
 #include "monograph/simd/avx2.h"
 
+#include "monograph/kernels/linear/few_decode_avx2.h"
+#include "monograph/kernels/linear/few_dx.h"
+#include "monograph/kernels/linear/few_forward.h"
 #include "monograph/kernels/linear/generic.h"
 #include "monograph/simd/lanes_avx2.h"
 
@@ -11,6 +14,18 @@ template <>
 struct RegisterBlock<simd::Avx2> {
   using L = Lanes<simd::Avx2>;
   static constexpr std::size_t kRows = 3, kDxRows = 3, kDxVectors = 2;
+};
+
+template <>
+struct FewBlock<simd::Avx2> {
+  static constexpr std::size_t kRows = 4, kSums = 8, kDxRows = 2, kDxPanel = 512;
+};
+
+template <class T>
+struct FewRows<simd::Avx2, T> {
+  static constexpr std::size_t kMost = 16, kMostDx = 16;
+  static constexpr const LinearKernels* kForward = &kFewForwardKernels<simd::Avx2, T>;
+  static constexpr const LinearKernels* kDx = &kFewDxKernels<simd::Avx2, T>;
 };
 
 template const LinearKernels* find_linear<simd::Avx2>(DType, Pass);

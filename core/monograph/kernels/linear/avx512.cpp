@@ -1,6 +1,9 @@
 // Compiled with the flags of this instruction set and nothing else.
 #include "monograph/simd/avx512.h"
 
+#include "monograph/kernels/linear/few_decode_avx512.h"
+#include "monograph/kernels/linear/few_dx.h"
+#include "monograph/kernels/linear/few_forward.h"
 #include "monograph/kernels/linear/generic.h"
 #include "monograph/simd/lanes_avx512.h"
 
@@ -11,6 +14,18 @@ template <>
 struct RegisterBlock<simd::Avx512> {
   using L = Lanes<simd::Avx512>;
   static constexpr std::size_t kRows = 6, kDxRows = 6, kDxVectors = 2;
+};
+
+template <>
+struct FewBlock<simd::Avx512> {
+  static constexpr std::size_t kRows = 8, kSums = 24, kDxRows = 6, kDxPanel = 512;
+};
+
+template <class T>
+struct FewRows<simd::Avx512, T> {
+  static constexpr std::size_t kMost = 16, kMostDx = 16;
+  static constexpr const LinearKernels* kForward = &kFewForwardKernels<simd::Avx512, T>;
+  static constexpr const LinearKernels* kDx = &kFewDxKernels<simd::Avx512, T>;
 };
 
 template const LinearKernels* find_linear<simd::Avx512>(DType, Pass);

@@ -248,6 +248,14 @@ DecodeFn* dx_decoder(Format format) {
                       []<class F>() -> DecodeFn* { return decode_dx_rows<F, V, T>; });
 }
 
+// The kernels for few rows, specialised beside each instantiation that has them.
+template <class V, class T>
+struct FewRows {
+  static constexpr std::size_t kMost = 0, kMostDx = 0;
+  static constexpr const LinearKernels* kForward = nullptr;
+  static constexpr const LinearKernels* kDx = nullptr;
+};
+
 template <class V, class T>
 inline constexpr LinearKernels kForwardKernels = {
     .block = RegisterBlock<V>::kRows,
@@ -258,7 +266,9 @@ inline constexpr LinearKernels kForwardKernels = {
     .panel_step_bytes = VectorSizes<V>::kForwardPanel* RegisterBlock<V>::L::kLanes * 4,
     .pack = pack_forward_rows<V, T>,
     .multiply = multiply_forward<V, T>,
-    .decoder = forward_decoder<V, T>};
+    .decoder = forward_decoder<V, T>,
+    .few_rows = FewRows<V, T>::kMost,
+    .few = FewRows<V, T>::kForward};
 
 template <class V, class T>
 inline constexpr LinearKernels kDxKernels = {.block = RegisterBlock<V>::kDxRows,
@@ -269,7 +279,9 @@ inline constexpr LinearKernels kDxKernels = {.block = RegisterBlock<V>::kDxRows,
                                              .panel_step_bytes = VectorSizes<V>::kDxPanel * 4,
                                              .pack = pack_dx_rows<V, T>,
                                              .multiply = multiply_dx<V, T>,
-                                             .decoder = dx_decoder<V, T>};
+                                             .decoder = dx_decoder<V, T>,
+                                             .few_rows = FewRows<V, T>::kMostDx,
+                                             .few = FewRows<V, T>::kDx};
 
 template <class V>
 const LinearKernels* find_linear(DType dtype, Pass pass) {

@@ -1,0 +1,128 @@
+// What the kernels for few rows ask of a vocabulary: the weights of a packed row as vectors of
+// floats in registers. A decoded vector may hold its elements in another order than memory, its
+// *places*; the left operand is packed in the same order, and sums are put back before lanes meet.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "monograph/base/float_types.h"
+#include "monograph/formats/runs.h"
+#include "monograph/kernels/linear/elements.h"
+
+namespace monograph {
+
+// How V decodes for activations of type T. Types that differ in the rounding of a scaled table
+// alone share an order, and so the kernels: the rounding is chosen at run time, once a unit.
+template <class V, class T>
+struct FewOrderOf;
+
+// An order has:
+//   L                     lanes to compute with
+//   V                     the vocabulary
+//   to_places(x)          a vector in memory's order, in that of decoded ones
+//   from_places(x)        and back
+//   rounded(x, dtype)     x rounded to the type, as floats
+
+// A weight that is not packed, with elements of type S.
+template <class S>
+struct PlainOf {
+  static constexpr Format kFormat = Format::kPlain;
+};
+template <class F>
+inline constexpr bool kIsPlain = false;
+template <class S>
+inline constexpr bool kIsPlain<PlainOf<S>> = true;
+
+// Elements of a row of F that share a scale, as the kernels walk through them: the block, or 64
+// where the block is chosen with the weight.
+template <class F>
+inline constexpr std::size_t kFewUnit = F::kBlock == 0 ? 64 : F::kBlock;
+template <class S>
+inline constexpr std::size_t kFewUnit<PlainOf<S>> = 64;
+
+// The decoder of a format, specialised for each order:
+//   kTogether             vectors that are decoded at a time
+//   Prepared              what the elements of a unit have in common
+//   prepare(scale, dtype, p, out)  for the unit whose first byte is p
+//   decode(prepared, p, w)         kTogether vectors from p on
+template <class F, class Order>
+struct FewDecoder;
+
+template <class S, class Order>
+struct FewDecoder<PlainOf<S>, Order> {
+  static constexpr std::size_t kTogether = 1;
+  struct Prepared {};
+  [[gnu::always_inline]] static void prepare(float, DType, const std::uint8_t*, Prepared&) {}
+  [[gnu::always_inline]] static void decode(const Prepared&, const std::uint8_t* p,
+                                            typename Order::L::F32 (&w)[1]) {
+    w[0] = Order::to_places(Order::L::load_as(reinterpret_cast<const S*>(p)));
+  }
+};
+
+// Bytes of `count` elements.
+template <class F>
+struct FewBytes {
+  static constexpr std::size_t of(std::size_t count) { return count / F::kPerByte; }
+};
+template <class S>
+struct FewBytes<PlainOf<S>> {
+  static constexpr std::size_t of(std::size_t count) { return count * sizeof(S); }
+};
+template <class F>
+[[gnu::always_inline]] constexpr std::size_t few_bytes(std::size_t count) {
+  return FewBytes<F>::of(count);
+}
+
+// Whether column `col` of every row begins a unit that the decoder knows.
+template <class F>
+[[gnu::always_inline]] inline bool begins_with_units(const LinearWeight& weight, std::size_t col,
+                                                     DType dtype) {
+  const PackedView& packed = weight.packed;
+  if constexpr (kIsPlain<F>)
+    return weight.dtype == dtype;
+  else if constexpr (F::kShape == BlockShape::kFlat)
+    return ((packed.origin | packed.cols | packed.block | col) % kFewUnit<F>) == 0;
+  else
+    return col % kFewUnit<F> == 0;
+}
+
+// Scales of `units` units from (row, col) on, where a unit begins. May write up to a vector behind.
+template <class F, class L>
+[[gnu::always_inline]] inline void unit_scales(const PackedView& weight, std::size_t row,
+                                               std::size_t col, std::size_t units, float* out) {
+  if constexpr (kIsPlain<F>) {
+    return;
+  } else if constexpr (F::kShape == BlockShape::kSquare) {
+    const std::size_t first = square_block(weight, row, col);
+    for (std::size_t i = 0; i < units; ++i) out[i] = F::block_scale(weight, first + i);
+  } else if constexpr (F::kShape == BlockShape::kRow) {
+    const std::size_t first = weight.element(row, col) / F::kBlock;
+    for (std::size_t i = 0; i < units; ++i) out[i] = F::block_scale(weight, first + i);
+  } else {
+    constexpr std::size_t kUnit = kFewUnit<F>;
+    const ScalesView& scales = weight.scales;
+    const std::size_t element = weight.element(row, col), first = element / kUnit;
+    if (weight.block != kUnit || !scales.double_quantised()) {
+      for (std::size_t i = 0; i < units; ++i)
+        out[i] = F::block_scale(weight, (element + i * kUnit) / weight.block);
+      return;
+    }
+    // Two roundings, as absmax_scale().
+    for (std::size_t i = 0; i < units;) {
+      const std::size_t group = (first + i) / kScaleGroup;
+      const std::size_t stop =
+          units < (group + 1) * kScaleGroup - first ? units : (group + 1) * kScaleGroup - first;
+      const float factor = load_f32(scales.groups + 4 * group);
+      for (std::size_t j = i; j < stop; ++j)
+        out[j] = load_f32(scales.map + 4 * static_cast<std::size_t>(scales.blocks[first + j]));
+      const auto f = L::set(factor), offset = L::set(scales.offset);
+      for (std::size_t j = i; j < stop; j += L::kLanes)
+        L::store(out + j, L::add(L::mul(L::load(out + j), f), offset));
+      i = stop;
+    }
+  }
+}
+
+}  // namespace monograph

@@ -1,0 +1,214 @@
+// dx for few rows of the left operand, straight from packed bytes: chains of 16 rows of the weight
+// in registers, their sums in the first-level cache. The order of summation is that of generic.h:
+// chains of 16 terms, sixteen of them summed, then a chain over these.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "monograph/kernels/linear/few_rows.h"
+#include "monograph/simd/unrolled.h"
+
+namespace monograph {
+
+template <class Order>
+struct FewDx {
+  using V = typename Order::V;
+  using L = typename Order::L;
+  using F32 = typename L::F32;
+  static constexpr std::size_t kRows = FewBlock<V>::kDxRows;
+  static constexpr std::size_t kLanes = L::kLanes;
+  static constexpr std::size_t kPanel = FewBlock<V>::kDxPanel;
+  static constexpr std::size_t kChunk = VectorSizes<V>::kDxChunk;
+  static constexpr std::size_t kChain = VectorSizes<V>::kDxChain;
+  static constexpr std::size_t kSteps = 4;  // vectors with accumulators
+  static constexpr std::size_t kColumns = kSteps * kLanes;
+  static_assert(kPanel % kColumns == 0);
+
+  // [reduction][row], filled up with rows of zeros.
+  template <class T>
+  static void pack(const PackJob& job) {
+    const std::size_t rows = filled_rows(job.rows, kRows);
+    float* out = reinterpret_cast<float*>(job.out);
+    for (std::size_t r = 0; r < rows; ++r) {
+      const T* in = static_cast<const T*>(job.data) + job.begin;
+      if (r < job.rows) in += r * job.stride;
+      for (std::size_t i = 0; i < job.count; ++i)
+        out[i * rows + r] = r < job.rows ? to_float(in[i]) : 0.0f;
+    }
+  }
+
+  template <std::size_t kM>
+  using Sums = F32[kM][kSteps];
+
+  template <std::size_t kM>
+  [[gnu::always_inline]] static void clear(Sums<kM>& sums) {
+    unrolled<kM * kSteps>([&](auto i) __attribute__((always_inline)) {
+      sums[i / kSteps][i % kSteps] = L::set(0.0f);
+    });
+  }
+  template <std::size_t kM>
+  [[gnu::always_inline]] static void add_row(const F32 (&w)[kSteps], const float* g,
+                                             Sums<kM>& sums) {
+    unrolled<kM>([&](auto m) __attribute__((always_inline)) {
+      const F32 one = L::set(g[m]);
+      unrolled<kSteps>([&](auto t) __attribute__((always_inline)) {
+        sums[m][t] = L::fma(one, w[t], sums[m][t]);
+      });
+    });
+  }
+  template <std::size_t kM>
+  [[gnu::always_inline]] static void add_chain(const Sums<kM>& sums, float* totals, bool first) {
+    unrolled<kM * kSteps>([&](auto i) __attribute__((always_inline)) {
+      float* out = totals + i / kSteps * kPanel + i % kSteps * kLanes;
+      const F32 had = first ? L::set(0.0f) : L::load(out);
+      L::store(out, L::add(had, sums[i / kSteps][i % kSteps]));
+    });
+  }
+
+  // The vectors of kColumns columns of a row, whose first byte is p.
+  template <class F, class Prepared>
+  [[gnu::always_inline]] static void decode(const Prepared& unit, const std::uint8_t* p,
+                                            std::size_t from, std::size_t to, F32 (&w)[kSteps]) {
+    using Decoder = FewDecoder<F, Order>;
+    constexpr std::size_t kTogether = Decoder::kTogether;
+    static_assert(kSteps % kTogether == 0);
+    unrolled<kSteps / kTogether>([&](auto g) __attribute__((always_inline)) {
+      constexpr std::size_t first = g * kTogether;
+      if (first < from || first >= to) return;
+      F32 some[kTogether];
+      Decoder::decode(unit, p + few_bytes<F>(first * kLanes), some);
+      unrolled<kTogether>([&](auto t) __attribute__((always_inline)) { w[first + t] = some[t]; });
+    });
+  }
+
+  // `rows` rows of the weight, `stride` bytes apart, by `columns` of them.
+  template <class F, std::size_t kM>
+  [[gnu::noinline]] static void chain(const std::uint8_t* values, std::size_t stride,
+                                      const float* scales,  // [row][kPanel / kUnit]
+                                      DType dtype, std::size_t rows, std::size_t columns,
+                                      const float* g, float* totals, bool first) {
+    using Decoder = FewDecoder<F, Order>;
+    constexpr std::size_t kUnit = kFewUnit<F>, kUnitBytes = few_bytes<F>(kUnit);
+    if constexpr (kUnit > kColumns) {
+      // Several steps of a unit: what its elements have in common is kept for all rows.
+      for (std::size_t u = 0; u < columns / kUnit; ++u) {
+        typename Decoder::Prepared prepared[kChain];
+        const std::uint8_t* p = values + u * kUnitBytes;
+        for (std::size_t i = 0; i < rows; ++i) {
+          for (std::size_t line = 0; line < kUnitBytes; line += 64)
+            _mm_prefetch(reinterpret_cast<const char*>(p + (i + kChain) * stride + line),
+                         _MM_HINT_T0);
+          Decoder::prepare(scales[i * (kPanel / kUnit) + u], dtype, p + i * stride, prepared[i]);
+        }
+        for (std::size_t part = 0; part < kUnit; part += kColumns) {
+          Sums<kM> sums;
+          clear<kM>(sums);
+          const std::uint8_t* row = p + few_bytes<F>(part);
+          for (std::size_t i = 0; i < rows; ++i, row += stride) {
+            F32 w[kSteps];
+            decode<F>(prepared[i], row, 0, kSteps, w);
+            add_row<kM>(w, g + i * kM, sums);
+          }
+          add_chain<kM>(sums, totals + u * kUnit + part, first);
+        }
+      }
+    } else {
+      constexpr std::size_t kUnits = kColumns / kUnit, kVectors = kUnit / kLanes;
+      for (std::size_t col = 0; col < columns; col += kColumns) {
+        Sums<kM> sums;
+        clear<kM>(sums);
+        const std::uint8_t* row = values + few_bytes<F>(col);
+        for (std::size_t i = 0; i < rows; ++i, row += stride) {
+          if (few_bytes<F>(col) % 64 < few_bytes<F>(kColumns))
+            _mm_prefetch(reinterpret_cast<const char*>(row + kChain * stride), _MM_HINT_T0);
+          F32 w[kSteps];
+          unrolled<kUnits>([&](auto u) __attribute__((always_inline)) {
+            typename Decoder::Prepared prepared;
+            Decoder::prepare(scales[i * (kPanel / kUnit) + col / kUnit + u], dtype,
+                             row + u * kUnitBytes, prepared);
+            decode<F>(prepared, row, u * kVectors, (u + 1) * kVectors, w);
+          });
+          add_row<kM>(w, g + i * kM, sums);
+        }
+        add_chain<kM>(sums, totals + col, first);
+      }
+    }
+  }
+
+  // The same from memory: kColumns of `rows` rows, [row][kColumns].
+  template <std::size_t kM>
+  [[gnu::noinline]] static void buffered_chain(const float* buffer, std::size_t rows,
+                                               const float* g, float* totals, bool first) {
+    Sums<kM> sums;
+    clear<kM>(sums);
+    for (std::size_t i = 0; i < rows; ++i, buffer += kColumns) {
+      F32 w[kSteps];
+      unrolled<kSteps>([&](auto t) __attribute__((always_inline)) {
+        w[t] = Order::to_places(L::load(buffer + t * kLanes));
+      });
+      add_row<kM>(w, g + i * kM, sums);
+    }
+    add_chain<kM>(sums, totals, first);
+  }
+
+  // Columns of the panel whose units the decoder knows.
+  template <class F>
+  [[gnu::always_inline]] static std::size_t whole_units(const FewJob& job) {
+    constexpr std::size_t kWhole = kFewUnit < F >> kColumns ? kFewUnit<F> : kColumns;
+    return begins_with_units<F>(*job.decode.weight, job.decode.first, job.dtype)
+               ? job.decode.width / kWhole * kWhole
+               : 0;
+  }
+
+  template <class F, std::size_t kM>
+  static void panel(const FewJob& job) {
+    constexpr std::size_t kUnit = kFewUnit<F>;
+    const DecodeJob& decode = job.decode;
+    const PackedView& packed = decode.weight->packed;
+    const float* g = reinterpret_cast<const float*>(job.multiply.left);
+    alignas(64) float totals[kM * kPanel];
+    alignas(64) float buffer[kChain * kColumns] = {};
+    const std::size_t whole = whole_units<F>(job);
+    for (std::size_t i = 0; i < decode.count; i += kChain, g += kChain * kM) {
+      const std::size_t rows = decode.count - i < kChain ? decode.count - i : kChain;
+      const std::size_t row = decode.begin + i;
+      if (whole != 0) {
+        float scales[kChain * (kPanel / kUnit) + kLanes];
+        for (std::size_t r = 0; r < rows; ++r)
+          unit_scales<F, L>(packed, row + r, decode.first, whole / kUnit,
+                            scales + r * (kPanel / kUnit));
+        chain<F, kM>(packed.values + few_bytes<F>(packed.element(row, decode.first)),
+                     few_bytes<F>(packed.cols), scales, job.dtype, rows, whole, g, totals, i == 0);
+      }
+      for (std::size_t p = whole; p < decode.width; p += kColumns) {
+        const std::size_t count = decode.width - p < kColumns ? decode.width - p : kColumns;
+        job.decode_rows(*decode.weight, row, rows, decode.first + p, count, buffer, kColumns);
+        buffered_chain<kM>(buffer, rows, g, totals + p, i == 0);
+      }
+    }
+    for (std::size_t m = 0; m < kM; ++m)
+      for (std::size_t p = 0; p < decode.width; p += kLanes) {
+        float* out = job.multiply.c + m * kPanel + p;
+        const F32 total = Order::from_places(L::load(totals + m * kPanel + p));
+        L::store(out, job.multiply.accumulate ? L::add(L::load(out), total) : total);
+      }
+  }
+};
+
+template <class V, class T, class Kernels = FewDx<typename FewOrderOf<V, T>::Type>>
+inline constexpr LinearKernels kFewDxKernels = {.block = Kernels::kRows,
+                                                .panel = Kernels::kPanel,
+                                                .step = 1,
+                                                .chunk = Kernels::kChunk,
+                                                .left_bytes = 4,
+                                                .panel_step_bytes = 64,
+                                                .pack = Kernels::template pack<T>,
+                                                .multiply = multiply_nothing<Kernels, V, T>,
+                                                .decoder = dx_decoder<V, T>,
+                                                .load_chunks = 1,
+                                                .direct = few_direct<Kernels, V, T>};
+
+}  // namespace monograph
