@@ -5,6 +5,8 @@
 #include "monograph/kernels/linear/few_dx.h"
 #include "monograph/kernels/linear/few_forward.h"
 #include "monograph/kernels/linear/generic.h"
+#include "monograph/kernels/linear/many_dx.h"
+#include "monograph/kernels/linear/many_forward.h"
 #include "monograph/simd/lanes_avx512.h"
 
 namespace monograph {
@@ -21,6 +23,11 @@ struct FewBlock<simd::Avx512> {
   static constexpr std::size_t kRows = 8, kSums = 24, kDxRows = 6, kDxPanel = 512;
 };
 
+template <>
+struct ManyBlock<simd::Avx512> {
+  static constexpr std::size_t kVectors = 3, kColumns = 8, kDxRows = 12, kPassRows = 240;
+};
+
 template <class T>
 struct FewRows<simd::Avx512, T> {
   static constexpr std::size_t kMost = 16, kMostDx = 16;
@@ -28,6 +35,13 @@ struct FewRows<simd::Avx512, T> {
   static constexpr const LinearKernels* kDx = &kFewDxKernels<simd::Avx512, T>;
 };
 
-template const LinearKernels* find_linear<simd::Avx512>(DType, Pass);
+template <>
+const LinearKernels* find_linear<simd::Avx512>(DType dtype, Pass pass) {
+  return with_type(dtype, [&]<class T>() {
+    static_assert(kManyForwardKernels<simd::Avx512, T>.has_sizes());
+    return pass == Pass::kForward ? &kManyForwardKernels<simd::Avx512, T>
+                                  : &kManyDxKernels<simd::Avx512, T>;
+  });
+}
 
 }  // namespace monograph

@@ -35,7 +35,10 @@ constexpr std::size_t even_piece(std::size_t count, std::size_t most, std::size_
 inline Blocking choose_blocking(const LinearKernels& kernels, std::size_t rows, std::size_t cache) {
   const std::size_t left_most = std::clamp(cache / 2, kSharedBytes / 16, kSharedBytes / 4);
   const std::size_t chunk_bytes = kernels.packed_row_bytes(kernels.chunk) * kernels.block;
-  const std::size_t most = std::max(left_most / 4 / chunk_bytes, std::size_t{1}) * kernels.block;
+  const std::size_t by_cache =
+      std::max(left_most / 4 / chunk_bytes, std::size_t{1}) * kernels.block;
+  const std::size_t fit = std::max(left_most / chunk_bytes, std::size_t{1}) * kernels.block;
+  const std::size_t most = kernels.pass_rows == 0 ? by_cache : std::min(kernels.pass_rows, fit);
   Blocking b;
   b.rows = even_piece(rows, most, kernels.block);
   b.left_bytes = left_most;

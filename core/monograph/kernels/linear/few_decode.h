@@ -18,12 +18,15 @@ namespace monograph {
 template <class V, class T>
 struct FewOrderOf;
 
-// An order has:
+// Specialised for each vocabulary V; kHalves where it has two. An order has:
 //   L                     lanes to compute with
 //   V                     the vocabulary
+//   place(i)              where element i stands
 //   to_places(x)          a vector in memory's order, in that of decoded ones
 //   from_places(x)        and back
 //   rounded(x, dtype)     x rounded to the type, as floats
+template <class V, bool kHalves = false>
+struct FewOrder;
 
 // A weight that is not packed, with elements of type S.
 template <class S>

@@ -10,10 +10,13 @@ namespace monograph {
 
 // For bf16 the even elements of a vector stand in its lower half, see below; otherwise in order.
 template <bool kHalves>
-struct FewOrderAvx2 {
+struct FewOrder<simd::Avx2, kHalves> {
   using V = simd::Avx2;
   using L = Lanes<V>;
 
+  static constexpr std::size_t place(std::size_t element) {
+    return kHalves ? element / 2 + element % 2 * 4 : element;
+  }
   [[gnu::always_inline]] static __m256 to_places(__m256 x) {
     if constexpr (!kHalves) return x;
     return _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
@@ -38,14 +41,14 @@ struct FewOrderAvx2 {
 };
 template <class T>
 struct FewOrderOf<simd::Avx2, T> {
-  using Type = FewOrderAvx2<std::is_same_v<T, Bf16>>;
+  using Type = FewOrder<simd::Avx2, std::is_same_v<T, Bf16>>;
 };
 
 // Four bits to bf16: thirty-two weights from sixteen bytes by two byte shuffles. High nibbles are
 // looked up in one half, low ones in the other; bytes are put so that of the bf16 numbers the even
 // words are elements 0-7 and the odd ones 8-15 of sixteen.
 template <class F>
-requires(F::kPerByte == 2 && kFewUnit<F> >= 32) struct FewDecoder<F, FewOrderAvx2<true>> {
+requires(F::kPerByte == 2 && kFewUnit<F> >= 32) struct FewDecoder<F, FewOrder<simd::Avx2, true>> {
   static constexpr std::size_t kTogether = 4;
   struct Prepared {
     __m256i low, high;  // bytes of the sixteen bf16 entries, in both halves
@@ -81,7 +84,7 @@ requires(F::kPerByte == 2 && kFewUnit<F> >= 32) struct FewDecoder<F, FewOrderAvx
 
 // Units of sixteen.
 template <class F>
-requires(F::kPerByte == 2 && kFewUnit<F> == 16) struct FewDecoder<F, FewOrderAvx2<true>> {
+requires(F::kPerByte == 2 && kFewUnit<F> == 16) struct FewDecoder<F, FewOrder<simd::Avx2, true>> {
   static constexpr std::size_t kTogether = 2;
   using Prepared = simd::Avx2::HalfTable;
 
@@ -109,9 +112,9 @@ requires(F::kPerByte == 2 && kFewUnit<F> == 16) struct FewDecoder<F, FewOrderAvx
 
 // Four bits to fp32 and fp16: a table of floats, in order.
 template <class F>
-requires(F::kPerByte == 2) struct FewDecoder<F, FewOrderAvx2<false>> {
+requires(F::kPerByte == 2) struct FewDecoder<F, FewOrder<simd::Avx2, false>> {
   static constexpr std::size_t kTogether = 1;
-  using Order = FewOrderAvx2<false>;
+  using Order = FewOrder<simd::Avx2, false>;
   using Prepared = simd::Avx2::FloatTable;
 
   [[gnu::always_inline]] static void prepare(float scale, DType dtype, const std::uint8_t*,
@@ -127,9 +130,9 @@ requires(F::kPerByte == 2) struct FewDecoder<F, FewOrderAvx2<false>> {
 
 // E4M3.
 template <class F, bool kHalves>
-requires(F::kPerByte == 1) struct FewDecoder<F, FewOrderAvx2<kHalves>> {
+requires(F::kPerByte == 1) struct FewDecoder<F, FewOrder<simd::Avx2, kHalves>> {
   static constexpr std::size_t kTogether = 1;
-  using Order = FewOrderAvx2<kHalves>;
+  using Order = FewOrder<simd::Avx2, kHalves>;
   struct Prepared {
     float scale;
     DType dtype;

@@ -12,10 +12,14 @@ namespace monograph {
 
 // Eight bytes are broadcast: even lanes see the first four, odd lanes the other four, so lane 2i
 // holds element i and lane 2i + 1 element 8 + i.
-struct FewOrderAvx512 {
+template <>
+struct FewOrder<simd::Avx512> {
   using V = simd::Avx512;
   using L = Lanes<V>;
 
+  static constexpr std::size_t place(std::size_t element) {
+    return element < 8 ? 2 * element : 2 * element - 15;
+  }
   [[gnu::always_inline]] static __m512 to_places(__m512 x) {
     const __m512i order = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
     return _mm512_permutexvar_ps(order, x);
@@ -40,13 +44,13 @@ struct FewOrderAvx512 {
 
 template <class T>
 struct FewOrderOf<simd::Avx512, T> {
-  using Type = FewOrderAvx512;
+  using Type = FewOrder<simd::Avx512>;
 };
 
 // Four bits: a table of sixteen floats, scaled and rounded once a unit.
 template <class F>
-requires(F::kPerByte == 2) struct FewDecoder<F, FewOrderAvx512> {
-  using Order = FewOrderAvx512;
+requires(F::kPerByte == 2) struct FewDecoder<F, FewOrder<simd::Avx512>> {
+  using Order = FewOrder<simd::Avx512>;
   static constexpr std::size_t kTogether = 1;
   using Prepared = __m512;
 
@@ -77,8 +81,8 @@ requires(F::kPerByte == 2) struct FewDecoder<F, FewOrderAvx512> {
 // choose a product, the other exponent bits are added to it. A unit with a zero, a subnormal or a
 // NaN, or a scale outside, is decoded aside.
 template <class F>
-requires(F::kPerByte == 1) struct FewDecoder<F, FewOrderAvx512> {
-  using Order = FewOrderAvx512;
+requires(F::kPerByte == 1) struct FewDecoder<F, FewOrder<simd::Avx512>> {
+  using Order = FewOrder<simd::Avx512>;
   static constexpr std::size_t kTogether = 1;
   static constexpr std::size_t kUnit = kFewUnit<F>;
   struct Prepared {

@@ -15,7 +15,7 @@ template <class V>
 struct FewBlock;
 
 // The numbers of rows that have a kernel of their own; others are filled up with zeros.
-constexpr std::size_t filled_rows(std::size_t rows, std::size_t most) {
+[[gnu::always_inline]] constexpr std::size_t filled_rows(std::size_t rows, std::size_t most) {
   return rows <= 2 ? rows : rows <= 4 && most >= 4 ? 4 : most;
 }
 

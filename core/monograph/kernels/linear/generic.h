@@ -3,6 +3,7 @@
 // order in which it is stored, and no transpose is needed.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -195,6 +196,13 @@ template <class V, std::size_t kRows>
     outer_block<V, kRows>(left, panel + p, job.count, job.c + p, job.accumulate);
 }
 
+// A sum rounded to T. Every NaN becomes the same: which of several a sum keeps, and with which
+// sign, is the compiler's choice.
+template <class T>
+[[gnu::always_inline]] inline T finished(float sum) {
+  return from_float<T>(sum != sum ? std::bit_cast<float>(0x7fc00000u) : sum);
+}
+
 template <class V, class T, std::size_t kPanel>
 [[gnu::noinline]] void finish_rows(const FinishJob& job) {
   const T* bias = static_cast<const T*>(job.bias);
@@ -204,12 +212,12 @@ template <class V, class T, std::size_t kPanel>
     if (job.gain != nullptr) {
       for (std::size_t p = 0; p < job.width; ++p) {
         const float product = job.gain[p] * c[p];
-        out[p] = from_float<T>(bias != nullptr ? product + to_float(bias[p]) : product);
+        out[p] = finished<T>(bias != nullptr ? product + to_float(bias[p]) : product);
       }
     } else if (bias != nullptr) {
-      for (std::size_t p = 0; p < job.width; ++p) out[p] = from_float<T>(c[p] + to_float(bias[p]));
+      for (std::size_t p = 0; p < job.width; ++p) out[p] = finished<T>(c[p] + to_float(bias[p]));
     } else {
-      for (std::size_t p = 0; p < job.width; ++p) out[p] = from_float<T>(c[p]);
+      for (std::size_t p = 0; p < job.width; ++p) out[p] = finished<T>(c[p]);
     }
   }
 }

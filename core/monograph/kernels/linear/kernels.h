@@ -107,6 +107,7 @@ struct LinearKernels {
 
   // What it may leave out.
   std::size_t load_chunks = kAnyChunks;  // at most so many chunks of the left operand are packed
+  std::size_t pass_rows = 0;             // of the left operand at a time; 0: by the cache
   std::size_t few_rows = 0;              // for so many rows or fewer
   const LinearKernels* few = nullptr;    // these kernels give the same bits sooner
   bool takes_tails = false;              // `multiply` and `ahead` know them

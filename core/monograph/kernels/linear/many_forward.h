@@ -1,0 +1,209 @@
+// Forward for many rows of the left operand: lanes are its rows, a weight is broadcast. What a dot
+// product has in lane l is summed alone, over 32 terms, and the tree over the lanes becomes plain
+// additions of whole vectors. The order of summation is that of few_forward.h and generic.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "monograph/kernels/linear/few_rows.h"
+#include "monograph/simd/unrolled.h"
+
+namespace monograph {
+
+// Specialised beside each instantiation: kVectors x kColumns accumulators, rows of the left operand
+// by rows of the weight; kDxRows x 2 of dx; kPassRows, rows for which a weight is decoded once.
+template <class V>
+struct ManyBlock;
+
+// The lanes in the order in which sum4() adds them.
+template <std::size_t kLanes>
+struct LaneTree;
+template <>
+struct LaneTree<16> {
+  static constexpr std::size_t kOrder[] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
+  static constexpr std::size_t kLevels = 4;
+};
+template <>
+struct LaneTree<8> {
+  static constexpr std::size_t kOrder[] = {0, 2, 1, 3, 4, 6, 5, 7};
+  static constexpr std::size_t kLevels = 3;
+};
+
+template <class Order>
+struct ManyForward {
+  using V = typename Order::V;
+  using L = typename Order::L;
+  using F32 = typename L::F32;
+  static constexpr std::size_t kLanes = L::kLanes;
+  static constexpr std::size_t kVectors = ManyBlock<V>::kVectors;
+  static constexpr std::size_t kRows = kVectors * kLanes;
+  static constexpr std::size_t kPanel = ManyBlock<V>::kColumns;
+  static constexpr std::size_t kChunk = VectorSizes<V>::kForwardChunk;
+  using Tree = LaneTree<kLanes>;
+
+  static constexpr std::size_t vectors_of(std::size_t rows) { return (rows + kLanes - 1) / kLanes; }
+
+  // [lane, in the order of the tree][vector of the reduction][row], filled up with zeros.
+  template <class T>
+  static void pack(const PackJob& job) {
+    const std::size_t width = vectors_of(job.rows) * kLanes;
+    const std::size_t steps = vectors_of(job.count);
+    float* out = reinterpret_cast<float*>(job.out);
+    alignas(64) float square[kLanes][kLanes];
+    for (std::size_t r = 0; r < width; r += kLanes)
+      for (std::size_t j = 0; j < steps; ++j) {
+        const std::size_t k = j * kLanes;
+        const std::size_t count = job.count - k < kLanes ? job.count - k : kLanes;
+        for (std::size_t i = 0; i < kLanes; ++i) {
+          if (r + i < job.rows) {
+            const T* in = static_cast<const T*>(job.data) + (r + i) * job.stride + job.begin + k;
+            widen<L>(in, count, square[i]);
+          } else {
+            L::store(square[i], L::set(0.0f));
+          }
+        }
+        for (std::size_t l = 0; l < kLanes; ++l) {
+          float* to = out + (l * steps + j) * width + r;
+          for (std::size_t i = 0; i < kLanes; ++i) to[i] = square[i][Tree::kOrder[l]];
+        }
+      }
+  }
+
+  // [row][kChunk], each vector in places.
+  template <class F>
+  [[gnu::noinline]] static void decode_units(const FewJob& job, float* out) {
+    using Decoder = FewDecoder<F, Order>;
+    constexpr std::size_t kUnit = kFewUnit<F>, kUnitBytes = few_bytes<F>(kUnit);
+    const DecodeJob& decode = job.decode;
+    const PackedView& packed = decode.weight->packed;
+    float scales[kChunk / kUnit + kLanes];
+    for (std::size_t n = 0; n < decode.width; ++n, out += kChunk) {
+      const std::size_t row = decode.first + n;
+      unit_scales<F, L>(packed, row, decode.begin, decode.count / kUnit, scales);
+      const std::uint8_t* p = packed.values + few_bytes<F>(packed.element(row, decode.begin));
+      const std::uint8_t* next = p + kPanel * few_bytes<F>(packed.cols);
+      for (std::size_t line = 0; line < few_bytes<F>(decode.count); line += 64)
+        _mm_prefetch(reinterpret_cast<const char*>(next + line), _MM_HINT_T1);
+      for (std::size_t u = 0; u < decode.count / kUnit; ++u, p += kUnitBytes) {
+        typename Decoder::Prepared prepared;
+        Decoder::prepare(scales[u], job.dtype, p, prepared);
+        unrolled<kUnit / kLanes / Decoder::kTogether>([&](auto g) __attribute__((always_inline)) {
+          constexpr std::size_t first = g * Decoder::kTogether;
+          F32 w[Decoder::kTogether];
+          Decoder::decode(prepared, p + few_bytes<F>(first * kLanes), w);
+          unrolled<Decoder::kTogether>([&](auto t) __attribute__((always_inline)) {
+            L::store(out + u * kUnit + (first + t) * kLanes, w[t]);
+          });
+        });
+      }
+    }
+  }
+
+  template <class F, class T>
+  static void decode(const DecodeJob& job) {
+    using Decoded = std::conditional_t<std::is_same_v<F, Plain>, PlainOf<T>, F>;
+    float* out = reinterpret_cast<float*>(job.out);
+    if (begins_with_units<Decoded>(*job.weight, job.begin, dtype_of<T>) &&
+        job.count % kFewUnit<Decoded> == 0)
+      return decode_units<Decoded>({MultiplyJob{}, job, dtype_of<T>, nullptr}, out);
+    decode_rows<F, V, T>(*job.weight, job.first, job.width, job.begin, job.count, out, kChunk);
+    for (std::size_t n = 0; n < job.width; ++n)
+      for (std::size_t k = 0; k < job.count; k += kLanes)
+        L::store(out + n * kChunk + k, Order::to_places(L::load(out + n * kChunk + k)));
+  }
+
+  // kV vectors of rows by all columns of the panel. c: [column][kRows].
+  template <std::size_t kV>
+  [[gnu::noinline]] static void tile(const float* x, const float* panel, std::size_t steps,
+                                     float* c, bool accumulate) {
+    constexpr std::size_t kSums = kPanel * kV, kAhead = 16;  // steps
+    alignas(64) float waiting[Tree::kLevels + 1][kSums * kLanes];
+    for (std::size_t l = 0; l < kLanes; ++l) {
+      F32 sums[kPanel][kV];
+      unrolled<kSums>([&](auto i)
+                          __attribute__((always_inline)) { sums[i / kV][i % kV] = L::set(0.0f); });
+      const float* w = panel + Order::place(Tree::kOrder[l]);
+      for (std::size_t j = 0; j < steps; ++j, x += kV * kLanes, w += kLanes) {
+        F32 rows[kV];
+        unrolled<kV>([&](auto v) __attribute__((always_inline)) {
+          rows[v] = L::load(x + v * kLanes);
+          _mm_prefetch(reinterpret_cast<const char*>(x + (kAhead * kV + v) * kLanes), _MM_HINT_T0);
+        });
+        unrolled<kPanel>([&](auto n) __attribute__((always_inline)) {
+          const F32 one = L::set(w[n * kChunk]);
+          unrolled<kV>([&](auto v) __attribute__((always_inline)) {
+            sums[n][v] = L::fma(rows[v], one, sums[n][v]);
+          });
+        });
+      }
+      std::size_t level = 0;
+      for (; (l >> level & 1) != 0; ++level)
+        unrolled<kSums>([&](auto i) __attribute__((always_inline)) {
+          sums[i / kV][i % kV] = L::add(L::load(waiting[level] + i * kLanes), sums[i / kV][i % kV]);
+        });
+      unrolled<kSums>([&](auto i) __attribute__((always_inline)) {
+        L::store(waiting[level] + i * kLanes, sums[i / kV][i % kV]);
+      });
+    }
+    for (std::size_t i = 0; i < kSums; ++i) {
+      float* out = c + i / kV * kRows + i % kV * kLanes;
+      const F32 total = L::load(waiting[Tree::kLevels] + i * kLanes);
+      L::store(out, accumulate ? L::add(L::load(out), total) : total);
+    }
+  }
+
+  // From [column][kRows] to rows.
+  template <class T>
+  [[gnu::noinline]] static void finish(const FinishJob& job) {
+    const T* bias = static_cast<const T*>(job.bias);
+    for (std::size_t r = 0; r < job.rows; ++r) {
+      T* out = static_cast<T*>(job.out) + r * job.stride;
+      for (std::size_t p = 0; p < job.width; ++p) {
+        float sum = job.c[p * kRows + r];
+        if (job.gain != nullptr) sum = job.gain[p] * sum;
+        if (bias != nullptr) sum = sum + to_float(bias[p]);
+        out[p] = finished<T>(sum);
+      }
+    }
+  }
+
+  template <class T>
+  static void multiply(const MultiplyJob& job) {
+    const float* x = reinterpret_cast<const float*>(job.left);
+    const float* panel = reinterpret_cast<const float*>(job.panel);
+    const std::size_t steps = vectors_of(job.count), vectors = vectors_of(job.rows);
+    if (vectors == 1) tile<1>(x, panel, steps, job.c, job.accumulate);
+    if constexpr (kVectors >= 2)
+      if (vectors == 2) tile<2>(x, panel, steps, job.c, job.accumulate);
+    if constexpr (kVectors >= 3)
+      if (vectors == 3) tile<3>(x, panel, steps, job.c, job.accumulate);
+    if (job.finish != nullptr) finish<T>(*job.finish);
+  }
+};
+
+template <class Kernels, class T>
+DecodeFn* many_decoder(Format format) {
+  return find_decoder(PackedFormats{}, format,
+                      []<class F>() -> DecodeFn* { return Kernels::template decode<F, T>; });
+}
+
+template <class V, class T, class Kernels = ManyForward<typename FewOrderOf<V, T>::Type>>
+inline constexpr LinearKernels kManyForwardKernels = {
+    .block = Kernels::kRows,
+    .panel = Kernels::kPanel,
+    .step = Kernels::kLanes,
+    .chunk = Kernels::kChunk,
+    .left_bytes = 4,
+    .panel_step_bytes = Kernels::kPanel* Kernels::kLanes * sizeof(float),
+    .pack = Kernels::template pack<T>,
+    .multiply = Kernels::template multiply<T>,
+    .decoder = many_decoder<Kernels, T>,
+    .load_chunks = 1,
+    .pass_rows = ManyBlock<V>::kPassRows,
+    .few_rows = FewRows<V, T>::kMost,
+    .few = FewRows<V, T>::kForward};
+
+}  // namespace monograph
