@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import uuid
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +22,8 @@ from monograph.recipe.keys import DatasetKeys, Recipe
 from monograph.recipe.wrong_files import naming_files
 
 _COUNTS = "counts.json"  # written last
-_VERSION = 6  # of the prepared files; a change of their meaning raises it
+_TOKENS = "tokens.sha256"
+_VERSION = 7  # of the prepared files; a change of their meaning raises it
 
 # The keys that change what tokens are prepared; others leave prepared data as it is.
 _DATA_KEYS = (
@@ -39,6 +41,7 @@ class Prepared:
     eval: Any | None
     counts: dict[str, int]
     folder: str
+    tokens_sha256: str  # of the ids and labels that are trained on, document by document
 
     def what_is_missing(self) -> str:
         """One line on rows that are not there, or not whole; empty if all are."""
@@ -252,12 +255,15 @@ def read_prepared(folder: str) -> Prepared:
         )
     with open(counts_file, encoding="utf-8") as file:
         counts = json.load(file)
+    with open(os.path.join(folder, _TOKENS), encoding="ascii") as file:
+        tokens = file.read()
     held = os.path.join(folder, "eval")
     return Prepared(
         load_from_disk(os.path.join(folder, "train")),
         load_from_disk(held) if os.path.isdir(held) else None,
         counts,
         folder,
+        tokens,
     )
 
 
@@ -272,21 +278,31 @@ def _write(recipe: Recipe, tokenizer: Any, folder: str) -> None:
             held = _dataset(recipe, "test_datasets", tokenizer, counts, scratch)
         elif recipe.val_set_size:
             train, held = split_rows(recipe, train)
+        digest = hashlib.sha256()
         for name, part in (("train", train), ("eval", held)):
             if part is not None:
                 part.save_to_disk(os.path.join(unfinished, name))
                 counts[f"{name} documents"] = len(part)
                 for batch in part.iter(1000):
+                    if name == "train":
+                        _add_tokens(digest, batch)
                     counts[f"{name} tokens"] += sum(map(len, batch["input_ids"]))
                     counts[f"{name} targets"] += sum(
                         label != IGNORED for labels in batch["labels"] for label in labels[1:]
                     )
         shutil.rmtree(scratch)
+        with open(os.path.join(unfinished, _TOKENS), "w", encoding="ascii") as file:
+            file.write(digest.hexdigest())
         with open(os.path.join(unfinished, _COUNTS), "w", encoding="utf-8") as file:
             json.dump(counts, file, indent=1)
         _rename_unless_there(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _add_tokens(digest: Any, batch: dict[str, Any]) -> None:
+    for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
+        digest.update(array("i", [len(ids), *ids, *labels]).tobytes())
 
 
 def _rename_unless_there(unfinished: str, folder: str) -> None:

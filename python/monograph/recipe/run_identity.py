@@ -24,7 +24,7 @@ _TOLD_KEYS = (
 FREE = {
     "a checkpoint of TRL's trainers is another thing": "trainer rl reward_model",
     "the hash of the base is compared": "base_model revision_of_model another_base",
-    "the lengths of the rows are compared": "tokenizer_config",
+    "the tokens themselves are compared": "tokenizer_config",
     "its adapter is in the checkpoint": "lora_model_dir",
     "all names that are accepted are one AdamW": "optimizer",
     "every place and every division gives the same bits": (
@@ -47,8 +47,9 @@ FREE = {
 _FREE_KEYS = frozenset(" ".join(FREE.values()).split())
 
 
-def run_identity(recipe: Recipe) -> dict[str, Any]:
-    """The keys that define a run and those that are told, with values as JSON has them."""
+def run_identity(recipe: Recipe, tokens_sha256: str | None = None) -> dict[str, Any]:
+    """The keys that define a run and those that are told, with values as JSON has them; and the tokens it
+    is trained on: a tokenizer or its chat template may have changed in its folder."""
     keys = asdict(recipe) | data_keys(recipe)
     identity = {name: keys[name] for name in KEYS if name not in _FREE_KEYS}
     identity["step_mode"] = recipe.mode
@@ -70,6 +71,8 @@ def run_identity(recipe: Recipe) -> dict[str, Any]:
     for name in ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save"):
         if isinstance(identity[name], list):
             identity[name] = sorted(identity[name])
+    if tokens_sha256 is not None:  # last: a key that makes other tokens is named before them
+        identity["tokens of datasets"] = tokens_sha256
     return json.loads(json.dumps(identity))
 
 

@@ -129,7 +129,7 @@ class Run:
         self.signal = 0  # one that any rank was sent
         self.told: list[str] = []  # what a resumed run does in another way
         self.resumed_at = 0
-        identity = run_identity(recipe)
+        identity = run_identity(recipe, prepared.tokens_sha256)
         self.resumed = by_first(self.world, "load", self._checkpoint)
         if self.resumed:
             self.told = compare(load_state(self.resumed).get("identity", {}), identity, self.resumed)

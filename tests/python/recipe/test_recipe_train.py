@@ -300,6 +300,21 @@ def test_resume_refuses_another_run_and_names_the_key(keys, tmp_path, capsys):
     assert "max_steps is 3 from here on, was 2" in said
 
 
+def test_resume_refuses_other_tokens_of_the_same_lengths(recipe, tmp_path):
+    """The files of the data are the same, and so are all lengths: the tokenizer in its folder is another."""
+    folder = tmp_path / "model"
+    make_tokenizer(folder)
+    make_model(folder)
+    keys = {"base_model": str(folder), "max_steps": 2, "save_steps": 1}
+    train(recipe(**keys))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    ids = tokenizer["model"]["vocab"]
+    ids["1"], ids["2"] = ids["2"], ids["1"]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match="resume_from_checkpoint: tokens of datasets is"):
+        train(recipe(**keys | {"max_steps": 3}, resume_from_checkpoint="auto"))
+
+
 @pytest.fixture
 def worsening(tmp_path):
     """Keys with held back documents that training makes less likely: the first evaluation is the best."""

@@ -15,13 +15,14 @@ from monograph.recipe.interrupt import Interrupt
 from monograph.recipe.metrics import read_metrics
 from monograph.recipe.remembered import write_recipe
 from monograph.recipe.trl.keys import TrlRecipe
+from monograph.recipe.trl.resumed_run import write_identity
 
 
 class Records(TrainerCallback):
     """One line of metrics.jsonl per log; recipe.yml and monograph.json in every checkpoint."""
 
-    def __init__(self, recipe: TrlRecipe, base_record: dict[str, Any]) -> None:
-        self._recipe, self.base_record = recipe, base_record
+    def __init__(self, recipe: TrlRecipe, base_record: dict[str, Any], identity: dict[str, Any]) -> None:
+        self._recipe, self.base_record, self._identity = recipe, base_record, identity
         self.path = os.path.join(recipe.output_dir, "metrics.jsonl")
         self.lines: list[dict[str, Any]] = []
 
@@ -42,6 +43,7 @@ class Records(TrainerCallback):
         folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
         if os.path.isdir(folder):
             self.write_beside(folder, model)
+            write_identity(self._identity, folder)
 
     def write_beside(self, folder: str, model: Any) -> None:
         """recipe.yml, monograph.json and the card of an adapter, beside what TRL has written."""

@@ -35,6 +35,7 @@ from monograph.recipe.trl.choose import trainer_classes
 from monograph.recipe.trl.datasets import make_datasets
 from monograph.recipe.trl.keys import TrlRecipe
 from monograph.recipe.trl.optimizers import put_optimizer, put_schedule
+from monograph.recipe.trl.resumed_run import compare_run, trl_identity, with_rows
 from monograph.recipe.trl.whole_model import unfreeze
 
 _OPTIMIZER = "optimizer.pt"  # as transformers saves it
@@ -158,9 +159,15 @@ def train(recipe: TrlRecipe) -> Outcome:
 
 def _train(recipe: TrlRecipe) -> Outcome:
     resumed = _checkpoint(recipe)
+    if resumed:
+        compare_run(resumed, trl_identity(recipe))  # before anything is loaded
     trainer = make_trainer(recipe)
-    records = Records(recipe, _base_record(recipe, trainer.model))
-    for line in set_aside(recipe.output_dir, resumed, _step_of(resumed) if resumed else 0):
+    identity = with_rows(trl_identity(recipe), trainer.train_dataset)
+    told = compare_run(resumed, identity)
+    if resumed:
+        check_trained_base(recipe, resumed, model_folder(recipe), trainer.model)
+    records = Records(recipe, _base_record(recipe, trainer.model), identity)
+    for line in (*told, *set_aside(recipe.output_dir, resumed, _step_of(resumed) if resumed else 0)):
         print(line, file=sys.stderr)
     with (
         compile_options(recipe.torch_compile_options, recipe.torch_compile_mode),
