@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from trl.trainer.utils import add_fused_lm_head
 
@@ -88,6 +89,17 @@ def test_a_head_that_must_be_called_takes_the_path_of_trl():
     assert loss.readable_head(ours.lm_head) is None
     got, want = (model(**batch(), fused_lm_head=True) for model in (ours, trl_model))
     assert torch.equal(got.log_probs, want.log_probs)
+
+
+def test_trained_tokens_of_a_tied_head_are_refused_by_name():
+    model = tiny(tie_word_embeddings=True)
+    config = LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[3, 5])
+    wrapped = get_peft_model(model, config)
+    add_fused_lm_head(model)
+    assert trl_head.take_over(model)
+    with pytest.raises(ValueError, match=r"TrainableTokensWrapper of PEFT \(trainable_token_indices"):
+        wrapped(**batch(), fused_lm_head=True)
+    assert wrapped(**batch()).loss > 0  # without TRL's head it is the model's own
 
 
 def test_one_graph():

@@ -70,6 +70,15 @@ def _positions(model: Any, options: dict[str, Any]) -> torch.Tensor | None:
     return (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
 
 
+def _no_tokens(table: Any) -> str:
+    """TRL reads weight and bias of a head, and PEFT's trained tokens on one have none of their own."""
+    return (
+        f"the head is {type(table).__name__} of PEFT (trainable_token_indices of a model whose head is its "
+        "embedding), which TRL's head cannot read; leave trainable_token_indices out, write modules_to_save="
+        "['embed_tokens'] with ensure_weight_tying=True, or train by monograph.training.TrainStep"
+    )
+
+
 def take_over(model: nn.Module) -> bool:
     """Whether the model had TRL's head and now computes it with `linear_log_probs`."""
     trl_forward: Any = model.__dict__.get("forward")
@@ -87,10 +96,13 @@ def take_over(model: nn.Module) -> bool:
         num_items_in_batch: torch.Tensor | int | None = None,
         **options: Any,
     ) -> Any:
-        head = readable_head(self.get_output_embeddings())
+        table = self.get_output_embeddings()
+        head = readable_head(table)
         wanted = labels if shift_labels is None else shift_labels
         routed = options.get("output_router_logits", False)  # asks for the router's loss, too
         for_trl = not fused_lm_head or routed
+        if fused_lm_head and not hasattr(table, "bias"):
+            raise ValueError(_no_tokens(table))
         if for_trl or wanted is None or head is None or not _ours(head):
             given = {"labels": labels, "shift_labels": shift_labels, "num_items_in_batch": num_items_in_batch}
             given = {name: value for name, value in given.items() if value is not None}
