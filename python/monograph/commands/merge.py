@@ -38,7 +38,7 @@ def _split(written: Sequence[str]) -> tuple[list[str], list[str]]:
     """Keys of the recipe that say where base and adapter are, and the options of the native program."""
     keys, options, words = [], [], iter(written)
     for word in words:
-        if word.split("=")[0] in _KEYS:
+        if word.split("=")[0].replace("_", "-") in _KEYS:  # as of the other commands, either spelling
             keys += [word] if "=" in word else [word, *([value] if (value := next(words, None)) else [])]
         else:
             options.append(word)

@@ -1,6 +1,7 @@
 """`python -m monograph merge CONFIG.yml`: the native merge with what the recipe knows."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import monograph as mg
 from monograph.__main__ import main
 from monograph.commands import native
 from support.native_tool import run
-from support.recipe_files import make_instruction_world, small_recipe
+from support.recipe_files import make_instruction_world, make_model, small_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -77,6 +78,29 @@ def test_a_recipe_merges_its_adapter(root, tmp_path, called, adapter, capsys):
     assert main(["merge", str(out), "--to", "fp32", "--out", str(tmp_path / "other")]) == 0
     assert called[1] == [*wanted[:4], "--base", *base, "--to", "fp32", "--out", str(tmp_path / "other")]
     check_merged(root, out, tmp_path / "other", packed=adapter == "qlora")
+
+
+def test_a_base_that_was_moved_is_named_by_base_model(root, tmp_path, called):
+    """Either spelling of the key; another base is refused by its hash, there as everywhere."""
+    path, out = tmp_path / "recipe.yml", tmp_path / "out"
+    base = tmp_path / "base"
+    shutil.copytree(root / "model", base)
+    keys = small_recipe(root, "instruction", output_dir=str(out), torch_compile=False, max_steps=2)
+    path.write_text(json.dumps(keys | {"base_model": str(base)}))
+    assert main(["train", str(path)]) == 0
+    base.rename(moved := tmp_path / "moved")
+    options = {"--base-model": "0", "--base_model": "1", "--base-model=": "2", "--base_model=": "3"}
+    for option, name in options.items():
+        words = [f"{option}{moved}"] if option.endswith("=") else [option, str(moved)]
+        recipe = str(out) if name == "0" else str(path)
+        assert main(["merge", recipe, *words, "--out", str(tmp_path / name)]) == 0
+        assert called[-1][1] == str(moved)
+        check_merged(root, out, tmp_path / name, packed=True)
+    make_model(tmp_path / "other", seed=3)
+    other = ["--base-model", str(tmp_path / "other"), "--out", str(tmp_path / "no")]
+    with pytest.raises(AssertionError, match="was trained on the base with hash"):
+        main(["merge", str(path), *other])
+    assert not (tmp_path / "no").exists()
 
 
 def test_the_native_merge_needs_no_flags_after_a_recipe_on_16_bits(root, tmp_path):
