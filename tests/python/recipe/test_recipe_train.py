@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import signal
 
 import pytest
@@ -331,6 +332,27 @@ def test_the_best_checkpoint_stays_and_becomes_the_adapter(recipe, worsening):
     assert best < 4, "the best one must lie before the two that are kept as the last"
     assert list(checkpoints(read.output_dir)) == [best, 4, 5]
     assert adapter_bytes(read.output_dir) == adapter_bytes(f"{read.output_dir}/checkpoint-{best}")
+
+
+def test_a_resumed_run_takes_the_best_of_the_whole_run(recipe, worsening, tmp_path):
+    """The best checkpoint lies before the one that the run goes on from, here or in that one's folder."""
+    keys = worsening | {"save_steps": 1, "save_total_limit": 2, "load_best_model_at_end": True}
+    whole = recipe(**keys, max_steps=5, output_dir=str(tmp_path / "whole"))
+    best = train(whole).best_step
+    wanted = adapter_bytes(whole.output_dir)
+    broken = str(tmp_path / "broken")
+    train(recipe(**keys, max_steps=4, output_dir=broken))
+    assert best in checkpoints(broken)
+    again = {"max_steps": 5, "resume_from_checkpoint": f"{broken}/checkpoint-4"}
+    elsewhere = recipe(**keys, **again, output_dir=str(tmp_path / "elsewhere"))
+    assert train(elsewhere).best_step == best
+    assert adapter_bytes(elsewhere.output_dir) == wanted
+    here = recipe(**keys, **again, output_dir=broken)
+    assert train(here).best_step == best
+    assert adapter_bytes(broken) == wanted
+    shutil.rmtree(checkpoints(broken)[best])
+    with pytest.raises(ValueError, match=f"checkpoint-{best}, the best checkpoint of the run of .*missing"):
+        train(recipe(**keys, max_steps=6, output_dir=broken, resume_from_checkpoint="auto"))
 
 
 def test_a_run_stops_early_or_when_the_loss_stays_high(recipe, worsening, capsys):
