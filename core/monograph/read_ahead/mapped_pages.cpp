@@ -14,8 +14,8 @@
 namespace monograph {
 namespace {
 
-// Numbers of Linux that C libraries do not all name yet: 5.14 and 5.4.
-constexpr int kPopulateRead = 22, kPageOut = 21;
+// Numbers of Linux that C libraries do not all name yet: 5.14, 5.4 and, of files, 5.13.
+constexpr int kPopulateRead = 22, kPageOut = 21, kDontUnmap = 4;
 // The system reads no more than its read-ahead window for one call of MADV_WILLNEED; 128 KiB unless
 // somebody changed it.
 constexpr std::size_t kSlice = std::size_t{128} << 10;
@@ -80,6 +80,27 @@ Found look_at(const Pages& pages) {
   return found;
 }
 
+// Out of the page tables, without the copy that MADV_DONTNEED would lose of a page that somebody
+// writes to after it was looked at: the entries move to an address that nobody else knows, in one
+// call, and are looked at there. What is written meanwhile is copied at the old address and stays.
+// Without such a call (Linux before 5.13) the pages stay too.
+void take_out(const Pages& pages) {
+  // The C library reads the fifth argument with this flag.
+  void* const aside = mremap(pointer(pages.begin), pages.bytes(), pages.bytes(),
+                             MREMAP_MAYMOVE | kDontUnmap, nullptr);
+  if (aside == MAP_FAILED) return;
+  const auto begin = reinterpret_cast<std::uintptr_t>(aside);
+  if (look_at({begin, begin + pages.bytes()}).copied) {
+    // Written between the first look and the move. Page by page, so that only those go back.
+    for (std::uintptr_t at = 0; at < pages.bytes(); at += page_size()) {
+      if (!look_at({begin + at, begin + at + page_size()}).copied) continue;
+      mremap(pointer(begin + at), page_size(), page_size(), MREMAP_MAYMOVE | MREMAP_FIXED,
+             pointer(pages.begin + at));
+    }
+  }
+  munmap(aside, pages.bytes());
+}
+
 }  // namespace
 
 std::string name_of_file(int file) {
@@ -109,11 +130,16 @@ void read_pages(const MappedBytes& range) {
 // this user's. Such pages are taken out of the page tables, which loses no byte of a file, and the
 // last one to do so drops them from the cache; as posix_fadvise drops what was read and not mapped.
 void drop_pages(const MappedBytes& range) {
+  drop_pages(range, [] {});
+}
+
+void drop_pages(const MappedBytes& range, FunctionRef<void()> looked) {
   const Pages pages = pages_within(range);
   if (pages.bytes() == 0) return;
   madvise(pointer(pages.begin), pages.bytes(), kPageOut);
   const Found left = look_at(pages);
-  if (left.present > 0 && !left.copied) madvise(pointer(pages.begin), pages.bytes(), MADV_DONTNEED);
+  looked();
+  if (left.present > 0 && !left.copied) take_out(pages);
   posix_fadvise(range.file, static_cast<off_t>(range.offset + (pages.begin - range.address)),
                 static_cast<off_t>(pages.bytes()), POSIX_FADV_DONTNEED);
 }

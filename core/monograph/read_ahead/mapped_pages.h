@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "monograph/base/function_ref.h"
+
 namespace monograph {
 
 // `bytes` from `address` on, which are those of an open file from `offset` on.
@@ -22,6 +24,8 @@ void read_pages(const MappedBytes& range);
 
 // Pages that lie within the range leave memory, unless somebody else holds them.
 void drop_pages(const MappedBytes& range);
+// The same; `looked` is called between looking at the pages and letting them go, for tests.
+void drop_pages(const MappedBytes& range, FunctionRef<void()> looked);
 
 // Bytes of the range whose pages are in the page tables of this process. Others may hold more of
 // the file in the page cache.

@@ -9,6 +9,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <string>
@@ -124,6 +126,20 @@ TEST_F(MappedPages, SharedPagesGoWithTheLast) {
   drop_pages(second);
   EXPECT_EQ(cached(file.all()), 0u);
   munmap(other, 2 * kMiB);
+}
+
+// What is written to a page after it was looked at is a private copy too, and so is what is written
+// while the pages go.
+TEST_F(MappedPages, AWriteMeanwhileIsNotLost) {
+  const MappedTestFile file(4);
+  void* other = mmap(nullptr, 4 * kMiB, PROT_READ, MAP_PRIVATE, file.file(), 0);
+  read_pages({reinterpret_cast<std::uintptr_t>(other), 4 * kMiB, file.file(), 0});
+  read_pages(file.all());  // MADV_PAGEOUT does nothing to pages of two
+  drop_pages(file.all(), [&] { *file.at(1) = 77; });
+  EXPECT_EQ(*file.at(1), 77);
+  EXPECT_EQ(*file.at(0), 1);
+  EXPECT_EQ(*file.at(3), 4);
+  munmap(other, 4 * kMiB);
 }
 
 TEST_F(MappedPages, CutFileHasAName) {
@@ -291,6 +307,22 @@ TEST_F(ReadAheadOfFiles, RefusesRangesThatAreNotInTheFile) {
   range = file.all();
   range.file = 100000;
   EXPECT_NE(refused(range).find("file 100000 cannot be looked at"), std::string::npos);
+}
+
+// Descriptors of its own are closed again where the constructor does not come to its end.
+TEST_F(ReadAheadOfFiles, AFailedStartLeavesNoDescriptor) {
+  const MappedTestFile file(4), second(4);
+  const auto open_files = [] {
+    const std::filesystem::directory_iterator all("/proc/self/fd");
+    return std::distance(begin(all), end(all));
+  };
+  std::vector<MappedTensor> tensors = layers(file, 2, 1);
+  tensors.push_back({second.part(0, 1), 2});
+  PageCalls calls;
+  calls.drop = [](const MappedBytes&) { throw Error("no such call"); };
+  const auto before = open_files();
+  EXPECT_THROW(ReadAhead(tensors, 64 * kMiB, calls), Error);
+  EXPECT_EQ(open_files(), before);
 }
 
 TEST_F(ReadAheadOfFiles, RefusesFilesInMemory) {
