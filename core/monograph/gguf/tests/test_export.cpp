@@ -66,6 +66,25 @@ TEST(Gguf, AFileIsHeaderPairsTensorsAndAlignedData) {
   EXPECT_EQ(text.substr(plan.header.size() + 36, 3), "\1\2\3");
 }
 
+// In builds without asserts too.
+TEST(Gguf, AWriteOutsideItsTensorIsRefused) {
+  const files::TemporaryFolder folder;
+  TensorInfo tensor;
+  tensor.name = "x";
+  tensor.shape = {4};
+  FileWriter writer(folder / "x.gguf", plan_file({}, {tensor}), {});
+  const std::vector<std::uint8_t> bytes(8);
+  writer.write(0, 8, bytes);
+  EXPECT_THROW(writer.write(0, 9, bytes), Error);
+  EXPECT_THROW(writer.write(0, 17, {}), Error);
+  EXPECT_THROW(writer.write(0, std::uint64_t{0} - 4, bytes), Error);
+  EXPECT_ANY_THROW(writer.write(1, 0, bytes));
+  tensor.type = TensorType::kQ8;
+  EXPECT_THROW(plan_file({}, {tensor}), Error);
+  tensor.shape = {};
+  EXPECT_THROW(plan_file({}, {tensor}), Error);
+}
+
 TEST(Gguf, NamesThatAreTooLongOrDoubleAreRefused) {
   std::vector<TensorInfo> tensors(2);
   for (TensorInfo& tensor : tensors) {
