@@ -3,21 +3,15 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <new>
 #include <string>
 
-#include "monograph/files/file_ops.h"
+#include "failure.h"
 #include "program.h"
 
 namespace {
 
 using namespace monograph;
 using namespace monograph::cli;
-
-int report(const char* what, int code) {
-  std::fprintf(stderr, "monograph: %s\n", what);
-  return code;
-}
 
 std::string no_such_command(const std::string& word) {
   std::string meant = nearest_command(word);
@@ -62,20 +56,8 @@ int main(int argc, char** argv) {
   int code = kOk;
   try {
     code = run(argc, argv);
-  } catch (const Interrupted& stop) {
-    return report(stop.what(), 128 + stop.signal());
-  } catch (const files::IoError& error) {
-    return report(error.what(), kIo);
-  } catch (const Error& error) {
-    return report(error.what(), kBadInput);
-  } catch (const std::filesystem::filesystem_error& error) {
-    return report(error.what(), kIo);
-  } catch (const UsageError& error) {
-    return report(error.what(), kUsage);
-  } catch (const std::bad_alloc&) {
-    return report("out of memory", kIo);
-  } catch (const std::exception& error) {
-    return report(error.what(), kInternal);
+  } catch (...) {
+    return report_failure();
   }
   // A result that did not reach its file is no result.
   if (std::fflush(stdout) != 0) return report(std::strerror(errno), kIo);

@@ -1,0 +1,41 @@
+#include "failure.h"
+
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <new>
+
+#include "command.h"
+#include "monograph/base/error.h"
+#include "monograph/files/file_ops.h"
+
+namespace monograph::cli {
+
+int report(const char* what, int code) {
+  std::fprintf(stderr, "monograph: %s\n", what);
+  return code;
+}
+
+int report_failure() {
+  try {
+    throw;
+  } catch (const Interrupted& stop) {
+    return report(stop.what(), 128 + stop.signal());
+  } catch (const files::IoError& error) {
+    return report(error.what(), kIo);
+  } catch (const Error& error) {
+    return report(error.what(), kBadInput);
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report(error.what(), kIo);
+  } catch (const UsageError& error) {
+    return report(error.what(), kUsage);
+  } catch (const std::bad_alloc&) {
+    return report("out of memory", kIo);
+  } catch (const std::exception& error) {
+    return report(error.what(), kInternal);
+  } catch (...) {
+    return report("something that is no exception was thrown", kInternal);
+  }
+}
+
+}  // namespace monograph::cli
