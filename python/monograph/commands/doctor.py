@@ -111,10 +111,12 @@ def _verify(path: pathlib.Path) -> int:
 
 def _doctor(recipe: Recipe, options: argparse.Namespace) -> int:
     from monograph.distributed import join, leave
+    from monograph.recipe.output_folder import no_empty_folder
     from monograph.recipe.trl.keys import TrlRecipe
 
     if isinstance(recipe, TrlRecipe):
-        return _doctor_of_trainer(recipe, options)
+        with no_empty_folder(recipe.output_dir):  # which a trainer makes
+            return _doctor_of_trainer(recipe, options)
     world = join()
     try:
         return _doctor_of(recipe, options, world)

@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from monograph.recipe.checkpoint import checkpoints
 
@@ -27,15 +27,31 @@ def held(output_dir: str) -> Iterator[None]:
     """
     if os.path.exists(output_dir) and not os.path.isdir(output_dir):
         raise ValueError(f"output_dir: {output_dir} is a file, wanted a folder")
-    os.makedirs(output_dir, exist_ok=True)
-    path = os.path.join(output_dir, _LOCK)
-    descriptor = _lock(path, output_dir)
+    with no_empty_folder(output_dir):
+        os.makedirs(output_dir, exist_ok=True)
+        path = os.path.join(output_dir, _LOCK)
+        descriptor = _lock(path, output_dir)
+        try:
+            yield
+        finally:
+            if descriptor is not None:
+                os.unlink(path)  # while it is locked: who opened it meanwhile looks whether it is still there
+                os.close(descriptor)
+
+
+@contextmanager
+def no_empty_folder(output_dir: str) -> Iterator[None]:
+    """Folders that are made inside for output_dir and stay empty are gone at the end."""
+    made, path = [], os.path.abspath(output_dir)
+    while not os.path.exists(path):
+        made.append(path)
+        path = os.path.dirname(path)
     try:
         yield
     finally:
-        if descriptor is not None:
-            os.unlink(path)  # while it is locked: whoever opened it meanwhile looks whether it is still there
-            os.close(descriptor)
+        with suppress(OSError):  # one that holds something stays
+            for path in made:
+                os.rmdir(path)
 
 
 def _lock(path: str, output_dir: str) -> int | None:

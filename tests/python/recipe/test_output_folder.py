@@ -88,6 +88,19 @@ def test_auto_without_a_checkpoint_is_refused(root, tmp_path, engine, wanted):
 
 
 @pytest.mark.parametrize("engine", [{}, TRL], ids=["own", "trl"])
+def test_a_run_that_never_began_leaves_no_folder(root, tmp_path, engine):
+    """Data that are not there are found when output_dir is held already."""
+    missing = [{"path": str(root / "none.jsonl"), "type": "instruction"}]
+    with pytest.raises(ValueError, match=r"none\.jsonl"):
+        go(root, tmp_path / "new" / "out", max_steps=1, datasets=missing, **engine)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old").mkdir()
+    with pytest.raises(ValueError, match=r"none\.jsonl"):
+        go(root, tmp_path / "old", max_steps=1, datasets=missing, **engine)
+    assert (tmp_path / "old").exists()
+
+
+@pytest.mark.parametrize("engine", [{}, TRL], ids=["own", "trl"])
 def test_a_second_run_at_the_same_time_is_refused(root, tmp_path, engine):
     out = tmp_path / "out"
     with subprocess.Popen(

@@ -113,3 +113,4 @@ def test_doctor_looks_at_the_step_of_the_trainer(folder, tmp_path, capsys):
     assert main(["doctor", str(recipe), "--json", "--quiet"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["graphs"], report["breaks"], report["recompiles"]) == (1, [], [])
+    assert not (tmp_path / "out").exists()
