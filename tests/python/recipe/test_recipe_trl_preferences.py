@@ -7,9 +7,14 @@ from torch._dynamo.utils import counters
 
 from support.trl_recipes import (
     ANSWERS,
+    CHAT_ROWS,
+    GRPO,
+    LABELLED,
     OTHERS,
     PROMPTS,
     TEMPLATE,
+    answered,
+    asked,
     classifier,
     columns,
     counted_graphs,
@@ -31,22 +36,7 @@ def no_compilation_left(monkeypatch):
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # the arguments write it; undone after the test
 
 
-def asked(texts):
-    return [[{"role": "user", "content": text}] for text in texts]
-
-
-def answered(texts):
-    return [[{"role": "assistant", "content": text}] for text in texts]
-
-
-CHAT_ROWS = {"prompt": asked(PROMPTS), "chosen": answered(ANSWERS), "rejected": answered(OTHERS)}
-LABELLED = {
-    "prompt": [text + " " for text in PROMPTS],
-    "completion": [a if i % 2 else b for i, (a, b) in enumerate(zip(ANSWERS, OTHERS, strict=True))],
-    "label": [bool(i % 2) for i in range(16)],
-}
 CHATS = {"chat_template": "jinja", "chat_template_jinja": TEMPLATE}
-GRPO = {"num_generations": 8, "max_completion_length": 6, "temperature": 0.9}
 
 
 def keys_of(kind, folder, root, **change):

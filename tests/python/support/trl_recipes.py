@@ -30,6 +30,27 @@ ANSWERS = [f"w{i + 40} w{i + 41} w{i + 42}" for i in range(16)]
 OTHERS = [f"w{50 - i} w{20 - i} w{i}" for i in range(16)]
 
 
+def asked(texts: list[str]) -> list[Any]:
+    return [[{"role": "user", "content": text}] for text in texts]
+
+
+def answered(texts: list[str]) -> list[Any]:
+    return [[{"role": "assistant", "content": text}] for text in texts]
+
+
+CHAT_ROWS: dict[str, list[Any]] = {
+    "prompt": asked(PROMPTS),
+    "chosen": answered(ANSWERS),
+    "rejected": answered(OTHERS),
+}
+LABELLED: dict[str, list[Any]] = {
+    "prompt": [text + " " for text in PROMPTS],
+    "completion": [a if i % 2 else b for i, (a, b) in enumerate(zip(ANSWERS, OTHERS, strict=True))],
+    "label": [bool(i % 2) for i in range(16)],
+}
+GRPO = {"num_generations": 8, "max_completion_length": 6, "temperature": 0.9}
+
+
 def rewards_high(completions: Any, **_: Any) -> list[float]:
     """The share of words from w30 on."""
     words = [[int(word[1:]) for word in text.split() if word[1:].isdigit()] for text in completions]
@@ -104,9 +125,13 @@ def run_script(
     rows: dict[str, list[Any]],
     load: Any = causal,
     prepare: Any = None,
+    optimized: bool = True,
     **change: Any,
 ) -> list[dict[str, Any]]:
-    """The same by TRL's own API: what a person would write, with Monograph's two lines, and `prepare`."""
+    """The same by TRL's own API: what a person would write, with Monograph's two lines, and `prepare`.
+
+    optimized=False: without the second one, for a dense model that `load` gives.
+    """
     config, trainer_class = {
         "sft": (trl.SFTConfig, trl.SFTTrainer),
         "dpo": (trl.DPOConfig, trl.DPOTrainer),
@@ -146,7 +171,8 @@ def run_script(
         peft_config=LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type=task),
         **extra,
     )
-    mg.optimize(trainer.model)
+    if optimized:
+        mg.optimize(trainer.model)
     if prepare:
         prepare(trainer)
     trainer.train()
