@@ -76,6 +76,7 @@ def _torchrun(ranks: int, restarts: int, arguments: list[str]) -> int:
 
 def _train(recipe: Recipe, options: argparse.Namespace) -> int:
     from monograph.distributed.faults import RankFailure
+    from monograph.recipe import full_disk
     from monograph.recipe.train import train
 
     try:
@@ -83,7 +84,8 @@ def _train(recipe: Recipe, options: argparse.Namespace) -> int:
     except RankFailure as failure:
         sys.stderr.write(f"{failure}\n" if str(failure) else "")
         sys.stderr.flush()
-        os._exit(failure.code)  # the group waits for ranks that are gone
+        full = full_disk.reason(failure)  # of this rank, or of the one that failed first
+        os._exit(full_disk.EXIT_CODE if full else failure.code)  # the group waits for ranks that are gone
     if outcome.signal is None and recipe.serve_with and outcome.writes:
         from monograph.commands import serve
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 _REASONS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 # How libraries in Rust and C++ say it inside errors of their own.
 _OS_ERROR = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]")
+# torch.save does not say why.
+_TORCH = re.compile(r"PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+")
 EXIT_CODE = 5  # that of the native program for the same
 
 
@@ -25,6 +27,8 @@ def reason(error: BaseException) -> int | None:
     number = int(found[1] or found[2]) if found else None
     if number is None:
         number = next((each for each in _REASONS if os.strerror(each) in str(error)), None)
+    if number is None and _TORCH.search(str(error)):
+        return errno.EIO
     return number if number in _REASONS else None
 
 

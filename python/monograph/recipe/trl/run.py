@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from monograph.recipe.base_record import make_base_record, packing_of, put_base_
 from monograph.recipe.checkpoint import STATE, checkpoint_to_resume, move_into, write_folder
 from monograph.recipe.compile_options import compile_options
 from monograph.recipe.encode import load_tokenizer
+from monograph.recipe.full_disk import naming_file
 from monograph.recipe.interrupt import Interrupt
 from monograph.recipe.load_model import adapter_config, is_packed, load_base, set_router_loss
 from monograph.recipe.metrics import plot_losses
@@ -35,6 +37,7 @@ from monograph.recipe.trl.choose import trainer_classes
 from monograph.recipe.trl.datasets import make_datasets
 from monograph.recipe.trl.keys import TrlRecipe
 from monograph.recipe.trl.optimizers import put_optimizer, put_schedule
+from monograph.recipe.trl.resumed_run import NAME as RUN
 from monograph.recipe.trl.resumed_run import compare_run, trl_identity, with_rows
 from monograph.recipe.trl.whole_model import unfreeze
 
@@ -121,6 +124,20 @@ def _naming_metric(recipe: TrlRecipe, records: Records) -> Iterator[None]:
         raise ConfigError("recipe", [text]) from error
 
 
+@contextmanager
+def _whole_checkpoints(recipe: TrlRecipe, trainer: Any, resumed: str | None) -> Iterator[None]:
+    """What ends a run inside a save leaves no half of a checkpoint; a full disk is named with its folder."""
+    try:
+        yield
+    except BaseException:
+        path = os.path.join(recipe.output_dir, f"checkpoint-{trainer.state.global_step}")
+        half = os.path.isdir(path) and not os.path.isfile(os.path.join(path, RUN))  # which is written last
+        if half and not (resumed and os.path.samefile(path, resumed)):
+            shutil.rmtree(path, ignore_errors=True)
+        with naming_file(path):
+            raise
+
+
 def _model(recipe: TrlRecipe, folder: str) -> tuple[Any, Any]:
     """The base with the adapter of lora_model_dir, or the base and the config of the adapter it will get."""
     from peft import PeftModel
@@ -180,7 +197,7 @@ def _train(recipe: TrlRecipe) -> Outcome:
             from transformers import EarlyStoppingCallback
 
             trainer.add_callback(EarlyStoppingCallback(recipe.early_stopping_patience))
-        with _naming_metric(recipe, records):
+        with _naming_metric(recipe, records), _whole_checkpoints(recipe, trainer, resumed):
             trainer.train(resume_from_checkpoint=resumed)
     state = trainer.state
     if interrupt.signal is None:
