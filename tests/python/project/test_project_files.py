@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import sys
 
 import pytest
 import yaml
@@ -33,6 +34,32 @@ def test_security_tells_the_limits_that_the_hostile_files_are_held_to():
     assert seconds
     assert bytes_
     assert f"under {float(seconds[1]):g} s and {int(bytes_[1]) // 10**6} MB" in text
+
+
+def test_messages_name_sections_of_the_readme_that_are_there():
+    headings = re.findall(r"^#+ (.+)$", (ROOT / "README.md").read_text(), re.M)
+    named = [
+        section
+        for path in (ROOT / "python").rglob("*.py")
+        for section in re.findall(r"README\.md, \"?\s*\"?section (\w+)", path.read_text())
+    ]
+    assert named
+    assert set(named) <= set(headings)
+
+
+def test_the_extra_of_training_has_what_the_first_scripts_import():
+    project = (ROOT / "pyproject.toml").read_text()
+    line = re.search(r"^train = \[(.*)\]$", project, re.M)
+    assert line
+    installed = set(re.findall(r'"([a-z]+)', line[1])) | {"torch", "monograph"}
+    pages = [ROOT / "examples" / "first_run.py", *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    code = (ROOT / "examples" / "first_run.py").read_text()
+    for page in pages[1:]:
+        if page.name in ("README.md", "coming_from.md", "tutorial.md"):
+            code += "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
+    imported = set(re.findall(r"^(?:from|import) (\w+)", code, re.M))
+    assert "trl" in imported
+    assert imported - sys.stdlib_module_names <= installed
 
 
 def test_the_citation_has_the_version_and_licence_of_the_package():
