@@ -1,5 +1,6 @@
 """from_pretrained: where files come from, dtypes, experts, and what is said about weights that stay dense."""
 
+import copy
 import fnmatch
 import json
 import logging
@@ -210,3 +211,19 @@ def test_a_recipe_fetches_the_files_it_needs_and_no_more(monkeypatch):
         and not any(fnmatch.fnmatch(name, pattern) for pattern in asked["ignore_patterns"])
     ]
     assert fetched == needed
+
+
+def test_num_parameters_counts_elements(tmp_path):
+    """As transformers does for bitsandbytes; a copy, an adapter and the dense model count right too."""
+    dense = tiny_models.tiny_llama(dtype=torch.bfloat16)
+    dense.save_pretrained(tmp_path)
+    packed = mg.from_pretrained(tmp_path, mg.MonographConfig("nf4", double_quant=True))
+    for exclude in (False, True):
+        wanted = dense.num_parameters(exclude_embeddings=exclude)
+        assert packed.num_parameters(exclude_embeddings=exclude) == wanted
+        assert copy.deepcopy(packed).num_parameters(exclude_embeddings=exclude) == wanted
+    assert packed.num_parameters(only_trainable=True) < dense.num_parameters()
+    copied = copy.deepcopy(packed)
+    copied.lm_head = None
+    assert copied.num_parameters() < packed.num_parameters()  # its own layers, not those it was copied from
+    assert packed.dequantize().num_parameters() == dense.num_parameters()

@@ -20,6 +20,7 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
 from monograph.integrations.transformers.config import METHOD, MonographConfig
+from monograph.integrations.transformers.counted_elements import count_elements
 from monograph.integrations.transformers.dense_weights import expert_weights, what_stayed_dense
 from monograph.integrations.transformers.expert_loading import (
     STACKS,
@@ -289,6 +290,7 @@ class MonographQuantizer(HfQuantizer):
         set_weight_conversions(model, others)
         take_over_recurrent(model)
         guard_packed(model)
+        count_elements(model)
         return model
 
     def get_quantize_ops(self) -> ConversionOps:
