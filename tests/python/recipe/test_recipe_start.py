@@ -51,7 +51,7 @@ WRONG = {
         "is loftq with loftq_iter 2, and merge_lora",
     ),
     "loftq on 16 bits": (
-        loftq() | {"adapter": "lora"},
+        {KEY: "loftq", "adapter": "lora"},
         "wants adapter: qlora and a base in 16 bits; adapter is",
     ),
     "8 bits": (loftq(loftq_bits=8), "peft.loftq_config.loftq_bits is 8, wanted 4"),
