@@ -89,9 +89,8 @@ def look_at_shards(model: nn.Module, report: Report, count: GatherCount, world: 
 def _whole(model: nn.Module) -> dict[str, int]:
     """Bytes that each rank holds whole, by the reason why."""
     found: dict[str, int] = {}
-    shards = {id(unit.shard) for unit in sharded_units(model).values() if not unit.shard_holder}
     for name, parameter in model.named_parameters():
-        if id(parameter) in shards or not parameter.numel():
+        if not parameter.numel():
             continue
         reason = "trained" if parameter.requires_grad else f"frozen, less than 1 MiB in its module: {name}"
         if not parameter.requires_grad and ("lora_" in name or "modules_to_save" in name):

@@ -72,9 +72,22 @@ class Layout:
         return sum(piece.nbytes for piece in self.pieces)
 
     @property
+    def _end(self) -> int:
+        return self.pieces[-1].offset + self.pieces[-1].nbytes if self.pieces else 0
+
+    @property
     def bytes_per_rank(self) -> int:
-        end = self.pieces[-1].offset + self.pieces[-1].nbytes if self.pieces else 0
-        return aligned(-(-end // self.ranks))
+        return aligned(-(-self._end // self.ranks))
+
+    @property
+    def rows(self) -> int:
+        """Rows of 16 bytes that hold all tensors, whatever the number of ranks."""
+        return aligned(self._end) // ALIGNMENT
+
+    def rows_of(self, rank: int) -> int:
+        """How many of them a rank holds; behind them its shard is padding."""
+        first, last = (min(byte // ALIGNMENT, self.rows) for byte in self.of_rank(rank))
+        return last - first
 
     @property
     def nbytes(self) -> int:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from monograph.distributed.file_ranges import RangeReader
+from monograph.distributed.fully_sharded import refuse_fully_sharded
 from monograph.distributed.layer_bytes import Layout
 from monograph.distributed.sharded_away import ShardedAway
 from monograph.distributed.sharded_layer import Cut, ShardedLayer, ShardGroup
@@ -46,7 +47,7 @@ def shard(model: nn.Module, mesh: Any) -> nn.Module:
     if world.size == 1:
         return model
     _check(model)
-    group = ShardGroup(world.group.group_name, world.rank, world.size, _replicas(mesh))
+    group = ShardGroup(world.group.group_name, world.rank, world.size, _replicas(mesh), _mesh(mesh, model))
     units = units_of(model)
     with RangeReader() as reader:
         _check_alike(world, units, reader)
@@ -79,6 +80,20 @@ def _replicas(mesh: Any) -> str:
     if isinstance(mesh, World) or mesh.ndim == 1 or mesh.size(0) == 1:
         return ""
     return str(mesh.get_group("replicate").group_name)
+
+
+def _mesh(mesh: Any, model: nn.Module) -> DeviceMesh:
+    """The mesh that a state dict places shards on: it must not move them."""
+    devices = {p.device.type for p in model.parameters()} - {"meta"}
+    device = next(iter(devices), "cpu")
+    if isinstance(mesh, World):
+        return DeviceMesh.from_group(mesh.group, device)
+    if devices and devices != {mesh.device_type}:
+        raise ValueError(
+            f"shard: mesh is of {mesh.device_type} and the model on {', '.join(sorted(devices))}, "
+            "wanted both on the same device"
+        )
+    return mesh
 
 
 def shard_group_of(model: nn.Module) -> World | None:
@@ -178,6 +193,7 @@ def _check(model: nn.Module) -> None:
 
     if sharded_units(model):
         raise ValueError("shard: the model is sharded already, wanted a whole one")
+    refuse_fully_sharded(model, "shard")
     if region_layers(model):
         raise ValueError(
             "shard: the model has regions, wanted monograph.shard before TrainStep and make_regions, or "
@@ -231,4 +247,5 @@ def _cut(unit: _Unit, group: ShardGroup, reader: RangeReader) -> None:
         user: Any = root
         user.shard_cut = Cut(layout, group, tuple(unit.places[path]), not isinstance(root, nn.Embedding))
         vars(user)["shard_holder"] = () if root is holder else (holder,)
-    holder.register_parameter("shard", nn.Parameter(mine, requires_grad=False))
+    # No parameter of the module. Its class tells compilers that its size does not change.
+    vars(holder)["shard"] = nn.Parameter(mine, requires_grad=False)

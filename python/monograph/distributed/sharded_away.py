@@ -67,6 +67,8 @@ class ShardedAway(nn.Parameter):
                 return None
             if name == "__set__" and attribute == "data" and args[1] is own:
                 return None
+            if name == "copy_" and args[0] is args[1]:  # load_state_dict of a model that stays cut
+                return own
             if name in _MOVES:
                 moved = func(*args, **kwargs)
                 if isinstance(moved, str):
@@ -80,9 +82,7 @@ class ShardedAway(nn.Parameter):
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        with disable_torch_function():
-            empty = torch.empty(0, dtype=self.dtype, device=self.device)
-        return ShardedAway, (empty, self.place, self.ranks)
+        self.refuse("pickle or torch.save")
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"ShardedAway({self.place}, {self.dtype}, ranks={self.ranks})"

@@ -1,9 +1,13 @@
 """ShardedLayer: a module whose frozen tensors are one row of bytes, cut among ranks and gathered in forward.
 
-Each rank holds the parameter `shard`, uint8. A forward gathers the row, puts views of it where its modules
-read their parameters, computes as ever and takes them away. Backward gathers again: in a graph because the
-gather is a node that is repeated there, in eager mode by notes (gather_again.py) or because a checkpoint
-repeats the forward. Gathered bytes are never kept from forward to backward.
+Each rank holds the tensor `shard`, uint8: a plain attribute, no parameter and no buffer, so that nobody who
+walks over those (DistributedDataParallel broadcasts them) takes one rank's bytes for all ranks'. In a state
+dict it is a DTensor (shard_state.py) in the place of the parameters that it holds.
+
+A forward gathers the row, puts views of it where its modules read their parameters, computes as ever and
+takes them away. Backward gathers again: in a graph because the gather is a node that is repeated there, in
+eager mode by notes (gather_again.py) or because a checkpoint repeats the forward. Gathered bytes are never
+kept from forward to backward.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from monograph.distributed.gather_again import kept_as_notes
 from monograph.distributed.layer_bytes import ALIGNMENT, Layout
+from monograph.distributed.shard_state import give_shard, take_shard
 from monograph.distributed.sharded_away import ShardedAway
 from monograph.integrations.torch.private_names import all_gathered, parameters_of
 
@@ -26,12 +31,16 @@ from monograph.integrations.torch.private_names import all_gathered, parameters_
 @dataclass(frozen=True)
 class ShardGroup:
     """The ranks that hold one replica together. name: of torch's group. replicas: the name of the group of
-    those that hold this part in each replica, empty if there is one replica."""
+    those that hold this part in each replica, empty if there is one replica. mesh: of all of them."""
 
     name: str
     rank: int
     size: int
     replicas: str = field(default="", compare=False, repr=False)
+    mesh: Any = field(default=None, compare=False, repr=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardGroup:
+        return self  # a copy of a model is cut among the same ranks
 
 
 @dataclass(frozen=True)
@@ -56,8 +65,8 @@ class Cut:
 
 
 class ShardedLayer(nn.Module):
-    """shard_holder: () if the module holds the parameter `shard` itself, else (module that does,): a head
-    tied to the embedding."""
+    """shard_holder: () if the module holds `shard` itself, else (module that does,): a head tied to the
+    embedding."""
 
     shard: nn.Parameter
     shard_cut: Cut
@@ -80,6 +89,17 @@ class ShardedLayer(nn.Module):
                 return super().forward(*args, **kwargs)
             with kept_as_notes(row, lambda: gathered_row(self)):
                 return super().forward(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().state_dict(*args, **kwargs)
+        give_shard(self, found, args[1] if len(args) > 1 else kwargs.get("prefix", ""))
+        return found
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, *rest: Any
+    ) -> None:
+        take_shard(self, state_dict, prefix, missing, rest[-1])
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
 
 
 def gathered_row(unit: ShardedLayer) -> torch.Tensor:

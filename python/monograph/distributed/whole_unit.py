@@ -40,7 +40,7 @@ class WholeUnit:
         self._classes = [type(user) for user in users]
         self._attributes = [{name: vars(user)[name] for name in _ATTRIBUTES} for user in users]
         self._away: list[tuple[dict[str, Any], str, ShardedAway]] = []
-        self.shard: Any = parameters_of(users[0]).pop("shard")
+        self.shard: Any = vars(users[0]).pop("shard")
         whole = {
             name: nn.Parameter(view, requires_grad=False) for name, view in self.layout.views(row).items()
         }
@@ -108,7 +108,7 @@ class WholeUnit:
             vars(user).update(attributes)
         for own, name, away in self._away:
             own[name] = away
-        parameters_of(self.users[0])["shard"] = self.shard
+        vars(self.users[0])["shard"] = self.shard
 
 
 def _checksums(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:

@@ -64,6 +64,16 @@ def test_parts_cut_every_tensor_once() -> None:
     assert covered == {piece.name: piece.nbytes for piece in layout.pieces}
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 64, 9000])
+def test_rows_are_cut_as_torch_cuts_them(ranks: int) -> None:
+    """`Shard(0)` of a DTensor is torch.chunk, and their number is that of one rank."""
+    layout = Layout.of(tensors(), ranks)
+    assert layout.rows == Layout.of(tensors(), 1).nbytes // 16
+    parts = [len(part) for part in torch.chunk(torch.empty(layout.rows), ranks)]
+    assert [layout.rows_of(rank) for rank in range(ranks)] == parts + [0] * (ranks - len(parts))
+    assert max(parts) * 16 == layout.bytes_per_rank
+
+
 def test_shapes_are_enough() -> None:
     given = tensors()
     meta = {name: tensor.to("meta") for name, tensor in given.items()}

@@ -19,6 +19,7 @@ import torch
 from monograph.distributed.__main__ import main
 from monograph.distributed.model_sizes import read_sizes
 from monograph.distributed.plan import Link, Mesh, Plan, Sizes, Step, make_plan
+from monograph.distributed.shard import sharded_units
 from monograph.distributed.tree import CHUNK, Order, chunk_length, padded
 from monograph.integrations.peft.meta_adapter import with_meta_adapter
 from monograph.integrations.torch.private_names import process_group_named
@@ -91,6 +92,7 @@ def compare(name: str, ranks: int, shard: int, mode: str, layers: int) -> None:
         model = untouched_model(PAGE.config_of(name, num_hidden_layers=layers), mesh)
         held = sum(p.nbytes for p in model.parameters() if not p.requires_grad)
         held += sum(b.nbytes for b in model.buffers())
+        held += sum(unit.shard.nbytes for unit in sharded_units(model).values() if not unit.shard_holder)
         assert held == plan.memory["shard"]
         assert sum(p.numel() for p in model.parameters() if p.requires_grad) == sizes.trained
         calls, traces = step_collectives(model, world, mode, tokens=512)

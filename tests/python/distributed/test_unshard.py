@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import io
 import pathlib
-import pickle
 import tempfile
 import time
 from functools import partial
@@ -155,11 +153,8 @@ def refusals(model, same, folder):
 
 
 def copies(model, same):
-    stored = io.BytesIO()
-    torch.save(model.state_dict(), stored)
     return {
         "deepcopy": torch.equal(logits(copy.deepcopy(model)), logits(same)),
-        "pickle": torch.equal(logits(pickle.loads(pickle.dumps(model))), logits(same)),
         "to": torch.equal(logits(model.to("cpu")), logits(same)),
     }
 
@@ -382,14 +377,20 @@ def test_what_is_no_mesh_or_no_language_model_is_refused_by_name(troubled):
 
 
 def test_what_reads_whole_tensors_is_refused_by_name(found):
-    for results in found:
-        refused = results["refused"] | {"save_pretrained of a dense base": results["dense"]}
-        wrong_size = refused.pop("load_state_dict")
-        assert "size mismatch for base_model.model.model.layers.0.self_attn.q_proj" in wrong_size
+    for rank, results in enumerate(found):
+        refused = dict(results["refused"])
+        if rank == 0:  # transformers writes nothing on the others
+            refused["save_pretrained of a dense base"] = results["dense"]
+        assert "q_proj.base_layer.values is sharded over 2 ranks and was given" in refused["load_state_dict"]
         assert "wanted model.get_base_model()" in refused.pop("save_whole of peft")
         for name, text in refused.items():
             assert "is sharded over 2 ranks" in text, (name, text)
             assert "monograph.unsharded(model)" in text, (name, text)
+
+
+def test_nothing_is_written_where_saving_is_refused(found, folder):
+    assert not [path.name for path in (folder / "refused").glob("*.safetensors")]
+    assert not (folder / "refused.safetensors").exists()
 
 
 def test_a_whole_model_stays_as_it_is(tmp_path):

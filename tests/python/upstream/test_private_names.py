@@ -138,6 +138,7 @@ DOCUMENTED = {
     "torch.distributed.device_mesh",
     "torch.distributed.elastic.multiprocessing",
     "torch.distributed.elastic.multiprocessing.errors",
+    "torch.distributed.tensor",
     "torch.func",
     "torch.optim.lr_scheduler",
     "torch.fx",

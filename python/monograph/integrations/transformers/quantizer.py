@@ -317,17 +317,18 @@ class MonographQuantizer(HfQuantizer):
             self.quantization_config.dense_modules = dense
         state = model.state_dict()
         for name, layer in layers.items():
+            parts = self.quantization_config.spelling.unpack(layer.packed)  # refuses what is cut among ranks
             for part in ("values", *layer.scale_names):
                 del state[f"{name}.{part}"]
-            parts = self.quantization_config.spelling.unpack(layer.packed)
             state.update({f"{name}.{part}": tensor for part, tensor in parts.items()})
         spelling = self.quantization_config.spelling
         self.quantization_config.stacked_experts = bool(stacks)
         for path, experts in stacks.items():
+            tensors = stack_tensors(spelling, path, experts)
             for weight in experts.stacks:
                 for part in experts.stored_names(weight):
                     del state[f"{path}.{part}"]
-            state.update(stack_tensors(spelling, path, experts))
+            state.update(tensors)
         if stacks:  # they stay stacks in the folder
             set_weight_conversions(model, conversions_of_stacks(spelling, weight_conversions(model)))
         return state, {}
