@@ -17,10 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from monograph.distributed.file_ranges import RangeReader
 from monograph.distributed.fully_sharded import refuse_fully_sharded
 from monograph.distributed.layer_bytes import Layout
+from monograph.distributed.same_models import adapter_modules, compare, constants_of_adapters, digests
 from monograph.distributed.sharded_away import ShardedAway
 from monograph.distributed.sharded_layer import Cut, ShardedLayer, ShardGroup
-from monograph.distributed.world import World
-from monograph.integrations.torch.collectives import all_gather_into_tensor
+from monograph.distributed.world import World, gathered_over
 from monograph.integrations.torch.instance_class import put_before
 from monograph.integrations.torch.private_names import children, parameters_of, process_group_named
 
@@ -50,9 +50,10 @@ def shard(model: nn.Module, mesh: Any) -> nn.Module:
     group = ShardGroup(world.group.group_name, world.rank, world.size, _replicas(mesh), _mesh(mesh, model))
     units = units_of(model)
     with RangeReader() as reader:
-        _check_alike(world, units, reader)
+        _check_alike(model, units, reader, _groups(world, group))
         for unit in units:
             _cut(unit, group, reader)
+    _check_replicas(units, group)
     return model
 
 
@@ -134,16 +135,6 @@ class _Unit:
         return next(iter(self.users))
 
 
-def _adapters(model: nn.Module) -> set[nn.Module]:
-    """The modules of PEFT's adapters: one that is frozen now may be trained next."""
-    found: set[nn.Module] = set()
-    for module in model.modules():
-        for name in (*getattr(module, "adapter_layer_names", ()), "modules_to_save"):
-            container = children(module).get(name)
-            found.update(container.modules() if container is not None else ())
-    return found
-
-
 def _frozen(module: nn.Module, adapters: set[nn.Module]) -> list[tuple[str, nn.Parameter]]:
     """The frozen parameters that a module holds itself."""
     if module in adapters:
@@ -154,7 +145,7 @@ def _frozen(module: nn.Module, adapters: set[nn.Module]) -> list[tuple[str, nn.P
 def units_of(model: nn.Module) -> list[_Unit]:
     from monograph.regions.find import repeated_layers  # regions know what is sharded
 
-    adapters = _adapters(model)
+    adapters = adapter_modules(model)
     paths = {module: path for path, module in model.named_modules()}
     causal: Any = model
     causal = causal.get_base_model() if hasattr(model, "get_base_model") else model
@@ -216,20 +207,43 @@ def _check_owners(units: list[_Unit]) -> None:
                 raise ValueError(f"shard: {path} has a forward of somebody else, wanted its own")
 
 
-def _check_alike(world: World, units: list[_Unit], reader: RangeReader) -> None:
-    """Ranks with other models would gather rubbish. Of values a sample is compared, as few bytes are read."""
-    described = [
-        (unit.path, Layout.of(unit.tensors, world.size).pieces, reader.sample(unit.tensors)) for unit in units
-    ]
-    digest = hashlib.sha256(repr(described).encode()).digest()
-    number = int.from_bytes(digest[:8], "little", signed=True)
-    found = all_gather_into_tensor(torch.tensor([number]), world.size, world.group).tolist()
-    others = [rank for rank, one in enumerate(found) if one != found[0]]
-    if others:
-        raise ValueError(
-            f"shard: the frozen tensors of ranks {others} have other names, shapes, dtypes or values than "
-            "those of rank 0, wanted the same model on all ranks"
-        )
+def _groups(world: World, group: ShardGroup) -> list[Any]:
+    """Of the ranks that hold a replica together, and of those that hold one part in each replica."""
+    return [world.group, *([process_group_named(group.replicas)] if group.replicas else [])]
+
+
+def _check_alike(model: nn.Module, units: list[_Unit], reader: RangeReader, groups: list[Any]) -> None:
+    """Ranks with other models would gather rubbish. Of what is cut a sample is compared, as few bytes are
+    read; adapters' constants and what stays whole are compared to the last byte."""
+    compare("shard", lambda: constants_of_adapters(model), groups)
+    cut = {id(p) for unit in units for p in unit.tensors.values()}
+
+    def described() -> dict[str, str]:
+        found = {}
+        for unit in units:
+            for piece in Layout.of(unit.tensors, 1).pieces:
+                found[f"{unit.path}.{piece.name}"] = f"{piece.dtype} {list(piece.shape)}"
+            sample = hashlib.sha256(reader.sample(unit.tensors)).hexdigest()[:16]
+            found[f"a sample of {unit.path}"] = f"of SHA-256 {sample}"
+        whole = ((n, p) for n, p in model.named_parameters() if not p.requires_grad and id(p) not in cut)
+        return found | digests(whole) | digests(model.named_buffers())
+
+    compare("shard", described, groups)
+
+
+def _check_replicas(units: list[_Unit], group: ShardGroup) -> None:
+    """Every replica holds the same bytes: each rank has its part in memory, and compares all of it."""
+    if not group.replicas:
+        return
+    held = ((f"{unit.path}.shard", vars(unit.users[unit.path])["shard"]) for unit in units)
+    trouble = None
+    try:
+        compare("shard", lambda: digests(held), [process_group_named(group.replicas)])
+    except ValueError as error:
+        trouble = str(error)
+    for told in gathered_over(process_group_named(group.name), trouble):
+        if told is not None:
+            raise ValueError(told)
 
 
 @torch.no_grad()

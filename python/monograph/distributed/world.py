@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -46,6 +47,11 @@ class World:
         """Whether this process writes what is written once."""
         return self.rank == 0
 
+    @property
+    def device(self) -> torch.device:
+        """Where a tensor lies that the group carries: a group of NCCL takes none of the host."""
+        return torch.device("cpu") if self.size == 1 else device_of(self.group)
+
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier(self.group)
@@ -70,6 +76,12 @@ class World:
         """Says to the others what this rank does next: a key of marks.PHASES."""
         if self.marks is not None:
             self.marks.at(phase, detail)
+
+
+def device_of(group: Any) -> torch.device:
+    """The host if a group of torch's has a backend for it, as gloo; else the current device of its kind."""
+    devices = [pair.partition(":")[0] for pair in dist.get_backend_config(group).split(",")]
+    return torch.device("cpu" if "cpu" in devices else devices[0])
 
 
 def gathered_over(group: Any, value: Any) -> list[Any]:

@@ -23,6 +23,7 @@ from monograph.distributed import (
     sum_over_ranks,
 )
 from monograph.distributed.fully_sharded import refuse_fully_sharded
+from monograph.distributed.same_models import check_same_adapters
 from monograph.distributed.same_values import bits_of, fingerprint
 from monograph.distributed.shard import shard_group_of, sharded_units
 from monograph.integrations.torch.private_names import dynamo_config, mark_dynamic
@@ -145,6 +146,7 @@ class TrainStep:
         if self._routers is not None:
             self._routers.share = self._routers.share.to(self.device)
         self.world, self.virtual_shards = world or alone(), virtual_shards
+        check_same_adapters(model, self.world)
         wanted = "the same values on every rank: one seed before the adapter is made"
         check_same_values("the trained parameters", self.state.flat, wanted, self.world)
         self._length = padded(self.state.flat.numel() + 1, self.world.size)  # gradient, loss, zeros
