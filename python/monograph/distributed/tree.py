@@ -161,12 +161,18 @@ def chunk_length(ranks: int) -> int:
     return padded(max(CHUNK, LEAST_SHARE * ranks), ranks)
 
 
-def sum_over_ranks(parts: Sequence[torch.Tensor], length: int, order: Order, world: World) -> torch.Tensor:
+def sum_over_ranks(
+    parts: Sequence[torch.Tensor],
+    length: int,
+    order: Order,
+    world: World,
+    device: torch.device | None = None,
+) -> torch.Tensor:
     """The sum of all roots, [length], the same bits on every rank.
 
     parts: this rank's roots, float32 [length], which are written to: outside of a graph the sum takes the
-    place of the first. length: one that `padded` gives. Each number of a root is sent once, and each sum once
-    to every other rank.
+    place of the first. length: one that `padded` gives. device: of the parts, for a rank that has none; None:
+    the one that the group carries. Each number of a root is sent once, and each sum once to every other rank.
     """
     if world.size == 1:
         return parts[0]
@@ -175,20 +181,23 @@ def sum_over_ranks(parts: Sequence[torch.Tensor], length: int, order: Order, wor
     if order.roots == (1, 1):
         # The sum of two numbers has no order: all_reduce is the tree.
         return collectives.all_reduce(parts[0], world.group)
+    if not parts and device is None:
+        device = world.device
     if torch.compiler.is_compiling():
-        return collectives.all_gather_into_tensor(
-            _own_slice(parts, length, order, world), world.size, world.group
-        )
-    total = parts[0] if parts else torch.empty(length)
+        own = _own_slice(parts, length, order, world, device)
+        return collectives.all_gather_into_tensor(own, world.size, world.group)
+    total = parts[0] if parts else torch.empty(length, device=device)
     step = chunk_length(world.size)
     for begin in range(0, length, step):
         size = min(step, length - begin)
-        own = _own_slice([part.narrow(0, begin, size) for part in parts], size, order, world)
+        own = _own_slice([part.narrow(0, begin, size) for part in parts], size, order, world, device)
         collectives.all_gather_to(total.narrow(0, begin, size), own, world.size, world.group)
     return total
 
 
-def _own_slice(parts: Sequence[torch.Tensor], length: int, order: Order, world: World) -> torch.Tensor:
+def _own_slice(
+    parts: Sequence[torch.Tensor], length: int, order: Order, world: World, device: torch.device | None
+) -> torch.Tensor:
     """The sum of this rank's slice of all roots, [length / ranks]."""
     share = length // world.size
     if len(parts) == 1:
@@ -197,7 +206,7 @@ def _own_slice(parts: Sequence[torch.Tensor], length: int, order: Order, world: 
         # For each rank its slices of all parts.
         sent = torch.stack([part.view(world.size, share) for part in parts], 1).view(-1)
     else:
-        sent = torch.empty(0)
+        sent = torch.empty(0, device=device)
     received = collectives.all_to_all_single(
         sent, [count * share for count in order.roots], [len(parts) * share] * world.size, world.group
     )

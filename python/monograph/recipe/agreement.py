@@ -46,7 +46,8 @@ def agree(world: World, own: Own) -> Agreed:
         return Agreed(own.signal, own.tokens, own.computed, own.memory, own.memory)
     world.doing("check")
     numbers = (own.step, bits_of(own.loss), bits_of(own.grad_norm), own.parameters)
-    mine = torch.tensor([*numbers, own.signal, own.tokens, own.computed, own.memory])
+    given = [*numbers, own.signal, own.tokens, own.computed, own.memory]
+    mine = torch.tensor(given, device=world.device)
     rows = all_gather_into_tensor(mine, world.size, world.group).view(world.size, -1)
     step, loss, norm, parameters = rows[:, :4].T.tolist()
     check_alike("step", step)

@@ -73,7 +73,7 @@ def take(
     if world.size > 1:
         alike = {"number of micro-batches": len(batches), **(alike or {})}
         world.doing("count")
-        mine = torch.tensor([targets, rows, *alike.values()])
+        mine = torch.tensor([targets, rows, *alike.values()], device=world.device)
         numbers = all_gather_into_tensor(mine, world.size, world.group).view(world.size, -1)
         for name, values in zip(alike, numbers[:, 2:].T.tolist(), strict=True):
             check_alike(name, values)

@@ -275,7 +275,7 @@ class TrainStep:
 
     def _summed(self, roots: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss and gradient of the step from this rank's subtrees."""
-        total = sum_over_ranks(roots, self._length, self._order, self.world)
+        total = sum_over_ranks(roots, self._length, self._order, self.world, self.device)
         size = self.state.flat.numel()
         return total[size].clone(), total[:size]
 

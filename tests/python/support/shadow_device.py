@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.backend_registration import (
@@ -21,11 +22,15 @@ from torch.utils.backend_registration import (
     _setup_privateuseone_for_python_backend,
 )
 
+from monograph.integrations.torch.private_names import process_group_named
+
 NAME = "shadow"
 _TORCH = os.sep + "torch" + os.sep
 _HOST_READS = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal", "aten::nonzero")
 _PORTABLE = torch._C.DispatchKey.CompositeExplicitAutograd
 
+# Names of groups that carry this device's tensors and no others, as NCCL's do, to those behind them.
+groups: dict[str, str] = {}
 syncs: list[tuple[str, str]] = []  # what made the host wait for the device, and the file it was called in
 
 
@@ -91,6 +96,8 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
     if name.startswith("monograph::"):
         with ShadowMode():  # torch has left it to call this
             return func._op_dk(_PORTABLE, *args, **kwargs)
+    if name.startswith(("c10d::", "_c10d_functional::")):
+        return _collective(func, args, kwargs)
     if name in _HOST_READS:
         _waits(name)
     tensors: list[torch.Tensor] = []
@@ -117,6 +124,32 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
         return out
     out = tree_map(lambda t: ShadowTensor(t) if type(t) is torch.Tensor else t, out)
     return return_and_correct_aliasing(func, args, kwargs, out)
+
+
+def _collective(func: Any, args: Any, kwargs: Any) -> Any:
+    """Over the group behind, with the host tensors behind: all of them must be of the device."""
+
+    def behind(value: Any) -> Any:
+        if isinstance(value, str):
+            return groups.get(value, value)
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            name = groups.get(dist.ProcessGroup.unbox(value).group_name)
+            return value if name is None else process_group_named(name).boxed()
+        if isinstance(value, torch.Tensor) and not isinstance(value, ShadowTensor):
+            raise RuntimeError(f"{func}: a tensor {list(value.shape)} is on {value.device}, wanted {NAME}")
+        return value.host if isinstance(value, ShadowTensor) else value
+
+    out = func(*tree_map(behind, args), **tree_map(behind, kwargs))
+    if func._schema.is_mutable and isinstance(out, torch.Tensor):  # what it wrote to
+        return kwargs["out"] if "out" in kwargs else args[0]
+    return tree_map(lambda t: ShadowTensor(t) if type(t) is torch.Tensor else t, out)
+
+
+def stand_in_group(ranks: list[int]) -> Any:
+    """A group of gloo for this device alone: torch refuses tensors of the host there, in NCCL's words."""
+    behind, made = dist.new_group(ranks), dist.new_group(ranks, backend=f"{NAME}:gloo")
+    groups[made.group_name] = behind.group_name
+    return made
 
 
 class ShadowMode(TorchDispatchMode):
