@@ -1,7 +1,8 @@
 """ShardedAway: what stands in the place of a parameter whose bytes are cut among ranks.
 
-It has the name, dtype and device of the parameter, and no elements. It can be looked at, listed, copied with
-its model and moved to where it is; to compute with it is an error that names it.
+It has the name, dtype, device and shape of the parameter, but the last dimension is 0: it has no elements. It
+can be looked at, listed, copied with its model and moved to where it is; to compute with it is an error that
+names it, also for who goes over its rows piece by piece (a head in tiles).
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class ShardedAway(nn.Parameter):
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, place: str, ranks: int) -> ShardedAway:
-        made = make_subclass(cls, torch.empty(0, dtype=like.dtype, device=like.device), False)
+        with disable_torch_function():  # one that is away already is copied
+            empty = torch.empty((*like.shape[:-1], 0), dtype=like.dtype, device=like.device)
+        made = make_subclass(cls, empty, False)
         made.place, made.ranks = place, ranks
         return made
 

@@ -83,12 +83,8 @@ class ShardedLayer(nn.Module):
         return self.shard_cut.saved and not (self.training and getattr(self, "gradient_checkpointing", False))
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        row = gathered_row(self)
-        with whole(self, row):
-            if torch.compiler.is_compiling() or type(row) is not torch.Tensor:  # a graph is traced
-                return super().forward(*args, **kwargs)
-            with kept_as_notes(row, lambda: gathered_row(self)):
-                return super().forward(*args, **kwargs)
+        with whole_and_again(self):
+            return super().forward(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         found = super().state_dict(*args, **kwargs)
@@ -136,6 +132,18 @@ def whole(unit: ShardedLayer, row: torch.Tensor) -> Iterator[None]:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_away(module: nn.Module, name: str) -> bool:
     return type(parameters_of(module).get(name)) is ShardedAway
+
+
+@contextmanager
+def whole_and_again(unit: ShardedLayer) -> Iterator[None]:
+    """`whole`, and in eager mode gathered again for a backward that reads it."""
+    row = gathered_row(unit)
+    with whole(unit, row):
+        if torch.compiler.is_compiling() or type(row) is not torch.Tensor:  # a graph is traced
+            yield
+        else:
+            with kept_as_notes(row, lambda: gathered_row(unit)):
+                yield
 
 
 def whole_if_sharded(module: nn.Module) -> AbstractContextManager[None]:

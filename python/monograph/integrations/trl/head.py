@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from monograph.distributed.sharded_layer import ShardedLayer, whole_and_again
 from monograph.integrations.trl.private_names import fused_head_variables
 from monograph.nn.quant_linear import QuantLinear
 from monograph.ops.has_kernel import may_take_over
@@ -113,14 +115,15 @@ def take_over(model: nn.Module) -> bool:
         hidden = getattr(self, settings.backbone_attr)(*arguments, **options).last_hidden_state
         # The last token has no next one: it is ignored here, and cut off below.
         targets = wanted if shift_labels is not None else next_labels(wanted)
-        found = linear_log_probs(
-            hidden,
-            *head_weight(head),
-            targets,
-            None if head.bias is None else head.bias.to(hidden.dtype),
-            softcap=settings.final_logit_softcapping or 0.0,
-            scale=settings.logit_scale / settings.temperature,
-        )
+        with whole_and_again(head) if isinstance(head, ShardedLayer) else nullcontext():
+            found = linear_log_probs(
+                hidden,
+                *head_weight(head),
+                targets,
+                None if head.bias is None else head.bias.to(hidden.dtype),
+                softcap=settings.final_logit_softcapping or 0.0,
+                scale=settings.logit_scale / settings.temperature,
+            )
         tokens = targets.shape[1] - int(shift_labels is None)
         mask = (targets != IGNORED)[:, :tokens]
         count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
