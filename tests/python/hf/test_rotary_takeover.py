@@ -24,6 +24,7 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
 
 import monograph as mg
+from monograph.integrations.transformers.activation_checkpointing import enable_checkpointing
 from monograph.integrations.transformers.elementwise import take_over
 from monograph.integrations.transformers.fused_attention import FusedAttention, take_attention
 from monograph.integrations.transformers.fused_layer import FusedLayer, take_layer
@@ -111,6 +112,15 @@ def test_residual_sums_have_the_bits_of_sum_and_norm():
             loss.backward()
         for p, q in zip(apart.parameters(), fused.parameters(), strict=True):
             assert (p.grad - q.grad).norm() <= 2**-5 * p.grad.norm()  # dx + dsum is rounded once
+
+
+def test_a_checkpointed_layer_is_taken_over_as_any_other():
+    """transformers 5.23 checkpoints in the forward of the class, 5.22 in its call."""
+    model = build(LlamaConfig, torch.bfloat16).train()
+    enable_checkpointing(model)
+    for module in list(model.modules()):
+        take_norm(module)
+    assert sum(take_layer(m) for m in model.modules()) == 2
 
 
 class ScaledQueries(LlamaAttention):
