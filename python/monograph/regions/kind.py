@@ -66,9 +66,9 @@ def _constant(value: Any) -> Hashable:
     if isinstance(value, _SIMPLE):
         return value
     if isinstance(value, (list, tuple)):
-        return (type(value), *(_constant(part) for part in value))
+        return (type(value), *map(type, value), *(_constant(part) for part in value))
     if isinstance(value, dict):
-        return (dict, *((name, _constant(part)) for name, part in value.items()))
+        return (dict, *((name, type(part), _constant(part)) for name, part in value.items()))
     if isinstance(value, (set, frozenset)):
         return frozenset(_constant(part) for part in value)
     if isinstance(value, FunctionType) and value.__closure__ is None:
@@ -119,6 +119,6 @@ def state_of(layer: nn.Module) -> State:
             elif name == "config":
                 constants.append(_of_config(value))
             else:
-                constants.append((name, _constant(value)))
+                constants.append((name, type(value), _constant(value)))
     shapes = tuple((name, shape_of(t), t.requires_grad) for name, t in tensors.items())
     return State(tensors, (tuple(constants), shapes), streams, hooked)

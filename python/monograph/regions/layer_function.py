@@ -11,9 +11,11 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from monograph.integrations.torch.private_names import buffers_of, children, hooks, parameters_of
 from monograph.integrations.transformers import shared_kv
 from monograph.ops.seeded_dropout import SeededDropout, seeded_dropout
 from monograph.regions.call import put_together
+from monograph.regions.held import Held
 from monograph.regions.trained import Layout
 
 
@@ -45,7 +47,25 @@ class _Body(nn.Module):
         self.layer, self.own = layer, forward
 
     def forward(self, args: Any, kwargs: Any) -> Any:
-        return self.own(self.layer, *args, **kwargs)
+        held = [one for path, module in self.layer.named_modules() for one in _attributes(path, module)]
+        given = [Held(name, value) for name, value in kwargs.items() if isinstance(value, dict)]
+        try:
+            result = self.own(self.layer, *args, **kwargs)
+            assigned = [name for one in held for name in one.changed()]
+            written = [one.label for one in given if one.label != shared_kv.KEYWORD and any(one.changed())]
+        finally:
+            for one in held:
+                one.put_back()
+        if assigned or written:
+            changed = [*(f"assigns {name}" for name in assigned), *(f"writes into {n}" for n in written)]
+            raise ValueError(f"it {', '.join(changed[:3])}, which a region would lose")
+        return result
+
+
+def _attributes(path: str, module: nn.Module) -> Iterator[Held]:
+    """All that a module has, its tensors and children among it."""
+    for names in (vars(module), parameters_of(module), buffers_of(module), children(module), *hooks(module)):
+        yield Held(path or "the layer", names, attributes=True)
 
 
 @contextmanager

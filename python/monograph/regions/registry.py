@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import weakref
 from collections import deque
@@ -25,6 +26,8 @@ _LAYERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _LOCK = threading.RLock()
 _NUMBERS = itertools.count()
 _WORDS = itertools.count()  # never given twice: a graph may ask for a layer that is gone
+MOST_CHANGES = 8  # of what a layer reads: so often it is traced anew
+_log = logging.getLogger("monograph")
 _GONE: deque[str] = deque()  # words of layers that are gone, whose traces nobody has dropped yet
 
 
@@ -158,13 +161,27 @@ def traced_for(called: Called) -> tuple[Traced, State]:
 def _found(called: Called, layer: Any, state: State, key: Hashable) -> Traced:
     if key in TRACES.numbered:
         key = (key, layer_index.numbers_of(layer))
+    changes = []
     for found in TRACES.by_kind.get(key, ()):
         if found.holds(called.activations):
-            return found
+            if (change := found.reads.changed()) is None:
+                return found
+            changes.append(change)
+    if changes:
+        _tell_changes(called.word, layer, changes)
     made, key = _made(called, layer, state, key)
     TRACES.by_kind.setdefault(key, []).append(made)
     TRACES.by_number[made.number] = made
     return made
+
+
+def _tell_changes(word: str, layer: Any, changes: list[str]) -> None:
+    """What a layer reads is another value than in each of its traces."""
+    if len(changes) >= MOST_CHANGES:
+        times = f"what it reads changed {len(changes)} times, at last: {changes[-1]}"
+        layer.region_refused = f"{times}; wanted a tensor for what changes"
+        raise RuntimeError(f"region {word}: {layer.region_refused}")
+    _log.warning("monograph: region %s is traced anew: %s", word, changes[-1])
 
 
 def _made(called: Called, layer: Any, state: State, key: Hashable) -> tuple[Traced, Hashable]:

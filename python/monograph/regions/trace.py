@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,8 @@ from monograph.regions.partition import (
     without_writes,
     worth_keeping,
 )
+from monograph.regions.purity import Purity
+from monograph.regions.reads import Reads
 
 FORWARD, RECOMPUTE, KEEP = "forward", "recompute", "keep"
 MODES = {
@@ -58,6 +61,7 @@ class Traced:
     kept: tuple[KeptShape, ...]  # those beside the hidden states first
     symbols: tuple[tuple[int, int], ...]  # (activation, dimension) of each size that may change
     guard: Callable[[Sequence[int]], bool]
+    reads: Reads  # what its Python code read
 
     def holds(self, activations: Sequence[torch.Tensor]) -> bool:
         """Whether these lengths have the relations that tracing relied on."""
@@ -103,10 +107,20 @@ def trace(request: Request, number: int) -> Traced:
     """In a thread of its own, which sees nothing of what goes on around the call: the operator is called
     below autograd, and its fake while somebody else traces. What is traced is what eager mode computes."""
     with ThreadPoolExecutor(max_workers=1) as thread, as_if_not_compiling():
-        return thread.submit(_trace, request, number).result()
+        return thread.submit(copy_context().run, _trace, request, number).result()
 
 
 def _trace(request: Request, number: int) -> Traced:
+    purity = Purity(request, differentiated=request.mode != FORWARD)
+    with purity.holds():
+        graph, primals, env = _graph(request)
+    without_writes(graph)
+    refuse_what_cannot_be_repeated(graph)
+    return _split(request, graph, primals, env, number, purity.reads)
+
+
+def _graph(request: Request) -> tuple[GraphModule, Any, Any]:
+    """The joint graph, its inputs and what is known of its sizes."""
     env = ShapeEnv(duck_shape=False)
     primals, mode = _faked(request, env)
     counts = [len(request.activations), int(request.seed is not None), len(request.trained)]
@@ -143,12 +157,10 @@ def _trace(request: Request, number: int) -> Traced:
             with torch.enable_grad():
                 graph = make_fx(joint)(primals, tangents)
     graph.graph.eliminate_dead_code()
-    without_writes(graph)
-    refuse_what_cannot_be_repeated(graph)
-    return _split(request, graph, primals, env, number)
+    return graph, primals, env
 
 
-def _split(request: Request, graph: GraphModule, primals: Any, env: Any, number: int) -> Traced:
+def _split(request: Request, graph: GraphModule, primals: Any, env: Any, number: int, reads: Reads) -> Traced:
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     inputs, tangents = nodes[: len(primals)], nodes[len(primals) :]
     results = next(n for n in graph.graph.nodes if n.op == "output").args[0]
@@ -182,7 +194,7 @@ def _split(request: Request, graph: GraphModule, primals: Any, env: Any, number:
     places = tuple((place, dim) for place, dim, _ in symbols)
     frozen = tuple(request.frozen)
     read = _read(backward, len(primals) - len(frozen), frozen)
-    return Traced(number, forward, backward, frozen, read, shapes, places, guard(env, lengths))
+    return Traced(number, forward, backward, frozen, read, shapes, places, guard(env, lengths), reads)
 
 
 def _read(backward: GraphModule | None, begin: int, frozen: tuple[str, ...]) -> tuple[str, ...]:
