@@ -62,8 +62,16 @@ def _region(
     frozen = [state.tensors[name] for name in traced.frozen]
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):  # casts are in the trace
         output, *kept = traced.forward(*activations, *_given(seed), *parameters, *frozen, *state.streams)
+        for name in reversed(traced.written):
+            _write(state.tensors[name], kept.pop())
     number = remembered(layer_of(layer), traced, state.tensors, state.streams)
     return [output, torch.tensor(number), *kept]
+
+
+def _write(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """As `tensor.data.clamp_` does; next to never, since values that are clamped stay so."""
+    if not torch.equal(tensor, value):
+        tensor.data.copy_(value)
 
 
 def _given(seed: torch.Tensor | None) -> list[torch.Tensor]:

@@ -74,10 +74,16 @@ def worth_keeping(nodes: Iterable[Node], outputs: Iterable[Node], never: Iterabl
     return list(kept)
 
 
-def extracted(joint: GraphModule, inputs: Sequence[Node], outputs: Sequence[Node | None]) -> GraphModule:
-    """The graph that computes `outputs` from `inputs`, nodes of the joint graph, in its order."""
+def extracted(
+    joint: GraphModule,
+    inputs: Sequence[Node],
+    outputs: Sequence[Node | None],
+    effects: Sequence[Node] = (),
+) -> GraphModule:
+    """The graph that computes `outputs` from `inputs`, nodes of the joint graph, in its order. effects: what
+    it does beside."""
     needed: set[Node] = set()
-    waiting = [node for node in outputs if node is not None]
+    waiting = [*(node for node in outputs if node is not None), *effects]
     given = set(inputs)
     while waiting:
         node = waiting.pop()

@@ -32,11 +32,11 @@ from monograph.regions.partition import (
     extracted,
     gathered,
     refuse_what_cannot_be_repeated,
-    without_writes,
     worth_keeping,
 )
 from monograph.regions.purity import Purity
 from monograph.regions.reads import Reads
+from monograph.regions.writes import functional
 
 FORWARD, RECOMPUTE, KEEP = "forward", "recompute", "keep"
 MODES = {
@@ -62,6 +62,7 @@ class Traced:
     symbols: tuple[tuple[int, int], ...]  # (activation, dimension) of each size that may change
     guard: Callable[[Sequence[int]], bool]
     reads: Reads  # what its Python code read
+    written: tuple[str, ...]  # frozen tensors whose new values the forward gives last
 
     def holds(self, activations: Sequence[torch.Tensor]) -> bool:
         """Whether these lengths have the relations that tracing relied on."""
@@ -113,14 +114,13 @@ def trace(request: Request, number: int) -> Traced:
 def _trace(request: Request, number: int) -> Traced:
     purity = Purity(request, differentiated=request.mode != FORWARD)
     with purity.holds():
-        graph, primals, env = _graph(request)
-    without_writes(graph)
+        graph, written, primals, env = _graph(request)
     refuse_what_cannot_be_repeated(graph)
-    return _split(request, graph, primals, env, number, purity.reads)
+    return _split(request, graph, written, primals, env, number, purity.reads)
 
 
-def _graph(request: Request) -> tuple[GraphModule, Any, Any]:
-    """The joint graph, its inputs and what is known of its sizes."""
+def _graph(request: Request) -> tuple[GraphModule, dict[int, Node], Any, Any]:
+    """The joint graph, what it writes into frozen tensors, its inputs and what is known of its sizes."""
     env = ShapeEnv(duck_shape=False)
     primals, mode = _faked(request, env)
     counts = [len(request.activations), int(request.seed is not None), len(request.trained)]
@@ -145,6 +145,7 @@ def _graph(request: Request) -> tuple[GraphModule, Any, Any]:
 
     with mode, enable_python_dispatcher():
         if request.mode == FORWARD:
+            tangents: list[torch.Tensor] = []
             with torch.no_grad():
                 graph = make_fx(lambda primals, tangents: forward(primals))(primals, [])
         else:
@@ -156,11 +157,20 @@ def _graph(request: Request) -> tuple[GraphModule, Any, Any]:
             tangents = [torch.empty_like(t, memory_format=plain).detach() for t in (primals[0], *shapes)]
             with torch.enable_grad():
                 graph = make_fx(joint)(primals, tangents)
-    graph.graph.eliminate_dead_code()
-    return graph, primals, env
+        graph.graph.eliminate_dead_code()
+        graph, written = functional(graph, primals, tangents, range(begins[3], len(primals)))
+    return graph, written, primals, env
 
 
-def _split(request: Request, graph: GraphModule, primals: Any, env: Any, number: int, reads: Reads) -> Traced:
+def _split(
+    request: Request,
+    graph: GraphModule,
+    written: dict[int, Node],
+    primals: Any,
+    env: Any,
+    number: int,
+    reads: Reads,
+) -> Traced:
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     inputs, tangents = nodes[: len(primals)], nodes[len(primals) :]
     results = next(n for n in graph.graph.nodes if n.op == "output").args[0]
@@ -181,7 +191,7 @@ def _split(request: Request, graph: GraphModule, primals: Any, env: Any, number:
     kept = [*outputs[1:], *kept]
     streams = _streams_as_inputs(graph, request.layer)
     inputs = [*inputs, *streams]
-    forward = extracted(graph, inputs, [outputs[0], *kept])
+    forward = extracted(graph, inputs, [outputs[0], *kept, *written.values()])
     backward = extracted(graph, [*inputs, *kept, *tangents], gradients) if gradients else None
     symbols = [
         (place, dim, tensor.shape[dim])
@@ -193,8 +203,11 @@ def _split(request: Request, graph: GraphModule, primals: Any, env: Any, number:
     shapes = tuple(kept_shape(node.meta["val"], lengths) for node in kept)
     places = tuple((place, dim) for place, dim, _ in symbols)
     frozen = tuple(request.frozen)
-    read = _read(backward, len(primals) - len(frozen), frozen)
-    return Traced(number, forward, backward, frozen, read, shapes, places, guard(env, lengths), reads)
+    begin = len(primals) - len(frozen)
+    read, changed = _read(backward, begin, frozen), tuple(frozen[place - begin] for place in written)
+    return Traced(
+        number, forward, backward, frozen, read, shapes, places, guard(env, lengths), reads, changed
+    )
 
 
 def _read(backward: GraphModule | None, begin: int, frozen: tuple[str, ...]) -> tuple[str, ...]:

@@ -54,6 +54,7 @@ MODES = {
 }
 WITH_REGIONS = ("graph", "whole_step")
 _WHOLE = ("whole_step", "inductor_whole_step")
+SECONDS_A_KIND, MOST_SECONDS = 2, 10  # of tracing; a first step that takes longer says so
 MOST_MICRO_BATCHES = 4096  # of a step: beyond them seeds of dropout would be those of the next step
 
 
@@ -162,7 +163,7 @@ class TrainStep:
         scaled = needs_scaling(model) if loss_scaling is None else loss_scaling
         self.loss_scale = LossScale(device=self.device) if scaled else None
         self._dropout_seed = seed_dropouts(model)
-        self._rows = 0
+        self._rows, self._told = 0, False
         self._hyper = (betas, eps, weight_decay, max_grad_norm)
         backend = backend or (outer_graph if mode in WITH_REGIONS else "inductor")
         self._compile: dict[str, Any] = {"backend": backend, "fullgraph": True}
@@ -217,6 +218,20 @@ class TrainStep:
                 reason,
             )
 
+    def _tell_kinds(self) -> None:
+        """Once, before layers are traced, if that takes long."""
+        if self.mode not in WITH_REGIONS or self._told:
+            return
+        self._told = True
+        kinds = len({state_of(layer).key for layer in region_layers(self.model).values()})
+        if kinds * SECONDS_A_KIND > MOST_SECONDS:
+            _log.warning(
+                "monograph: mode %s: %d kinds of layers are traced before the first step, about %d s",
+                self.mode,
+                kinds,
+                kinds * SECONDS_A_KIND,
+            )
+
     def _plain_layers(self, paths: Sequence[str], reason: str) -> None:
         layers = region_layers(self.model)
         for path in paths:
@@ -227,6 +242,7 @@ class TrainStep:
 
     def _run(self, work: Callable[[], Any]) -> Any:
         """`work()`, again without those regions that turn out to be none."""
+        self._tell_kinds()
         while True:
             try:
                 return work()

@@ -96,7 +96,8 @@ def steps_equal(step: Any, eager: Any, rows: Any = None) -> None:
 
 
 class InPlace(LlamaDecoderLayer):
+    """Writes into a tensor that others can see."""
+
     def forward(self, hidden_states: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
-        result = super().forward(hidden_states, *arguments, **options)
-        result[:, ::2].mul_(2)
-        return result
+        self.input_layernorm.weight.data.mul_(1)
+        return super().forward(hidden_states, *arguments, **options)

@@ -245,6 +245,7 @@ class OwnInPlace(LlamaDecoderLayer):
         result = super().forward(hidden_states, **options)
         before = result + 1
         result *= result.mean(dim=-1, keepdim=True)
+        result[:, ::2].mul_(2)  # a part of it
         return before + result
 
 

@@ -1,13 +1,14 @@
-"""Gemma 4: layers that leave keys and values for later ones, and per-layer inputs, as regions."""
+"""Gemma 3n and 4: layers that leave keys and values for later ones, and per-layer inputs, as regions."""
 
 import logging
 
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, Gemma4TextConfig
+from transformers import AutoModelForCausalLM, Gemma3nTextConfig, Gemma4TextConfig
 
 import monograph as mg
+from monograph.integrations.transformers.activation_checkpointing import enable_checkpointing
 from monograph.packing import PackedCollator
 from monograph.regions import TRACES, forget, make_regions, region_layers
 from monograph.regions.call import described, differentiated, put_together, taken_apart
@@ -33,17 +34,45 @@ def gemma4(checkpointed=False):
         sliding_window=8,
         pad_token_id=0,
     )
+    return packed(config, checkpointed, "all-linear")
+
+
+def packed(config, checkpointed, targets):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.1)
-    mg.nn.replace_linears(model, "nf4", block_size=32)
+    mg.nn.replace_linears(model, "nf4", block_size=32, skip=("lm_head", "altup"))
     if checkpointed:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable_checkpointing(model, {"use_reentrant": False})
     torch.manual_seed(1)
-    config = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
-    return mg.add_lora(model, config).train()
+    wanted = targets if targets == "all-linear" else targets.split("|")
+    return mg.add_lora(model, LoraConfig(r=2, target_modules=wanted, init_lora_weights=False)).train()
+
+
+def gemma3n(checkpointed=False):
+    """Its layers clamp the coefficients of AltUp in place: here to less than they are."""
+    config = Gemma3nTextConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        vocab_size=64,
+        vocab_size_per_layer_input=64,
+        hidden_size_per_layer_input=8,
+        num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "full_attention"] * (LAYERS // 2),
+        sliding_window=8,
+        pad_token_id=0,
+        laurel_rank=4,
+        altup_num_inputs=2,
+        altup_coef_clip=0.05,
+        activation_sparsity_pattern=[0.0] * LAYERS,
+    )
+    return packed(config, checkpointed, "q_proj|down_proj")
 
 
 def batch(*lengths):
@@ -57,6 +86,27 @@ def gradients(model, given):
     loss = model(input_ids=given["input_ids"], labels=given["input_ids"], **inputs).loss
     loss.backward()
     return loss, {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_gemma_3n_has_the_bits_of_plain_layers(checkpointed):
+    forget()
+    model, plain = make_regions(gemma3n(checkpointed)), gemma3n(checkpointed)
+    coefficients = {n: p.clone() for n, p in plain.named_parameters() if "prediction_coefs" in n}
+    for given in (batch(9, 5, 14), batch(20, 24)):
+        for one in (model, plain):
+            one.zero_grad()
+        loss, found = gradients(model, given)
+        wanted_loss, wanted = gradients(plain, given)
+        assert torch.equal(loss, wanted_loss)
+        for name, gradient in wanted.items():
+            assert torch.equal(found[name], gradient), name
+    own = dict(model.named_parameters())
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(own[name], parameter), name
+    assert not any(torch.equal(own[name], before) for name, before in coefficients.items())
+    assert not any(layer.region_refused for layer in region_layers(model).values())
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -90,6 +140,22 @@ def test_a_step_is_one_graph_of_regions(caplog):
     assert torch.equal(steps["graph"].state.flat, steps["eager"].state.flat)
     assert len(region_layers(steps["graph"].model)) == LAYERS
     assert not caplog.records
+
+
+@pytest.mark.slow
+def test_a_step_says_before_tracing_that_it_takes_long(caplog):
+    """Six kinds of layers: each type with keys of its own, storing them and reading them."""
+    forget()
+    torch._dynamo.reset()
+    step = TrainStep(gemma3n())
+    said = []
+    with caplog.at_level(logging.WARNING, logger="monograph"):
+        step([batch(9, 5, 14)], 1e-3)
+        said = [record.message for record in caplog.records]
+        step([batch(20, 24)], 1e-3)
+    assert [record.message for record in caplog.records] == said
+    (line,) = said
+    assert "6 kinds of layers are traced before the first step" in line
 
 
 def test_generation_has_the_tokens_of_sdpa():
