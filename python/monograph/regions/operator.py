@@ -39,6 +39,12 @@ torch.library.define(
 )
 
 
+def _promised(layer: str) -> dict[tuple[str, ...], int]:
+    """How many tensors graphs carry to backward, by the arguments of a call. Goes with the layer."""
+    promised: dict[tuple[str, ...], int] = vars(layer_of(layer)).setdefault("region_promised", {})
+    return promised
+
+
 def _activations(hidden: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """A trace is of contiguous tensors."""
     return [hidden.contiguous(), *(t.contiguous() for t in inputs)]
@@ -65,7 +71,9 @@ def _region(
         for name in reversed(traced.written):
             _write(state.tensors[name], kept.pop())
     number = remembered(layer_of(layer), traced, state.tensors, state.streams)
-    return [output, torch.tensor(number), *kept]
+    # A graph that was made for another trace of the layer may carry more.
+    missing = _promised(layer).get((call, trained, mode, autocast), 0) - len(kept)
+    return [output, torch.tensor(number), *kept, *(hidden.new_empty(0) for _ in range(missing))]
 
 
 def _write(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -86,6 +94,8 @@ def _(layer, call, trained, mode, autocast, hidden, seed, inputs, parameters):  
         return results
     activations = [hidden, *inputs]
     traced, _ = traced_for(Called(layer, call, trained, mode, autocast, activations, seed))
+    key, promised = (call, trained, mode, autocast), _promised(layer)
+    promised[key] = max(len(traced.kept), promised.get(key, 0))
     return results + traced.kept_like(activations)
 
 
@@ -106,6 +116,12 @@ def _region_backward(
     traced = forward.traced
     if traced.backward is None:
         raise RuntimeError(f"region {layer}: the forward was told that no gradient is wanted")
+    if len(kept) < len(traced.kept):
+        raise RuntimeError(
+            f"region {layer}: it changed after the step was compiled, and backward needs {len(traced.kept)} "
+            f"tensors of the forward, the graph carries {len(kept)}; torch.compiler.reset() compiles anew"
+        )
+    kept = kept[: len(traced.kept)]
     read = forward.unchanged(layer)
     frozen = [read.get(name) for name in traced.frozen]
     given = (*_activations(hidden, inputs), *_given(seed), *parameters, *frozen, *forward.streams)

@@ -243,9 +243,6 @@ def state(model: OddModel) -> list[Any]:
     return [own, dict(COUNTS), Shared.calls, random.getstate()[1][-1], numpy.random.get_state()[2]]  # type: ignore[index]
 
 
-# ---- what layers do with x, and what changes
-
-
 def counted(layer: Any, x: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
     layer.n += 1
     return x * (1 + 0.1 * layer.n)
@@ -393,6 +390,12 @@ FEATURES.update(
         ),
         "config": Feature(
             lambda layer, x, options: x * layer.config.gain, lambda m, v: setattr(m.config, "gain", v)
+        ),
+        "branch": Feature(
+            lambda layer, x, options: (
+                x if layer.config.gain < 1.2 else torch.sin(torch.cos(x) * torch.exp(x))
+            ),
+            lambda m, v: setattr(m.config, "gain", v),
         ),
         "config's table": Feature(
             lambda layer, x, options: x * layer.config.table["gain"],

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from monograph.regions import TRACES, forget, registry
+from monograph.regions import TRACES, forget, make_regions, registry
 from monograph.training import TrainStep
-from support.odd_layers import FEATURES, run
+from support.odd_layers import FEATURES, OddModel, reset, run
 from support.region_models import build, steps_equal
 
 HELD = [name for name, feature in FEATURES.items() if not feature.refused]
@@ -71,6 +71,37 @@ def test_each_change_of_what_is_read_is_told_and_ends_in_a_refusal(caplog, monke
     assert re.match(
         r"region layers\.0#\d+: what it reads changed 2 times, at last: config\.gain is 2", refusal
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gains", [(1.0, 2.0, 1.0), (2.0, 1.0, 2.0)])
+def test_a_compiled_graph_sees_a_change_or_names_the_region(gains):
+    """The trace for 2.0 keeps more for backward than that for 1.0."""
+    found = []
+    for regions in (False, True):
+        reset()
+        model = OddModel(["branch"], layers=1)
+        if regions:
+            make_regions(model)
+        run_once = torch.compile(model, backend="aot_eager", fullgraph=True) if regions else model
+        results = []
+        for gain in gains:
+            model.config.gain = gain
+            loss = run_once(torch.ones(2, 3, 8))
+            try:
+                loss.backward()
+            except RuntimeError as error:
+                results.append(str(error))
+                continue
+            results.append([loss.item(), *(p.grad.tolist() for p in model.parameters())])
+            model.zero_grad()
+        found.append(results)
+    plain, got = found
+    refused = [one for one in got if isinstance(one, str)]
+    assert len(refused) == (gains[0] == 1.0)  # the second of three
+    for text in refused:
+        assert re.match(r"region layers\.0#\d+: it changed after the step was compiled, and backward", text)
+    assert all(one in (wanted, *refused) for one, wanted in zip(got, plain, strict=True))
 
 
 def test_what_nobody_reads_may_change():
