@@ -14,7 +14,7 @@ TRIED = {
     "accelerate": ((1, 15), (1, 15)),
     "peft": ((0, 21), (0, 21)),
     "torch": ((2, 11), (2, 13)),
-    "transformers": ((5, 22), (5, 22)),
+    "transformers": ((5, 22), (5, 23)),
     "trl": ((1, 16), (1, 16)),
 }
 _WARNED: set[str] = set()
