@@ -37,7 +37,9 @@ def wait(handle: torch.Tensor, after: torch.Tensor, shape: Sequence[int], dtype:
     return torch.ops.monograph.wait(handle, after, shape, dtype)
 
 
-def _strided(op: str, what: str, tensor: torch.Tensor) -> None:
+def _strided(op: str, what: str, tensor: torch.Tensor | None) -> None:
+    if tensor is None:
+        raise ValueError(f"{op}: {what} is None, wanted a tensor")
     require(tensor.layout is torch.strided, op, f"{what} is {tensor.layout}, wanted an ordinary tensor")
 
 
@@ -57,12 +59,14 @@ def _(x, file, slot):  # type: ignore[no-untyped-def]
 @torch.library.register_fake("monograph::reload")
 def _(handle, after):  # type: ignore[no-untyped-def]
     _handle("reload", handle)
+    _strided("reload", "after", after)
     return torch.empty([2], dtype=torch.int64, device="cpu")
 
 
 @torch.library.register_fake("monograph::wait")
 def _(handle, after, shape, dtype):  # type: ignore[no-untyped-def]
     _handle("wait", handle)
+    _strided("wait", "after", after)
     return after.new_empty(shape, dtype=dtype)
 
 

@@ -97,6 +97,11 @@ def test_none_is_no_tensor():
         ops.linear(None, values, scales, layout, None, None, None, None)
     with pytest.raises(RuntimeError, match="dequantize: values is None"):
         ops.dequantize(None, scales, layout, torch.float32)
+    elsewhere = torch.empty(3, 5, device="meta")
+    with pytest.raises(ValueError, match="reload: handle is None, wanted a tensor"):
+        ops.reload(None, elsewhere)
+    with pytest.raises(ValueError, match="wait: handle is None, wanted a tensor"):
+        ops.wait(None, elsewhere, [3, 5], torch.float32)
     with pytest.raises(ValueError, match="seeded_dropout: seed is None"):
         ops.seeded_dropout(torch.randn(3), None, 0, 0.5)
 
