@@ -37,7 +37,8 @@ def adamw(
     weight_decay: Sequence[float],
     max_norm: float,
 ) -> torch.Tensor:
-    """Updates parameters, moments and `steps` (float32 []) in place; gives the norm before clipping.
+    """Updates parameters, moments and `steps` (float32 [], or one for each parameter, [n]) in place; gives
+    the norm before clipping.
 
     Parameters and moments are float32, one weight_decay a parameter; gradients of any float dtype are left as
     they are. max_norm <= 0 clips nothing. A norm that is not finite leaves everything unchanged, `steps` too.
@@ -118,10 +119,15 @@ def _check_apart(written: list[torch.Tensor]) -> None:
             raise ValueError("adamw: parameters and moments share memory, wanted tensors of their own")
 
 
-def _check_numbers(steps: torch.Tensor, learning_rate: torch.Tensor, numbers: tuple[float, ...]) -> None:
-    for name, t in (("steps", steps), ("learning_rate", learning_rate)):
-        if t.dtype != torch.float32 or t.dim() != 0 or t.layout is not torch.strided:
-            raise ValueError(f"adamw: {name} is {dtype_name(t.dtype)} {list(t.shape)}, wanted float32 []")
+def _check_numbers(
+    steps: torch.Tensor, learning_rate: torch.Tensor, parameters: int, numbers: tuple[float, ...]
+) -> None:
+    for name, t, shapes in (("steps", steps, ([], [parameters])), ("learning_rate", learning_rate, ([],))):
+        if t.dtype != torch.float32 or list(t.shape) not in shapes or t.layout is not torch.strided:
+            wanted = " or ".join(map(str, shapes))
+            raise ValueError(
+                f"adamw: {name} is {dtype_name(t.dtype)} {list(t.shape)}, wanted float32 {wanted}"
+            )
     beta1, beta2, eps, max_norm, *decay = numbers
     if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and 0 <= eps < inf and all(0 <= d < inf for d in decay)):
         raise ValueError(
@@ -148,7 +154,7 @@ def _adamw(
 ) -> torch.Tensor:
     _check_devices(parameters, gradients, exp_avg, exp_avg_sq, steps, learning_rate)
     _check_parameters(parameters, gradients, exp_avg, exp_avg_sq, weight_decay)
-    _check_numbers(steps, learning_rate, (beta1, beta2, eps, max_norm, *weight_decay))
+    _check_numbers(steps, learning_rate, len(parameters), (beta1, beta2, eps, max_norm, *weight_decay))
     with torch.no_grad():
         # The kernel writes the clipped gradients back, so it gets copies.
         gradients = [g.to(torch.float32, copy=True) for g in gradients]
@@ -156,6 +162,7 @@ def _adamw(
         skip = (~norm.isfinite()).float()
         divisor = (norm / max_norm).clamp_min(1.0) if max_norm > 0 else torch.ones_like(norm)
         steps += 1 - skip
+        own_steps = list(steps) if steps.dim() else [steps] * len(parameters)
         for decay in sorted(set(weight_decay)):
             members = [i for i, own in enumerate(weight_decay) if own == decay]
             fused_adamw(
@@ -164,7 +171,7 @@ def _adamw(
                 [exp_avg[i] for i in members],
                 [exp_avg_sq[i] for i in members],
                 [],
-                [steps] * len(members),
+                [own_steps[i] for i in members],
                 lr=learning_rate,
                 beta1=beta1,
                 beta2=beta2,

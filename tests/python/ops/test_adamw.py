@@ -71,6 +71,35 @@ def test_threads_do_not_change_a_bit():
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+def test_a_count_for_each_parameter_is_that_of_its_own_optimizer():
+    """Two parameters, of which the second comes after three steps."""
+    torch.manual_seed(0)
+    starts = [torch.randn(40), torch.randn(24)]
+    ours = [[p.clone() for p in starts], *([torch.zeros_like(p) for p in starts] for _ in range(2))]
+    theirs = [torch.nn.Parameter(p.clone()) for p in starts]
+    optimizer = torch.optim.AdamW(theirs[:1], lr=0.125, weight_decay=0.0, fused=True)
+    steps = torch.tensor([3.0, 0.0])
+    for number in range(6):
+        gradients = [torch.randn_like(p) for p in starts]
+        if number == 3:
+            optimizer.add_param_group({"params": theirs[1:]})
+        for p, gradient in zip(theirs, gradients, strict=True):
+            p.grad = gradient.clone()
+        optimizer.step()
+        if number < 3:
+            single = [[part[0]] for part in ours]
+            tail = (torch.tensor(float(number)), torch.tensor(0.125), 0.9, 0.999, 1e-8, [0.0], 0.0)
+            adamw(single[0], gradients[:1], *single[1:], *tail)
+        else:
+            adamw(
+                ours[0], gradients, *ours[1:], steps, torch.tensor(0.125), 0.9, 0.999, 1e-8, [0.0, 0.0], 0.0
+            )
+        assert all(torch.equal(a, b) for a, b in zip(ours[0], theirs, strict=True)), number
+    assert steps.tolist() == [6.0, 3.0]
+    with pytest.raises(ValueError, match=r"steps is float32 \[3\], wanted float32 \[\] or \[2\]"):
+        call(steps=torch.zeros(3))
+
+
 def test_opcheck_and_one_graph_for_every_learning_rate():
     parameters, exp_avg, exp_avg_sq, steps = state()
     gradients = [torch.randn_like(p).bfloat16() for p in parameters]
