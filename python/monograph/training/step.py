@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -25,23 +24,23 @@ from monograph.distributed import (
 from monograph.distributed.fully_sharded import refuse_fully_sharded
 from monograph.distributed.same_models import check_same_adapters
 from monograph.distributed.same_values import bits_of, fingerprint
-from monograph.distributed.shard import shard_group_of, sharded_units
-from monograph.integrations.torch.private_names import dynamo_config, mark_dynamic
+from monograph.distributed.shard import sharded_units
+from monograph.integrations.torch.private_names import dynamo_config, mark_dynamic, maybe_mark_dynamic
 from monograph.offload.activations import SMALLEST_BYTES
 from monograph.ops.seeded_dropout import seed_dropouts
 from monograph.packing.layers_with_state import guard_packed
 from monograph.regions import make_regions, outer_graph, refusals, region_layers
 from monograph.regions.kind import state_of
 from monograph.regions.layer import give_back
+from monograph.training.batch_keys import KNOWN, BatchKeys, Tensors
 from monograph.training.flat_parameters import FlatParameters
 from monograph.training.loss import add_router_loss, count_targets, forward_loss
 from monograph.training.loss_scale import LossScale, needs_scaling
-from monograph.training.micro_batches import Tensors, mark_lengths, model_tensors, take, with_second_row
+from monograph.training.micro_batches import mark_lengths, take, with_second_row
 from monograph.training.own_code import with_own_code
 from monograph.training.region_slices import RegionSlices
 from monograph.training.step_offload import StepOffload
-
-_log = logging.getLogger("monograph")
+from monograph.training.step_warnings import tell_alone, tell_kinds, tell_no_target, tell_plain
 
 MODES = {
     "graph": "forward and backward as one graph with one operator per layer; no code is generated",
@@ -54,7 +53,6 @@ MODES = {
 }
 WITH_REGIONS = ("graph", "whole_step")
 _WHOLE = ("whole_step", "inductor_whole_step")
-SECONDS_A_KIND, MOST_SECONDS = 2, 10  # of tracing; a first step that takes longer says so
 MOST_MICRO_BATCHES = 4096  # of a step: beyond them seeds of dropout would be those of the next step
 
 
@@ -63,7 +61,8 @@ class StepResult:
     """loss: mean over the targets of all micro-batches; grad_norm: before clipping; both float32 [].
 
     loss_scale: that of the next step, float32 []; None without loss scaling. A step whose norm is not finite
-    has changed nothing else. All ranks have the same bits.
+    has changed nothing else; nor has one without targets, whose loss and norm are 0. All ranks have the same
+    bits.
     """
 
     loss: torch.Tensor
@@ -104,7 +103,7 @@ class TrainStep:
         in float16.
     world: the processes that make the step together, each with a model of the same values; None: this one.
         A step, its evaluation and its making are collectives. Every rank is given the same sequence of all
-        micro-batches, and reads its own alone.
+        micro-batches, and reads its own and the first.
     virtual_shards: leaves of the tree; None: as many as the step has micro-batches. Another number is another
         order of summing, and so other bits.
     offload: "disk" or "host": what a forward keeps for its backward leaves memory in between, into a file in
@@ -140,8 +139,10 @@ class TrainStep:
         guard_packed(model)
         self._routers = add_router_loss(model)
         self._sharded = bool(sharded_units(model))
-        self._tell_alone(world)
+        if world is None:
+            tell_alone(model)
         self._module = _Loss(model)
+        self._keys = BatchKeys(model)
         self.state = FlatParameters(model)
         self.device = self.state.flat.device  # batches are moved there
         if self._routers is not None:
@@ -154,7 +155,7 @@ class TrainStep:
         self._order = self._order_of(1)
         if mode in WITH_REGIONS:
             make_regions(model, where_possible=True)
-            self._tell_plain(refusals(model).values())
+            tell_plain(mode, refusals(model).values())
         elif mode != "eager" and region_layers(model):
             raise ValueError(
                 f"mode is {mode!r} on a model with regions, wanted 'graph' or 'whole_step', or "
@@ -163,7 +164,7 @@ class TrainStep:
         scaled = needs_scaling(model) if loss_scaling is None else loss_scaling
         self.loss_scale = LossScale(device=self.device) if scaled else None
         self._dropout_seed = seed_dropouts(model)
-        self._rows, self._told = 0, False
+        self._rows, self._told_kinds, self._told_no_target = 0, False, False
         self._hyper = (betas, eps, weight_decay, max_grad_norm)
         backend = backend or (outer_graph if mode in WITH_REGIONS else "inductor")
         self._compile: dict[str, Any] = {"backend": backend, "fullgraph": True}
@@ -199,38 +200,11 @@ class TrainStep:
             self._evaluate = torch.compile(with_own_code(self._eval_loss), **self._compile)
             self._whole = torch.compile(with_own_code(self._whole_step), **self._compile)
 
-    def _tell_alone(self, world: World | None) -> None:
-        cut = shard_group_of(self.model) if world is None else None
-        if cut is not None:
-            _log.warning(
-                "monograph: the model is sharded over %d ranks and TrainStep has no world: each rank trains "
-                "an adapter of its own; wanted TrainStep(model, world=world)",
-                cut.size,
-            )
-
-    def _tell_plain(self, reasons: Iterable[str]) -> None:
-        for reason in reasons:
-            _log.warning(
-                "monograph: mode %s: %s; what is no region is computed by its own code in the same graph, "
-                "without generated code; mode inductor generates code. Before the first step each such layer "
-                "is traced for itself, which takes seconds a layer",
-                self.mode,
-                reason,
-            )
-
     def _tell_kinds(self) -> None:
         """Once, before layers are traced, if that takes long."""
-        if self.mode not in WITH_REGIONS or self._told:
-            return
-        self._told = True
-        kinds = len({state_of(layer).key for layer in region_layers(self.model).values()})
-        if kinds * SECONDS_A_KIND > MOST_SECONDS:
-            _log.warning(
-                "monograph: mode %s: %d kinds of layers are traced before the first step, about %d s",
-                self.mode,
-                kinds,
-                kinds * SECONDS_A_KIND,
-            )
+        if self.mode in WITH_REGIONS and not self._told_kinds:
+            tell_kinds(self.mode, len({state_of(layer).key for layer in region_layers(self.model).values()}))
+        self._told_kinds = True
 
     def _plain_layers(self, paths: Sequence[str], reason: str) -> None:
         layers = region_layers(self.model)
@@ -238,7 +212,7 @@ class TrainStep:
             give_back(layers[path])
         kinds = sorted({type(layers[path]).__name__ for path in paths})
         named = paths[0] if len(paths) == 1 else f"{paths[0]} ... {paths[-1]}"
-        self._tell_plain([f"{named} ({', '.join(kinds)}) cannot be regions: {reason}"])
+        tell_plain(self.mode, [f"{named} ({', '.join(kinds)}) cannot be regions: {reason}"])
 
     def _run(self, work: Callable[[], Any]) -> Any:
         """`work()`, again without those regions that turn out to be none."""
@@ -311,13 +285,14 @@ class TrainStep:
             )
         self.state.check_trained(self.model)
         self._order = order = self._order_of(len(micro_batches))
-        taken = take(
-            micro_batches, order.own, self.world, self._alike(learning_rate), first_too=self._sharded
-        )
+        alike = self._alike(learning_rate)
+        taken = take(micro_batches, order.own, self.world, self._keys, alike, first_too=self._sharded)
+        if taken.targets == 0:
+            return self._nothing_to_learn()
         self._rows = self._rows or taken.first_rows
         batches = {index: self._tensors(batch) for index, batch in taken.batches.items()}
         # float32, so that a count of 1 is no special case for a graph.
-        targets = self._number(max(taken.targets, 1))
+        targets = self._number(taken.targets)
         rate = self._number(learning_rate)
         self._share_router_loss(1 / len(micro_batches))
         self.model.train()
@@ -332,8 +307,17 @@ class TrainStep:
             gradient[:1].masked_fill_(~loss.isfinite(), torch.nan)
             norm = self._update(gradient, rate)
         self.state.copy_to_16_bit()
-        loss_scale = None if self.loss_scale is None else self.loss_scale.scale.clone()
-        return StepResult(loss, norm, taken.targets, loss_scale)
+        return StepResult(loss, norm, taken.targets, self._scale_of_next())
+
+    def _scale_of_next(self) -> torch.Tensor | None:
+        return None if self.loss_scale is None else self.loss_scale.scale.clone()
+
+    def _nothing_to_learn(self) -> StepResult:
+        """An update would move all parameters by their momentum."""
+        if not self._told_no_target:
+            self._told_no_target = True
+            tell_no_target()
+        return StepResult(self._number(0), self._number(0), 0, self._scale_of_next())
 
     def _kept(self, result: torch.Tensor) -> torch.Tensor:
         """A result to be read later: a CUDA graph writes the next one to the same place."""
@@ -383,7 +367,7 @@ class TrainStep:
 
     def evaluate(self, batch: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
         """The summed loss over the targets of a batch, and their number."""
-        tensors = model_tensors(batch)
+        tensors = self._keys(batch)
         count = count_targets(tensors)
         self._rows = self._rows or tensors["input_ids"].shape[0]
         tensors = self._tensors(tensors)
@@ -400,7 +384,7 @@ class TrainStep:
             return 0.0, 0
         order = Order.of(len(batches), len(batches), self.world.rank, self.world.size)
         if self.world.size > 1:
-            self._rows = self._rows or model_tensors(batches[0])["input_ids"].shape[0]
+            self._rows = self._rows or self._keys(batches[0])["input_ids"].shape[0]
         own = [(float(loss), count) for loss, count in (self.evaluate(batches[i]) for i in order.own)]
         for _ in range(self._forwards_missing(order)):
             self.evaluate(batches[0])
@@ -440,8 +424,8 @@ class TrainStep:
         tensors = {name: tensor.to(self.device, non_blocking=True) for name, tensor in tensors.items()}
         tensors = with_second_row(tensors, self._rows)
         if self.dynamic and self.mode != "eager":
-            for tensor in tensors.values():
-                mark_lengths(tensor, mark_dynamic)
+            for name, tensor in tensors.items():  # any size of an image may be a constant to the model
+                mark_lengths(tensor, mark_dynamic if name in KNOWN else maybe_mark_dynamic)
         return tensors
 
     def _tracing(self) -> Any:

@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig
 
 import monograph as mg
-from monograph.distributed import World
+from monograph.distributed import World, alone
 from monograph.distributed.same_values import bits_of, check_alike, fingerprint, value_of
 from monograph.training import TrainStep
 from support.run_ranks import run_ranks
@@ -59,6 +59,8 @@ def drifting(world):
     told["place"] = refused(lambda: step(batches(), 1e-2))
     step = made()
     told["number"] = refused(lambda: step(batches(3 if other else 2), 1e-2))
+    # As a DistributedSampler deals them: as many on each rank, but others.
+    told["lists"] = refused(lambda: step(batches(4)[2 * world.rank :][:2], 1e-2))
     told["shards"] = refused(
         lambda: TrainStep(llama(), mode="eager", world=world, virtual_shards=1 + world.rank)(batches(), 1e-2)
     )
@@ -76,6 +78,9 @@ def test_ranks_that_differ_are_refused_on_all_of_them():
         assert told["rate"].startswith("the ranks have drifted apart: learning_rate (bits) is ")
         assert told["place"].startswith("the ranks have drifted apart: step is 1 on rank 0, 0 on rank 1")
         assert "number of micro-batches is 2 on rank 0, 3 on rank 1" in told["number"]
+        assert told["lists"].startswith(
+            "the ranks have drifted apart: micro-batch 0 (hash; every rank is given the same list of all) is "
+        )
         assert "virtual_shards is 1 on rank 0, 2 on rank 1" in told["shards"]
         assert told["base"].startswith("shard: a sample of base_model.model.model.layers.0 is of SHA-256 ")
 
@@ -105,3 +110,14 @@ def test_wrong_numbers_are_named():
     step = TrainStep(llama(), mode="eager", world=World())
     with pytest.raises(ValueError, match="a step of 4097 micro-batches, wanted 1 to 4096"):
         step(batches(1) * 4097, 1e-2)
+
+
+def test_a_step_without_a_world_among_ranks_is_not_silent(monkeypatch, caplog):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    TrainStep(llama(), mode="eager")
+    assert "WORLD_SIZE is 4 and TrainStep has no world: each rank trains an adapter of its own" in caplog.text
+    caplog.clear()
+    TrainStep(llama(), mode="eager", world=alone())
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    TrainStep(llama(), mode="eager")
+    assert "has no world" not in caplog.text

@@ -73,7 +73,7 @@ def _rows(args: tuple[Any, ...], kwargs: dict[str, Any], positions: torch.Tensor
     return positions.shape[-2]
 
 
-def _check_attention_sees(module: nn.Module, name: str, kwargs: dict[str, Any]) -> None:
+def check_attention_sees(module: nn.Module, name: str, kwargs: dict[str, Any]) -> None:
     """Refuses offsets that the model's attention would not follow.
 
     Ours and flash attention read them. The masks of sdpa and eager come from position_ids, if there is no
@@ -117,7 +117,7 @@ class DocumentsHook:
             # transformers gives layers with state no mask behind the first piece.
             require((mask[:, -1] != 0).all(), _NO_LAST)
         if packed:
-            _check_attention_sees(module, packed[0], kwargs)
+            check_attention_sees(module, packed[0], kwargs)
         if packed or positions is None or positions.shape[-1] < 2:
             return None
         what = "packed rows (restarting position_ids)"
