@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from monograph.ops.adamw import adamw
+from monograph.training.own_counts import OwnCounts
 
 # By these names transformers' Trainer leaves biases and norms without decay (read in 5.22).
 _UNDECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
@@ -71,24 +72,26 @@ def _check_one_device(named: Mapping[str, torch.Tensor]) -> None:
 
 class FlatParameters:
     """float32 parameters of the model become views of `flat`; a 16-bit parameter keeps its own memory and has
-    its float32 master here. `flat`, both moments and `steps` are all that training changes."""
+    its float32 master here. `flat`, both moments and `steps` are all that training changes.
 
-    def __init__(self, model: nn.Module) -> None:
+    before: of the same model, which has changed since. What has its name and shape keeps its moments; what is
+    new begins with zero ones and a count of its own.
+    """
+
+    def __init__(self, model: nn.Module, before: FlatParameters | None = None) -> None:
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not named:
             raise ValueError("the model has no trainable parameter: add an adapter first")
         # Decayed ones first, so that each group is one slice.
         decayed = decayed_names(model)
         self.names = sorted(named, key=lambda name: name not in decayed)
-        self._names = frozenset(self.names)
         self.parameters = [named[name] for name in self.names]
         _check_one_device(named)
         self.sizes = [p.numel() for p in self.parameters]
         self.decayed = sum(p.numel() for name, p in named.items() if name in decayed)
+        self._kinds = [(p.dtype, p.shape) for p in self.parameters]
         self.flat = torch.cat([p.detach().float().reshape(-1) for p in self.parameters])
-        for parameter, part in zip(self.parameters, self.flat.split(self.sizes), strict=True):
-            if parameter.dtype == torch.float32:
-                parameter.data = part.view(parameter.shape)
+        self._point()
         self._full_names = _full_names(model, self.parameters)
         self.shared_names = {
             name for name, places in zip(self.names, self._full_names, strict=True) if len(places) > 1
@@ -96,17 +99,94 @@ class FlatParameters:
         self.exp_avg = torch.zeros_like(self.flat)
         self.exp_avg_sq = torch.zeros_like(self.flat)
         self.steps = torch.zeros((), dtype=torch.float32, device=self.flat.device)
+        self.counts = OwnCounts(self.sizes, self.decayed)
+        if before is not None:
+            self._keep(before)
 
-    def check_trained(self, model: nn.Module) -> None:
-        """Raises if other parameters of the model are trained now than when this was made: PEFT's
-        `set_adapter` freezes those of one adapter and frees another's, which nothing here would update."""
-        now = {name for name, p in model.named_parameters() if p.requires_grad}
-        for others, what in ((now - self._names, "is trained now"), (self._names - now, "is frozen now")):
-            if others:
+    def _point(self) -> None:
+        """Makes the float32 parameters views of `flat`."""
+        self._placed: list[tuple[int, torch.Tensor, int, torch.Size]] = []  # number, where it lies in bytes
+        begin = 0
+        for number, (parameter, size) in enumerate(zip(self.parameters, self.sizes, strict=True)):
+            if parameter.dtype == torch.float32:
+                parameter.data = self.flat[begin : begin + size].view(parameter.shape)
+                if size:
+                    self._placed.append((number, parameter, 4 * begin, parameter.shape))
+            begin += size
+
+    def _keep(self, before: FlatParameters) -> None:
+        self.steps.copy_(before.steps)
+        old = {
+            name: (kind[1], *parts, count)
+            for name, kind, *parts, count in zip(
+                before.names,
+                before._kinds,
+                before.exp_avg.split(before.sizes),
+                before.exp_avg_sq.split(before.sizes),
+                before.counts.joined or [0.0] * len(before.names),
+                strict=True,
+            )
+        }
+        now = float(before.steps)
+        joined = []
+        ours = zip(self.exp_avg.split(self.sizes), self.exp_avg_sq.split(self.sizes), strict=True)
+        for name, (_, shape), (exp_avg, exp_avg_sq) in zip(self.names, self._kinds, ours, strict=True):
+            found = old.get(name)
+            if found is None or found[0] != shape:
+                joined.append(now)
+                continue
+            exp_avg.copy_(found[1])
+            exp_avg_sq.copy_(found[2])
+            joined.append(found[3])
+        self.counts.set(joined, self.steps)
+
+    def take_changed(self) -> bool:
+        """Takes what others have put into the parameters since: memory of their own (`p.data = ...`), or
+        values in a 16-bit one. Moments stay. Writes to no memory that somebody may hold: `flat` is another
+        tensor then. True if there was any."""
+        base = self.flat.data_ptr()
+        changed = [
+            number
+            for number, p, offset, shape in self._placed
+            if p.data_ptr() != base + offset or p.shape != shape or not p.is_contiguous()
+        ]
+        if len(self._placed) < len(self.parameters):
+            changed += self._written()
+        if not changed:
+            return False
+        for number in changed:
+            p, kind = self.parameters[number], self._kinds[number]
+            if (p.dtype, p.shape) != kind or p.device != self.flat.device:
                 raise RuntimeError(
-                    f"the trained parameters are not those that the step was made for: {min(others)} {what}; "
-                    "make the step anew after set_adapter"
+                    f"{self.names[number]} is {p.dtype} {list(p.shape)} on {p.device} now, the step was made "
+                    f"for {kind[0]} {list(kind[1])} on {self.flat.device}; wanted it back, or step.rebuild()"
                 )
+        parts = list(self.flat.split(self.sizes))
+        for number in changed:
+            parts[number] = self.parameters[number].detach().float().reshape(-1)
+        self.flat = torch.cat(parts)
+        self._point()
+        return True
+
+    def _written(self) -> list[int]:
+        """Those beside `flat` that are no longer their rounded masters. Values are compared: a version counts
+        no write through `.data`."""
+        other = [n for n, kind in enumerate(self._kinds) if kind[0] != torch.float32 and self.sizes[n]]
+        for number in other:
+            if self.parameters[number].dtype != self._kinds[number][0]:
+                return [number]
+        parts = self.flat.split(self.sizes)
+        # All at once: asking for each would wait for a device each time.
+        for dtype in {self._kinds[number][0] for number in other}:
+            own = [number for number in other if self._kinds[number][0] == dtype]
+            now = torch.cat([self.parameters[number].detach().reshape(-1) for number in own])
+            if torch.equal(now, torch.cat([parts[number] for number in own]).to(dtype)):
+                other = [number for number in other if number not in own]
+        return [
+            n
+            for n in other
+            if not torch.equal(self.parameters[n].reshape(-1), parts[n].to(self._kinds[n][0]))
+        ]
 
     def views(self, flat: torch.Tensor, prefix: str = "") -> dict[str, torch.Tensor]:
         """The parameters by prefixed name, as differentiable parts of `flat`, in their own dtypes."""
@@ -148,20 +228,22 @@ class FlatParameters:
         max_norm: float,
     ) -> torch.Tensor:
         """One AdamW step on `flat`; gives the gradient's norm before clipping."""
-        groups = [self.decayed, self.flat.numel() - self.decayed]
+        groups = self.counts.groups
         with torch.no_grad():
-            return adamw(
+            norm = adamw(
                 self.flat.split(groups),
                 gradient.split(groups),
                 self.exp_avg.split(groups),
                 self.exp_avg_sq.split(groups),
-                self.steps,
+                self.steps if self.counts.steps is None else self.counts.steps,
                 learning_rate,
                 *betas,
                 eps,
-                [weight_decay, 0.0],
+                [weight_decay if decayed else 0.0 for decayed in self.counts.decayed],
                 max_norm,
             )
+            self.counts.tell(self.steps)
+            return norm
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Masters, moments and the number of steps, by parameter name: what a resumed run needs."""
@@ -169,17 +251,34 @@ class FlatParameters:
         for part in ("flat", "exp_avg", "exp_avg_sq"):
             pieces = zip(self.names, self.parameters, getattr(self, part).split(self.sizes), strict=True)
             state |= {f"{part}.{name}": piece.view(p.shape).clone() for name, p, piece in pieces}
-        return state
+        joined = zip(self.names, self.counts.joined, strict=False)
+        return state | {f"joined.{name}": self.steps.new_tensor(count) for name, count in joined if count}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         parts = ("flat", "exp_avg", "exp_avg_sq")
-        wanted = {"steps", *(f"{part}.{name}" for part in parts for name in self.names)}
-        if set(state) != wanted:
-            missing, extra = sorted(wanted - set(state)), sorted(set(state) - wanted)
+        wanted = {f"{part}.{name}": shape for part in parts for name, (_, shape) in self._by_name()}
+        wanted["steps"] = torch.Size(())
+        late = {f"joined.{name}": torch.Size(()) for name in self.names}
+        missing, extra = (
+            sorted(wanted.keys() - state.keys()),
+            sorted(state.keys() - wanted.keys() - late.keys()),
+        )
+        if missing or extra:
             raise ValueError(f"optimizer state: missing {missing[:3]}, unexpected {extra[:3]}")
+        for name, value in state.items():  # all of them before the first is taken
+            shape = wanted.get(name, late.get(name))
+            if not isinstance(value, torch.Tensor) or value.shape != shape or not value.is_floating_point():
+                found = (
+                    f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value)
+                )
+                raise ValueError(f"optimizer state: {name} is {found}, wanted float32 {list(shape or ())}")
         self.steps.copy_(state["steps"])
         for part in parts:
             for name, piece in zip(self.names, getattr(self, part).split(self.sizes), strict=True):
                 piece.copy_(state[f"{part}.{name}"].reshape(-1))
+        self.counts.set([float(state.get(f"joined.{name}", 0.0)) for name in self.names], self.steps)
         self.copy_to_16_bit()
+
+    def _by_name(self) -> list[tuple[str, tuple[torch.dtype, torch.Size]]]:
+        return list(zip(self.names, self._kinds, strict=True))

@@ -34,6 +34,7 @@ from monograph.regions.kind import state_of
 from monograph.regions.layer import give_back
 from monograph.training.batch_keys import KNOWN, BatchKeys, Tensors
 from monograph.training.flat_parameters import FlatParameters
+from monograph.training.identity import Identity
 from monograph.training.loss import add_router_loss, count_targets, forward_loss
 from monograph.training.loss_scale import LossScale, needs_scaling
 from monograph.training.micro_batches import mark_lengths, take, with_second_row
@@ -143,27 +144,13 @@ class TrainStep:
             tell_alone(model)
         self._module = _Loss(model)
         self._keys = BatchKeys(model)
-        self.state = FlatParameters(model)
-        self.device = self.state.flat.device  # batches are moved there
+        self.world, self.virtual_shards = world or alone(), virtual_shards
+        self._attach(FlatParameters(model))
         if self._routers is not None:
             self._routers.share = self._routers.share.to(self.device)
-        self.world, self.virtual_shards = world or alone(), virtual_shards
-        check_same_adapters(model, self.world)
-        wanted = "the same values on every rank: one seed before the adapter is made"
-        check_same_values("the trained parameters", self.state.flat, wanted, self.world)
-        self._length = padded(self.state.flat.numel() + 1, self.world.size)  # gradient, loss, zeros
         self._order = self._order_of(1)
-        if mode in WITH_REGIONS:
-            make_regions(model, where_possible=True)
-            tell_plain(mode, refusals(model).values())
-        elif mode != "eager" and region_layers(model):
-            raise ValueError(
-                f"mode is {mode!r} on a model with regions, wanted 'graph' or 'whole_step', or "
-                "monograph.regions.undo_regions(model) before"
-            )
         scaled = needs_scaling(model) if loss_scaling is None else loss_scaling
         self.loss_scale = LossScale(device=self.device) if scaled else None
-        self._dropout_seed = seed_dropouts(model)
         self._rows, self._told_kinds, self._told_no_target = 0, False, False
         self._hyper = (betas, eps, weight_decay, max_grad_norm)
         backend = backend or (outer_graph if mode in WITH_REGIONS else "inductor")
@@ -177,6 +164,41 @@ class TrainStep:
             self.offload = StepOffload(model, mode, offload, offload_folder, offload_min_bytes)
             self._compile |= self.offload.compile_options(mode)
         self._prepare()
+
+    def _attach(self, state: FlatParameters) -> None:
+        """All that follows from the model's parameters and modules but for graphs."""
+        self.state = state
+        self.device = state.flat.device  # batches are moved there
+        check_same_adapters(self.model, self.world)
+        wanted = "the same values on every rank: one seed before the adapter is made"
+        check_same_values("the trained parameters", state.flat, wanted, self.world)
+        self._length = padded(state.flat.numel() + 1, self.world.size)  # gradient, loss, zeros
+        if self.mode in WITH_REGIONS:
+            make_regions(self.model, where_possible=True)
+            tell_plain(self.mode, refusals(self.model).values())
+        elif self.mode != "eager" and region_layers(self.model):
+            raise ValueError(
+                f"mode is {self.mode!r} on a model with regions, wanted 'graph' or 'whole_step', or "
+                "monograph.regions.undo_regions(model) before"
+            )
+        self._dropout_seed = seed_dropouts(self.model)
+        sliced = self.mode in WITH_REGIONS or self.mode in _WHOLE
+        self._identity = Identity(self.model, mode=self.mode, compiled=self.mode != "eager", sliced=sliced)
+
+    def rebuild(self) -> None:
+        """Makes the step anew for the model as it is now: other trained parameters, modules, hooks.
+
+        Parameters that have the name and shape of one before keep its moments, and so do the count of steps
+        and the loss scale; new ones begin with moments and a count of zero. Graphs are made anew. With
+        several ranks it is a collective.
+        """
+        self._attach(FlatParameters(self.model, before=self.state))
+        self._prepare()
+
+    def _check_identity(self) -> None:
+        self._identity.check()
+        if self.state.take_changed():
+            self._slices = RegionSlices(self.model, self.state)
 
     def _order_of(self, micro_batches: int) -> Order:
         leaves = self.virtual_shards or micro_batches
@@ -283,7 +305,7 @@ class TrainStep:
             raise ValueError(
                 f"a step of {len(micro_batches)} micro-batches, wanted 1 to {MOST_MICRO_BATCHES}"
             )
-        self.state.check_trained(self.model)
+        self._check_identity()
         self._order = order = self._order_of(len(micro_batches))
         alike = self._alike(learning_rate)
         taken = take(micro_batches, order.own, self.world, self._keys, alike, first_too=self._sharded)
@@ -367,6 +389,8 @@ class TrainStep:
 
     def evaluate(self, batch: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
         """The summed loss over the targets of a batch, and their number."""
+        if self.mode != "eager":  # which reads the parameters themselves
+            self._check_identity()
         tensors = self._keys(batch)
         count = count_targets(tensors)
         self._rows = self._rows or tensors["input_ids"].shape[0]

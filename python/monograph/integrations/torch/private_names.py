@@ -86,6 +86,12 @@ NAMES = {
     "forward_pre_hooks": PrivateName("torch.nn:Module()._forward_pre_hooks", _READ, "hooks of heads"),
     "backward_hooks": PrivateName("torch.nn:Module()._backward_hooks", _READ, "hooks of heads"),
     "backward_pre_hooks": PrivateName("torch.nn:Module()._backward_pre_hooks", _READ, "hooks of heads"),
+    "tensor_hooks": PrivateName(
+        "torch:Tensor._backward_hooks", _READ, "TrainStep: gradient hooks that a graph would not run"
+    ),
+    "post_accumulate_hooks": PrivateName(
+        "torch:Tensor._post_accumulate_grad_hooks", _READ, "TrainStep: hooks that no step would run"
+    ),
     "has_any_global_hook": PrivateName(
         "torch.nn.modules.module:_has_any_global_hook", _READ, "regions: hooks that every module runs"
     ),
@@ -229,6 +235,11 @@ def hooks(module: nn.Module) -> list[dict[int, Callable[..., Any]]]:
         module._backward_hooks,
         module._backward_pre_hooks,
     ]
+
+
+def hooks_of_tensor(tensor: torch.Tensor) -> tuple[Any, Any]:
+    """Those of register_hook and of register_post_accumulate_grad_hook; None or empty without any."""
+    return tensor._backward_hooks, tensor._post_accumulate_grad_hooks
 
 
 def original_module(module: nn.Module) -> nn.Module:
