@@ -2,7 +2,8 @@
 
 Shapes of Llama-3.1-8B and Qwen3-0.6B; for the formats of gpt-oss and DeepSeek theirs too. At 16 tokens or
 fewer the weights rotate over more memory than the last-level cache holds, as they do in a model. `bf16` is
-F.linear on dense weights; `bitsandbytes` is what its matmul_4bit and its backward do: dequantise the whole
+F.linear on dense weights, `fp32` the same in fp32 from 64 tokens on: what is fastest without a unit for bf16;
+`bitsandbytes` is what its matmul_4bit and its backward do: dequantise the whole
 weight, then multiply. For the formats it lacks, `nf4` is ours on the same shape, double-quantised, and
 `torchao` its dequantise and multiply, at 128 tokens by 4096 x 4096 only. `tile_share` is the speed at 2048
 tokens over the bare tile loop of the same rounds.
@@ -63,6 +64,9 @@ def _works(weights: Weights, nf4: Weights | None, tokens: int, forward: bool) ->
         works["nf4"] = _rotating(lambda i: packed(nf4, i))
     if nf4 is None or (weights.peer and tokens == 128 and weights.shape == (4096, 4096)):
         works[weights.peer] = _rotating(peer)
+    if tokens >= 64:
+        wide, dense = x.float(), weights.dense[0].float()
+        works["fp32"] = lambda: torch.nn.functional.linear(wide, dense) if forward else wide @ dense
     return works
 
 
