@@ -151,8 +151,8 @@ def causal_parts(model: nn.Module, asked_by: str = "forward_loss") -> tuple[nn.M
                 f"{asked_by}: the adapter is {kind}, which changes the input; wanted LoRA or kin"
             )
         causal = causal.get_base_model()
-    head = causal.get_output_embeddings()
-    body = causal.base_model
+    head = causal.get_output_embeddings() if hasattr(causal, "get_output_embeddings") else None
+    body = getattr(causal, "base_model", causal)
     if head is None or body is causal:
         raise ValueError(f"{asked_by}: {type(causal).__name__} has no head over a body, wanted a causal LM")
     return causal, body, head

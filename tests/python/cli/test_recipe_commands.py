@@ -12,6 +12,7 @@ from monograph.recipe import example, read_config
 from monograph.recipe.ranks import check_ranks
 from monograph.training import TrainStep
 from support.recipe_files import make_model, make_tokenizer, write_jsonl
+from support.tiny_models import tiny_llama
 
 
 @pytest.fixture(scope="module")
@@ -192,9 +193,13 @@ def test_sampling_out_of_range_is_a_wrong_command_line(recipe, capsys, option, v
 
 
 def test_a_step_without_batches_is_named():
-    model = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="a step of 0 micro-batches, wanted 1 to 4096"):
-        TrainStep(model, mode="eager")([], 1e-3)
+        TrainStep(tiny_llama(), mode="eager")([], 1e-3)
+
+
+def test_a_step_of_what_is_no_language_model_is_refused():
+    with pytest.raises(ValueError, match="TrainStep: Linear has no head over a body, wanted a causal LM"):
+        TrainStep(torch.nn.Linear(2, 2), mode="eager")
 
 
 def test_an_example_in_the_place_of_a_file_is_one_line(tmp_path, capsys):
