@@ -128,6 +128,8 @@ def _check_numbers(
             raise ValueError(
                 f"adamw: {name} is {dtype_name(t.dtype)} {list(t.shape)}, wanted float32 {wanted}"
             )
+    if not steps.is_contiguous():
+        raise ValueError(f"adamw: steps has strides {steps.stride()}, wanted contiguous: each is counted")
     beta1, beta2, eps, max_norm, *decay = numbers
     if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and 0 <= eps < inf and all(0 <= d < inf for d in decay)):
         raise ValueError(

@@ -150,3 +150,8 @@ def test_tensors_that_share_memory_are_refused():
         with pytest.raises(ValueError, match="share memory"):
             call(**changed)
     call(exp_avg=list(torch.zeros(8).split(4)))
+
+
+def test_counts_that_are_one_number_are_refused():
+    with pytest.raises(ValueError, match=r"adamw: steps has strides \(0,\), wanted contiguous"):
+        call(steps=torch.zeros(()).expand(2))
