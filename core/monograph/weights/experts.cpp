@@ -112,8 +112,9 @@ Weight stack_of(const std::string& module, const Matrices& matrices, bool down) 
 
 std::optional<ExpertName> parse_expert_name(std::string_view weight) {
   const std::size_t at = weight.rfind(kExperts);
-  if (at == std::string_view::npos || !weight.ends_with(kWeight)) return std::nullopt;
+  if (at == std::string_view::npos) return std::nullopt;
   std::string_view rest = weight.substr(at + kExperts.size());
+  if (!rest.ends_with(kWeight)) return std::nullopt;  // "m.experts.weight" is of no single expert
   rest.remove_suffix(kWeight.size());
   ExpertName name;
   const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), name.expert);

@@ -64,10 +64,10 @@ TEST(Experts, NamesAreReadStrictly) {
   EXPECT_EQ(name->expert, 12u);
   EXPECT_EQ(name->projection, "up");
   for (const char* other :
-       {"m.experts.gate_proj.weight", "m.experts.1.gate_proj.bias", "m.experts.1.weight",
-        "m.experts.-1.w1.weight", "m.experts.99999999999999999999.w1.weight",
-        "m.experts..w1.weight", "m.shared_experts.1.w1.weight", "experts.1.w1.weight", ".experts.",
-        ""}) {
+       {"model.layers.7.mlp.experts.weight", "m.experts.gate_proj.weight",
+        "m.experts.1.gate_proj.bias", "m.experts.1.weight", "m.experts.-1.w1.weight",
+        "m.experts.99999999999999999999.w1.weight", "m.experts..w1.weight",
+        "m.shared_experts.1.w1.weight", "experts.1.w1.weight", ".experts.", ""}) {
     EXPECT_FALSE(parse_expert_name(other)) << other;
   }
 }
