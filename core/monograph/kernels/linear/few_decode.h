@@ -10,6 +10,7 @@
 #include "monograph/base/float_types.h"
 #include "monograph/formats/runs.h"
 #include "monograph/kernels/linear/elements.h"
+#include "monograph/simd/unrolled.h"
 
 namespace monograph {
 
@@ -78,6 +79,10 @@ template <class F>
   return FewBytes<F>::of(count);
 }
 
+// F, or for a weight that is not packed that of activations of type T.
+template <class F, class T>
+using Decoded = std::conditional_t<std::is_same_v<F, Plain>, PlainOf<T>, F>;
+
 // Whether column `col` of every row begins a unit that the decoder knows.
 template <class F>
 [[gnu::always_inline]] inline bool begins_with_units(const LinearWeight& weight, std::size_t col,
@@ -97,11 +102,10 @@ template <class F, class L>
                                                std::size_t col, std::size_t units, float* out) {
   if constexpr (kIsPlain<F>) {
     return;
-  } else if constexpr (F::kShape == BlockShape::kSquare) {
-    const std::size_t first = square_block(weight, row, col);
-    for (std::size_t i = 0; i < units; ++i) out[i] = F::block_scale(weight, first + i);
-  } else if constexpr (F::kShape == BlockShape::kRow) {
-    const std::size_t first = weight.element(row, col) / F::kBlock;
+  } else if constexpr (F::kShape != BlockShape::kFlat) {
+    const std::size_t first = F::kShape == BlockShape::kSquare
+                                  ? square_block(weight, row, col)
+                                  : weight.element(row, col) / F::kBlock;
     for (std::size_t i = 0; i < units; ++i) out[i] = F::block_scale(weight, first + i);
   } else {
     constexpr std::size_t kUnit = kFewUnit<F>;
@@ -125,6 +129,29 @@ template <class F, class L>
         L::store(out + j, L::add(L::mul(L::load(out + j), f), offset));
       i = stop;
     }
+  }
+}
+
+// store(i, vector) for the vectors of `count` elements from (row, col) on, whole units.
+template <class F, class Order, class Store>
+[[gnu::always_inline]] inline void decode_units(const PackedView& weight, std::size_t row,
+                                                std::size_t col, std::size_t count, DType dtype,
+                                                float* scales, Store store) {
+  using Decoder = FewDecoder<F, Order>;
+  constexpr std::size_t kUnit = kFewUnit<F>, kVectors = kUnit / Order::L::kLanes;
+  constexpr std::size_t kTogether = Decoder::kTogether;
+  unit_scales<F, typename Order::L>(weight, row, col, count / kUnit, scales);
+  const std::uint8_t* p = weight.values + few_bytes<F>(weight.element(row, col));
+  for (std::size_t u = 0; u < count / kUnit; ++u, p += few_bytes<F>(kUnit)) {
+    typename Decoder::Prepared prepared;
+    Decoder::prepare(scales[u], dtype, p, prepared);
+    unrolled<kVectors / kTogether>([&](auto g) __attribute__((always_inline)) {
+      typename Order::L::F32 w[kTogether];
+      Decoder::decode(prepared, p + few_bytes<F>(g * kTogether * Order::L::kLanes), w);
+      unrolled<kTogether>([&](auto t) __attribute__((always_inline)) {
+        store(u * kVectors + g * kTogether + t, w[t]);
+      });
+    });
   }
 }
 

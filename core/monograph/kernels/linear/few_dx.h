@@ -30,14 +30,7 @@ struct FewDx {
   // [reduction][row], filled up with rows of zeros.
   template <class T>
   static void pack(const PackJob& job) {
-    const std::size_t rows = filled_rows(job.rows, kRows);
-    float* out = reinterpret_cast<float*>(job.out);
-    for (std::size_t r = 0; r < rows; ++r) {
-      const T* in = static_cast<const T*>(job.data) + job.begin;
-      if (r < job.rows) in += r * job.stride;
-      for (std::size_t i = 0; i < job.count; ++i)
-        out[i * rows + r] = r < job.rows ? to_float(in[i]) : 0.0f;
-    }
+    pack_transposed<T>(job, 0, filled_rows(job.rows, kRows), reinterpret_cast<float*>(job.out));
   }
 
   template <std::size_t kM>

@@ -9,8 +9,8 @@
 
 namespace monograph {
 
-// Specialised beside each instantiation: kRows, the most rows of the left operand at a time; kSums,
-// accumulators; kDxRows and kDxPanel, rows and columns of dx at a time.
+// Specialised beside each instantiation: kMost, the most rows that are few; kRows, those at a time;
+// kSums, accumulators; kDxRows and kDxPanel, rows and columns of dx at a time.
 template <class V>
 struct FewBlock;
 
@@ -33,16 +33,27 @@ struct FewJob {
 // One product: Kernels::panel<F, kM>(job) for the kernel that has so many rows, then what remains.
 template <class Kernels, class V, class F, class T>
 void multiply_few(const MultiplyJob& multiply, const DecodeJob& decode) {
-  using Decoded = std::conditional_t<std::is_same_v<F, Plain>, PlainOf<T>, F>;
   const FewJob job = {multiply, decode, dtype_of<T>, decode_rows<F, V, T>};
   const std::size_t rows = filled_rows(multiply.rows, Kernels::kRows);
-  if (rows == 1) Kernels::template panel<Decoded, 1>(job);
-  if (rows == 2) Kernels::template panel<Decoded, 2>(job);
+  if (rows == 1) Kernels::template panel<Decoded<F, T>, 1>(job);
+  if (rows == 2) Kernels::template panel<Decoded<F, T>, 2>(job);
   if constexpr (Kernels::kRows >= 4)
-    if (rows == 4) Kernels::template panel<Decoded, 4>(job);
+    if (rows == 4) Kernels::template panel<Decoded<F, T>, 4>(job);
   if constexpr (Kernels::kRows > 4)
-    if (rows == Kernels::kRows) Kernels::template panel<Decoded, Kernels::kRows>(job);
+    if (rows == Kernels::kRows) Kernels::template panel<Decoded<F, T>, Kernels::kRows>(job);
   if (multiply.finish != nullptr) finish_rows<V, T, Kernels::kPanel>(*multiply.finish);
+}
+
+// `width` rows of the left operand from `first` on as [reduction][row], filled up with zeros.
+template <class T>
+[[gnu::always_inline]] inline void pack_transposed(const PackJob& job, std::size_t first,
+                                                   std::size_t width, float* out) {
+  for (std::size_t r = 0; r < width; ++r) {
+    const bool there = first + r < job.rows;
+    const T* in = static_cast<const T*>(job.data) + job.begin;
+    if (there) in += (first + r) * job.stride;
+    for (std::size_t i = 0; i < job.count; ++i) out[i * width + r] = there ? to_float(in[i]) : 0.0f;
+  }
 }
 
 // Where there is nothing to sum.

@@ -16,21 +16,19 @@
 namespace monograph {
 
 // What V keeps in registers, specialised beside each instantiation: L, the lanes it computes with;
-// kRows x 4 accumulators forward, kDxRows x kDxVectors for dx.
+// for the kernels of this file kRows x 4 accumulators forward, kDxRows x kDxVectors for dx.
 template <class V>
 struct RegisterBlock;
 
 template <class V>
 struct VectorSizes {
-  using Block = RegisterBlock<V>;
-  using L = typename Block::L;
+  using L = typename RegisterBlock<V>::L;
   static constexpr std::size_t kColumns = 4;        // of W^T, in registers together
   static constexpr std::size_t kForwardPanel = 16;  // at most 32 KiB of decoded weight
   static constexpr std::size_t kForwardChunk = 32 * L::kLanes;
   static constexpr std::size_t kDxPanel = 128;
-  static constexpr std::size_t kDxGroup = Block::kDxVectors * L::kLanes;
   static constexpr std::size_t kDxChunk = 256, kDxChain = 16;
-  static_assert(kDxPanel % kDxGroup == 0 && kForwardPanel % kColumns == 0);
+  static_assert(kForwardPanel % kColumns == 0);
 };
 
 template <class L>
@@ -192,7 +190,9 @@ template <class V, std::size_t kRows>
 [[gnu::noinline]] void outer_panel(const MultiplyJob& job) {
   const float* left = reinterpret_cast<const float*>(job.left);
   const float* panel = reinterpret_cast<const float*>(job.panel);
-  for (std::size_t p = 0; p < job.width; p += VectorSizes<V>::kDxGroup)
+  constexpr std::size_t kGroup = RegisterBlock<V>::kDxVectors * RegisterBlock<V>::L::kLanes;
+  static_assert(VectorSizes<V>::kDxPanel % kGroup == 0);
+  for (std::size_t p = 0; p < job.width; p += kGroup)
     outer_block<V, kRows>(left, panel + p, job.count, job.c + p, job.accumulate);
 }
 
@@ -256,14 +256,6 @@ DecodeFn* dx_decoder(Format format) {
                       []<class F>() -> DecodeFn* { return decode_dx_rows<F, V, T>; });
 }
 
-// The kernels for few rows, specialised beside each instantiation that has them.
-template <class V, class T>
-struct FewRows {
-  static constexpr std::size_t kMost = 0, kMostDx = 0;
-  static constexpr const LinearKernels* kForward = nullptr;
-  static constexpr const LinearKernels* kDx = nullptr;
-};
-
 template <class V, class T>
 inline constexpr LinearKernels kForwardKernels = {
     .block = RegisterBlock<V>::kRows,
@@ -274,9 +266,7 @@ inline constexpr LinearKernels kForwardKernels = {
     .panel_step_bytes = VectorSizes<V>::kForwardPanel* RegisterBlock<V>::L::kLanes * 4,
     .pack = pack_forward_rows<V, T>,
     .multiply = multiply_forward<V, T>,
-    .decoder = forward_decoder<V, T>,
-    .few_rows = FewRows<V, T>::kMost,
-    .few = FewRows<V, T>::kForward};
+    .decoder = forward_decoder<V, T>};
 
 template <class V, class T>
 inline constexpr LinearKernels kDxKernels = {.block = RegisterBlock<V>::kDxRows,
@@ -287,9 +277,7 @@ inline constexpr LinearKernels kDxKernels = {.block = RegisterBlock<V>::kDxRows,
                                              .panel_step_bytes = VectorSizes<V>::kDxPanel * 4,
                                              .pack = pack_dx_rows<V, T>,
                                              .multiply = multiply_dx<V, T>,
-                                             .decoder = dx_decoder<V, T>,
-                                             .few_rows = FewRows<V, T>::kMostDx,
-                                             .few = FewRows<V, T>::kDx};
+                                             .decoder = dx_decoder<V, T>};
 
 template <class V>
 const LinearKernels* find_linear(DType dtype, Pass pass) {

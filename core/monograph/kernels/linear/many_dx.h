@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "monograph/kernels/linear/few_dx.h"
 #include "monograph/kernels/linear/many_forward.h"
 
 namespace monograph {
@@ -33,13 +34,7 @@ struct ManyDx {
   static void pack(const PackJob& job) {
     float* out = reinterpret_cast<float*>(job.out);
     for (std::size_t first = 0; first < job.rows; first += kSubRows, out += job.count * kSubRows)
-      for (std::size_t r = 0; r < kSubRows; ++r) {
-        const bool there = first + r < job.rows;
-        const T* in = static_cast<const T*>(job.data) + job.begin;
-        if (there) in += (first + r) * job.stride;
-        for (std::size_t i = 0; i < job.count; ++i)
-          out[i * kSubRows + r] = there ? to_float(in[i]) : 0.0f;
-      }
+      pack_transposed<T>(job, first, kSubRows, out);
   }
 
   [[gnu::always_inline]] static float* place(float* panel, std::size_t row, std::size_t vector) {
@@ -48,41 +43,31 @@ struct ManyDx {
 
   // [slice][row of the weight][kSlice], each vector in places.
   template <class F>
-  [[gnu::noinline]] static void decode_units(const DecodeJob& job, DType dtype) {
-    using Decoder = FewDecoder<F, Order>;
-    constexpr std::size_t kUnit = kFewUnit<F>, kUnitBytes = few_bytes<F>(kUnit);
+  [[gnu::noinline]] static void decode_whole(const DecodeJob& job, DType dtype) {
     constexpr std::size_t kAhead = 8;  // rows
     const PackedView& packed = job.weight->packed;
     float* const out = reinterpret_cast<float*>(job.out);
-    float scales[kPanel / kUnit + kLanes];
+    float scales[kPanel / kFewUnit<F> + kLanes];
     for (std::size_t i = 0; i < job.count; ++i) {
       const std::size_t row = job.begin + i;
-      unit_scales<F, L>(packed, row, job.first, job.width / kUnit, scales);
-      const std::uint8_t* p = packed.values + few_bytes<F>(packed.element(row, job.first));
-      const std::uint8_t* next = p + kAhead * few_bytes<F>(packed.cols);
+      const std::uint8_t* next =
+          packed.values + few_bytes<F>(packed.element(row + kAhead, job.first));
       for (std::size_t line = 0; line < few_bytes<F>(kPanel); line += 64)
         _mm_prefetch(reinterpret_cast<const char*>(next + line), _MM_HINT_T0);
-      for (std::size_t u = 0; u < job.width / kUnit; ++u, p += kUnitBytes) {
-        typename Decoder::Prepared prepared;
-        Decoder::prepare(scales[u], dtype, p, prepared);
-        unrolled<kUnit / kLanes / Decoder::kTogether>([&](auto g) __attribute__((always_inline)) {
-          constexpr std::size_t first = g * Decoder::kTogether;
-          F32 w[Decoder::kTogether];
-          Decoder::decode(prepared, p + few_bytes<F>(first * kLanes), w);
-          unrolled<Decoder::kTogether>([&](auto t) __attribute__((always_inline)) {
-            L::store(place(out, i, u * (kUnit / kLanes) + first + t), w[t]);
+      decode_units<F, Order>(
+          packed, row, job.first, job.width, dtype,
+          scales, [&](std::size_t v, F32 w) __attribute__((always_inline)) {
+            L::store(place(out, i, v), w);
           });
-        });
-      }
     }
   }
 
   template <class F, class T>
   static void decode(const DecodeJob& job) {
-    using Decoded = std::conditional_t<std::is_same_v<F, Plain>, PlainOf<T>, F>;
-    if (begins_with_units<Decoded>(*job.weight, job.first, dtype_of<T>) &&
-        job.width % kFewUnit<Decoded> == 0)
-      return decode_units<Decoded>(job, dtype_of<T>);
+    using Unit = Decoded<F, T>;
+    if (begins_with_units<Unit>(*job.weight, job.first, dtype_of<T>) &&
+        job.width % kFewUnit<Unit> == 0)
+      return decode_whole<Unit>(job, dtype_of<T>);
     float* const out = reinterpret_cast<float*>(job.out);
     for (std::size_t i = 0; i < job.count; ++i) {
       alignas(64) float row[kPanel] = {};
@@ -169,7 +154,18 @@ inline constexpr LinearKernels kManyDxKernels = {
     .decoder = many_decoder<Kernels, T>,
     .load_chunks = 1,
     .pass_rows = ManyBlock<V>::kPassRows,
-    .few_rows = FewRows<V, T>::kMostDx,
-    .few = FewRows<V, T>::kDx};
+    .few_rows = FewBlock<V>::kMost,
+    .few = &kFewDxKernels<V, T>};
+
+// What an instruction set without tiles gives: find_linear().
+template <class V>
+const LinearKernels* find_by_rows(DType dtype, Pass pass) {
+  return with_type(
+      dtype, [&]<class T>() __attribute__((always_inline)) {
+        static_assert(kManyForwardKernels<V, T>.has_sizes() && kManyDxKernels<V, T>.has_sizes());
+        static_assert(kFewForwardKernels<V, T>.has_sizes() && kFewDxKernels<V, T>.has_sizes());
+        return pass == Pass::kForward ? &kManyForwardKernels<V, T> : &kManyDxKernels<V, T>;
+      });
+}
 
 }  // namespace monograph

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "monograph/kernels/linear/few_rows.h"
+#include "monograph/kernels/linear/few_forward.h"
 #include "monograph/simd/unrolled.h"
 
 namespace monograph {
@@ -74,41 +74,30 @@ struct ManyForward {
 
   // [row][kChunk], each vector in places.
   template <class F>
-  [[gnu::noinline]] static void decode_units(const FewJob& job, float* out) {
-    using Decoder = FewDecoder<F, Order>;
-    constexpr std::size_t kUnit = kFewUnit<F>, kUnitBytes = few_bytes<F>(kUnit);
-    const DecodeJob& decode = job.decode;
-    const PackedView& packed = decode.weight->packed;
-    float scales[kChunk / kUnit + kLanes];
-    for (std::size_t n = 0; n < decode.width; ++n, out += kChunk) {
-      const std::size_t row = decode.first + n;
-      unit_scales<F, L>(packed, row, decode.begin, decode.count / kUnit, scales);
-      const std::uint8_t* p = packed.values + few_bytes<F>(packed.element(row, decode.begin));
-      const std::uint8_t* next = p + kPanel * few_bytes<F>(packed.cols);
-      for (std::size_t line = 0; line < few_bytes<F>(decode.count); line += 64)
+  [[gnu::noinline]] static void decode_whole(const DecodeJob& job, DType dtype, float* out) {
+    const PackedView& packed = job.weight->packed;
+    float scales[kChunk / kFewUnit<F> + kLanes];
+    for (std::size_t n = 0; n < job.width; ++n, out += kChunk) {
+      const std::size_t row = job.first + n;
+      const std::uint8_t* next =
+          packed.values + few_bytes<F>(packed.element(row + kPanel, job.begin));
+      for (std::size_t line = 0; line < few_bytes<F>(job.count); line += 64)
         _mm_prefetch(reinterpret_cast<const char*>(next + line), _MM_HINT_T1);
-      for (std::size_t u = 0; u < decode.count / kUnit; ++u, p += kUnitBytes) {
-        typename Decoder::Prepared prepared;
-        Decoder::prepare(scales[u], job.dtype, p, prepared);
-        unrolled<kUnit / kLanes / Decoder::kTogether>([&](auto g) __attribute__((always_inline)) {
-          constexpr std::size_t first = g * Decoder::kTogether;
-          F32 w[Decoder::kTogether];
-          Decoder::decode(prepared, p + few_bytes<F>(first * kLanes), w);
-          unrolled<Decoder::kTogether>([&](auto t) __attribute__((always_inline)) {
-            L::store(out + u * kUnit + (first + t) * kLanes, w[t]);
+      decode_units<F, Order>(
+          packed, row, job.begin, job.count, dtype,
+          scales, [&](std::size_t v, F32 w) __attribute__((always_inline)) {
+            L::store(out + v * kLanes, w);
           });
-        });
-      }
     }
   }
 
   template <class F, class T>
   static void decode(const DecodeJob& job) {
-    using Decoded = std::conditional_t<std::is_same_v<F, Plain>, PlainOf<T>, F>;
+    using Unit = Decoded<F, T>;
     float* out = reinterpret_cast<float*>(job.out);
-    if (begins_with_units<Decoded>(*job.weight, job.begin, dtype_of<T>) &&
-        job.count % kFewUnit<Decoded> == 0)
-      return decode_units<Decoded>({MultiplyJob{}, job, dtype_of<T>, nullptr}, out);
+    if (begins_with_units<Unit>(*job.weight, job.begin, dtype_of<T>) &&
+        job.count % kFewUnit<Unit> == 0)
+      return decode_whole<Unit>(job, dtype_of<T>, out);
     decode_rows<F, V, T>(*job.weight, job.first, job.width, job.begin, job.count, out, kChunk);
     for (std::size_t n = 0; n < job.width; ++n)
       for (std::size_t k = 0; k < job.count; k += kLanes)
@@ -203,7 +192,7 @@ inline constexpr LinearKernels kManyForwardKernels = {
     .decoder = many_decoder<Kernels, T>,
     .load_chunks = 1,
     .pass_rows = ManyBlock<V>::kPassRows,
-    .few_rows = FewRows<V, T>::kMost,
-    .few = FewRows<V, T>::kForward};
+    .few_rows = FewBlock<V>::kMost,
+    .few = &kFewForwardKernels<V, T>};
 
 }  // namespace monograph

@@ -9,6 +9,7 @@
 #include "monograph/base/float_types.h"
 #include "monograph/formats/tests/reference_weight.h"
 #include "monograph/kernels/linear/linear.h"
+#include "monograph/kernels/linear/tests/product.h"
 #include "monograph/kernels/linear/tests/random_elements.h"
 
 namespace monograph {
@@ -22,24 +23,6 @@ double load(DType dtype, const Bytes& from, std::size_t i) {
     std::memcpy(&element, from.data() + i * sizeof(T), sizeof(T));
     return static_cast<double>(to_float(element));
   });
-}
-
-// y = x W^T or dx = dy W on given kernels.
-Bytes product(const LinearKernels& kernels, DType dtype, Pass pass, const Bytes& left,
-              std::size_t m, const PackedView& w) {
-  const std::size_t in = pass == Pass::kForward ? w.cols : w.rows;
-  const std::size_t out = pass == Pass::kForward ? w.rows : w.cols;
-  Bytes result(m * out * size_bytes(dtype));
-  const Matrix matrix = {left.data(), m, in, in};
-  const LinearWeight weight = {w, DType::kFloat32};
-  if (pass == Pass::kForward) {
-    const LinearOutput output = {weight, {}, nullptr, {result.data(), m, out, out}};
-    linear_with(kernels, dtype, matrix, {&output, 1}, serial_for);
-  } else {
-    const LinearTerm term = {matrix, weight};
-    linear_dx_with(kernels, dtype, {&term, 1}, {result.data(), m, out, out}, serial_for);
-  }
-  return result;
 }
 
 template <class Body>
@@ -96,7 +79,7 @@ TEST(LinearElements, EveryVariantIsCloseToTheExactProduct) {
         const ReferenceWeight w = random_reference(info, kind, 1, n, k, 1);
         for_each_variant(pass, [&, m = m, n = n, k = k](const LinearKernels& kernels, DType dtype) {
           const Bytes left = random_elements(dtype, m * (pass == Pass::kForward ? k : n), 2);
-          expect_close(dtype, pass, left, m, w, product(kernels, dtype, pass, left, m, w.view));
+          expect_close(dtype, pass, left, m, w, product(kernels, dtype, pass, left, m, {w.view}));
         });
       }
 }
@@ -109,7 +92,7 @@ TEST(LinearElements, SquareBlocksOfAnyShape) {
       const ReferenceWeight w = random_reference(info, ScaleKind::kFp32, 1, n, k, 5);
       for_each_variant(pass, [&, n = n, k = k](const LinearKernels& kernels, DType dtype) {
         const Bytes left = random_elements(dtype, 3 * (pass == Pass::kForward ? k : n), 2);
-        expect_close(dtype, pass, left, 3, w, product(kernels, dtype, pass, left, 3, w.view));
+        expect_close(dtype, pass, left, 3, w, product(kernels, dtype, pass, left, 3, {w.view}));
       });
     }
 }
@@ -134,12 +117,12 @@ TEST(LinearElements, AllCodesTimesAllScaleBytesComeOutExactly) {
           const T one = from_float<T>(1.0f);
           std::memcpy(x.data() + (i * 512 + i) * sizeof(T), &one, sizeof(T));
         });
-      const Bytes y = product(kernels, dtype, Pass::kForward, x, 512, w.view);
+      const Bytes y = product(kernels, dtype, Pass::kForward, x, 512, {w.view});
       // Few rows may take another path.
       for (std::size_t first = 0; kernels.few != nullptr && first < 512; first += 16) {
         const auto* const from = x.data() + first * 512 * size_bytes(dtype);
         const Bytes part(from, from + 16 * 512 * size_bytes(dtype));
-        const Bytes few = product(kernels, dtype, Pass::kForward, part, 16, w.view);
+        const Bytes few = product(kernels, dtype, Pass::kForward, part, 16, {w.view});
         ASSERT_EQ(std::memcmp(few.data(), y.data() + first * 256 * size_bytes(dtype), few.size()),
                   0)
             << "rows from " << first;
@@ -178,10 +161,10 @@ TEST(LinearElements, ARowHasTheSameBitsInEveryBatch) {
                                    const LinearKernels& kernels, DType dtype) {
           const std::size_t in = pass == Pass::kForward ? k : n, out = n + k - in;
           const Bytes left = random_elements(dtype, rows * in, 2);
-          const Bytes all = product(kernels, dtype, pass, left, rows, w.view);
+          const Bytes all = product(kernels, dtype, pass, left, rows, {w.view});
           for (const std::size_t m : {1u, 16u, 33u}) {
             if (m > rows) break;
-            const Bytes some = product(kernels, dtype, pass, left, m, w.view);
+            const Bytes some = product(kernels, dtype, pass, left, m, {w.view});
             ASSERT_EQ(std::memcmp(some.data(), all.data(), m * out * size_bytes(dtype)), 0)
                 << name << " " << m << " rows, " << n << "x" << k;
           }

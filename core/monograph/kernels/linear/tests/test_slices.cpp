@@ -11,27 +11,11 @@
 #include "monograph/formats/tests/small_weights.h"
 #include "monograph/kernels/dequantize/dequantize.h"
 #include "monograph/kernels/linear/linear.h"
+#include "monograph/kernels/linear/tests/product.h"
 #include "monograph/kernels/linear/tests/random_elements.h"
 
 namespace monograph {
 namespace {
-
-Bytes product(const LinearKernels& kernels, DType dtype, Pass pass, const Bytes& left,
-              std::size_t m, const LinearWeight& weight) {
-  const PackedView& w = weight.packed;
-  const std::size_t in = pass == Pass::kForward ? w.cols : w.rows;
-  const std::size_t out = pass == Pass::kForward ? w.rows : w.cols;
-  Bytes result(m * out * size_bytes(dtype));
-  const Matrix matrix = {left.data(), m, in, in};
-  if (pass == Pass::kForward) {
-    const LinearOutput output = {weight, {}, nullptr, {result.data(), m, out, out}};
-    linear_with(kernels, dtype, matrix, {&output, 1}, serial_for);
-  } else {
-    const LinearTerm term = {matrix, weight};
-    linear_dx_with(kernels, dtype, {&term, 1}, {result.data(), m, out, out}, serial_for);
-  }
-  return result;
-}
 
 LinearWeight plain(const void* elements, DType dtype, std::size_t rows, std::size_t cols) {
   LinearWeight weight;
