@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import monograph as mg
 from monograph.nn import replace_linears
 from monograph.training import TrainStep
-from support.run_ranks import run_ranks
+from support.run_ranks import message, run_ranks
 from support.tiny_models import tiny_llama
 
 pytestmark = pytest.mark.slow
@@ -30,14 +30,6 @@ def build(seed=0, change=None, **config):
 def one_byte(model):
     """Outside of what is compared as a sample, and nothing that a loss would show."""
     model.layers[0].mlp.down_proj.base_layer.values.view(-1)[0] ^= 1
-
-
-def message(work):
-    try:
-        work()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
 
 
 def unlike(world):

@@ -24,7 +24,7 @@ import monograph as mg
 from monograph.distributed.file_ranges import read_range
 from monograph.distributed.layer_bytes import Layout
 from monograph.distributed.shard import sharded_units, units_of
-from support.run_ranks import run_ranks
+from support.run_ranks import message, run_ranks
 from support.sharded_cases import batch, llama, same_bits
 
 pytestmark = pytest.mark.slow
@@ -55,14 +55,6 @@ def shards(model):
 
 def same_shards(model, before):
     return [path for path, shard in shards(model).items() if not torch.equal(shard, before[path])]
-
-
-def message(work):
-    try:
-        work()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
 
 
 def rows_are_the_cut(model, whole, ranks, rank, placements):

@@ -19,7 +19,7 @@ from monograph.distributed.save_whole import save_pretrained
 from monograph.distributed.shard import shard, sharded_units, units_of
 from monograph.distributed.unshard import unshard, unsharded, whole_units
 from monograph.nn import QuantLinear
-from support.run_ranks import run_ranks
+from support.run_ranks import message, run_ranks
 from support.tiny_models import save_llama
 
 TOKENS = torch.arange(24).reshape(2, 12) * 13 % 320
@@ -55,14 +55,6 @@ def digest(tensor):
 def files(folder):
     found = sorted(pathlib.Path(folder).glob("*.safetensors"))
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
-
-
-def message(work):
-    try:
-        work()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
 
 
 def whole_again(world, model, same):

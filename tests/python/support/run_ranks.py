@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +27,15 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def message(work: Callable[[], object]) -> str:
+    """The error that `work` raises, as a rank can tell it."""
+    try:
+        work()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
 
 
 def run_ranks(ranks: int, function: str, *args: Any, timeout: float = 300, env: Any = None) -> list[Any]:

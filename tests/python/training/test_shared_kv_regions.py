@@ -15,25 +15,24 @@ from monograph.regions.call import described, differentiated, put_together, take
 from monograph.training import TrainStep
 
 LAYERS = 6
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "vocab_size": 64,
+    "vocab_size_per_layer_input": 64,
+    "hidden_size_per_layer_input": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
+    "sliding_window": 8,
+    "pad_token_id": 0,
+}
 
 
 def gemma4(checkpointed=False):
-    config = Gemma4TextConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        global_head_dim=16,
-        vocab_size=64,
-        vocab_size_per_layer_input=64,
-        hidden_size_per_layer_input=8,
-        num_kv_shared_layers=3,
-        layer_types=["sliding_attention", "full_attention"] * (LAYERS // 2),
-        sliding_window=8,
-        pad_token_id=0,
-    )
+    config = Gemma4TextConfig(**SIZES, global_head_dim=16, num_kv_shared_layers=3)
     return packed(config, checkpointed, "all-linear")
 
 
@@ -54,19 +53,8 @@ def packed(config, checkpointed, targets):
 def gemma3n(checkpointed=False):
     """Its layers clamp the coefficients of AltUp in place: here to less than they are."""
     config = Gemma3nTextConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        vocab_size=64,
-        vocab_size_per_layer_input=64,
-        hidden_size_per_layer_input=8,
+        **SIZES,
         num_kv_shared_layers=2,
-        layer_types=["sliding_attention", "full_attention"] * (LAYERS // 2),
-        sliding_window=8,
-        pad_token_id=0,
         laurel_rank=4,
         altup_num_inputs=2,
         altup_coef_clip=0.05,
