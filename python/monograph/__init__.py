@@ -13,7 +13,7 @@ In short:
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from monograph import nn, old_paths, ops, packing
+from monograph import nn, ops, packing
 from monograph.integrations.when_imported import when_imported
 from monograph.offload.activations import offload_activations
 from monograph.offload.not_offloaded import mark_not_offload
@@ -79,7 +79,6 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
 
 
-old_paths.install()
 when_imported("peft", "monograph.integrations.peft.packed_layers")
 when_imported("torch._inductor.decomposition", "monograph.integrations.torch.inductor_decompositions")
 when_imported("torch._inductor.lowering", "monograph.integrations.torch.inductor_fallbacks")
