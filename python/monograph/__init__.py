@@ -14,13 +14,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from monograph import nn, ops, packing
-from monograph.integrations.when_imported import when_imported
 from monograph.offload.activations import offload_activations
 from monograph.offload.not_offloaded import mark_not_offload
 from monograph.packed_weight import PackedWeight, linear, quantize
 from monograph.quantized_tensor import QuantizedTensor, split_quantize
 from monograph.show_config import show_config
 from monograph.spellings.bitsandbytes import dequantize_4bit, from_bitsandbytes, to_bitsandbytes
+from monograph.upstream.when_imported import when_imported
 
 if TYPE_CHECKING:
     from monograph.diagnosis import doctor

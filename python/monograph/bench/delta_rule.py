@@ -16,10 +16,10 @@ import torch
 
 from monograph.bench.report import Report
 from monograph.bench.rounds import Work, geometric_mean, paired_rounds
-from monograph.integrations.transformers import private_names
 from monograph.ops.causal_conv1d import causal_conv1d
 from monograph.ops.gated_delta_rule import gated_delta_rule
 from monograph.ops.rms_norm_gated import rms_norm_gated
+from monograph.upstream import transformers_names
 
 KEY_HEADS, SIZE, TAPS = 16, 128, 4
 
@@ -61,7 +61,9 @@ def _rule(tokens: int, heads: int) -> tuple[list[torch.Tensor], Function, Functi
     cu = _borders(tokens)
 
     def peer(*inputs: torch.Tensor) -> Tensors:
-        out, _ = private_names.torch_chunk_gated_delta_rule(*_repeated(*inputs), use_qk_l2norm_in_kernel=True)
+        out, _ = transformers_names.torch_chunk_gated_delta_rule(
+            *_repeated(*inputs), use_qk_l2norm_in_kernel=True
+        )
         return (out[0],)
 
     def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: torch.Tensor) -> Tensors:
@@ -75,7 +77,7 @@ def _conv(tokens: int, heads: int) -> tuple[list[torch.Tensor], Function, Functi
     cu, channels = _borders(tokens), _channels(heads)
 
     def peer(x: torch.Tensor, weight: torch.Tensor) -> Tensors:
-        y = private_names.causal_conv1d_fn(x.t()[None], weight, None, "silu")
+        y = transformers_names.causal_conv1d_fn(x.t()[None], weight, None, "silu")
         return (y[0].t(),)
 
     leaves = [_random(tokens, channels), _random(channels, TAPS)]
@@ -83,7 +85,7 @@ def _conv(tokens: int, heads: int) -> tuple[list[torch.Tensor], Function, Functi
 
 
 def _norm(tokens: int, heads: int) -> tuple[list[torch.Tensor], Function, Function]:
-    module = private_names.Qwen3NextRMSNormGated(SIZE)
+    module = transformers_names.Qwen3NextRMSNormGated(SIZE)
 
     def peer(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor) -> Tensors:
         return (torch.func.functional_call(module, {"weight": weight}, (x, z)),)
@@ -109,9 +111,9 @@ def _decode(heads: int) -> dict[str, Work]:
         return gated_delta_rule(q, k, v, g, beta, cu, state, keep_state=True), now
 
     def peer() -> object:
-        y = private_names.causal_conv1d_update(x.t()[None], cache, weight, None, "silu")
+        y = transformers_names.causal_conv1d_update(x.t()[None], cache, weight, None, "silu")
         inputs = _repeated(*split(y[0].t()), g, beta)
-        return private_names.torch_recurrent_gated_delta_rule(
+        return transformers_names.torch_recurrent_gated_delta_rule(
             *inputs, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True
         )
 

@@ -29,7 +29,7 @@ def grouped_mm_peft(name: str, width: Width, job: dict[str, Any]) -> Step:
     from peft import LoraConfig, inject_adapter_in_model
     from transformers import GptOssConfig, Qwen3MoeConfig
 
-    from monograph.integrations.transformers.private_names import (
+    from monograph.upstream.transformers_names import (
         GptOssExperts,
         Qwen3MoeExperts,
         set_experts_implementation,

@@ -30,7 +30,7 @@ def ours(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.T
 
 
 def transformers(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    from monograph.integrations.transformers.private_names import ForCausalLMLoss
+    from monograph.upstream.transformers_names import ForCausalLMLoss
 
     logits = F.linear(x, weight)
     return ForCausalLMLoss(
@@ -39,7 +39,7 @@ def transformers(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) ->
 
 
 def trl(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    from monograph.integrations.trl.private_names import ChunkedLogProbFunction
+    from monograph.upstream.trl_names import ChunkedLogProbFunction
 
     return -ChunkedLogProbFunction.apply(x, weight, None, labels, 1.0, TRL_CHUNK, None, 1.0, ())[0].sum()
 

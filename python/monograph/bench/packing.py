@@ -48,7 +48,7 @@ def trl_row_count(lengths: torch.Tensor, batch_size: int) -> Callable[[], int]:
     import numpy
     import pyarrow
 
-    from monograph.integrations.trl.private_names import pack_dataset
+    from monograph.upstream.trl_names import pack_dataset
 
     datasets.disable_progress_bars()
     offsets = numpy.concatenate(([0], numpy.cumsum(lengths.numpy(), dtype=numpy.int64)))

@@ -29,7 +29,7 @@ def _torchao(fmt: str, weight: torch.Tensor) -> object:
 
 
 def _transformers(weight: torch.Tensor) -> object:
-    from monograph.integrations.transformers.private_names import Fp8Quantize, fp8_quantize_one
+    from monograph.upstream.transformers_names import Fp8Quantize, fp8_quantize_one
 
     config = SimpleNamespace(weight_block_size=(128, 128), scale_fmt=None)
     op = Fp8Quantize(SimpleNamespace(quantization_config=config))

@@ -66,7 +66,7 @@ def peer(job: dict[str, Any]) -> Step:
     vocabulary = model.config.vocab_size
     fused = {}
     if job["chunked_loss"]:
-        from monograph.integrations.trl.private_names import add_fused_lm_head
+        from monograph.upstream.trl_names import add_fused_lm_head
 
         add_fused_lm_head(model)
         fused = {"fused_lm_head": True}

@@ -26,9 +26,9 @@ from monograph.diagnosis.tracing import breaks, counting, forget, packed_shapes,
 from monograph.distributed.fully_sharded import refuse_fully_sharded
 from monograph.distributed.world import World
 from monograph.doctor_progress import Progress
-from monograph.integrations.torch.private_names import counters, maybe_mark_dynamic
 from monograph.training.loss import forward_loss
 from monograph.training.micro_batches import mark_lengths
+from monograph.upstream.torch_names import counters, maybe_mark_dynamic
 
 if TYPE_CHECKING:
     from transformers import Trainer

@@ -16,7 +16,10 @@ from torch.fx import GraphModule
 from monograph.diagnosis.report import Cause, Report
 from monograph.diagnosis.sharding import GatherCount
 from monograph.doctor_progress import Progress
-from monograph.integrations.torch.private_names import (
+from monograph.nn.quant_linear import QuantLinear
+from monograph.regions import region_layers
+from monograph.regions.outer_graph import partition as outer_partition
+from monograph.upstream.torch_names import (
     RECOMPILES_LOG,
     aot_autograd,
     compile_context,
@@ -27,9 +30,6 @@ from monograph.integrations.torch.private_names import (
     min_cut_rematerialization_partition,
     optimization_hint,
 )
-from monograph.nn.quant_linear import QuantLinear
-from monograph.regions import region_layers
-from monograph.regions.outer_graph import partition as outer_partition
 
 
 def forget() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from monograph.integrations.torch.private_names import top_saved_tensors_hooks
+from monograph.upstream.torch_names import top_saved_tensors_hooks
 
 
 class _Gathered:

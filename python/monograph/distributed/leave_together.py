@@ -15,7 +15,7 @@ import torch.distributed as dist
 from monograph.distributed.sharded_layer import ShardGroup
 from monograph.distributed.whole_unit import ModulesBefore, WholeUnit
 from monograph.distributed.world import gathered_over
-from monograph.integrations.torch.private_names import process_group_named
+from monograph.upstream.torch_names import process_group_named
 
 
 class Early(Exception):

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 from monograph.distributed.world import World, device_of, gathered_over
-from monograph.integrations.torch.collectives import all_gather_into_tensor
-from monograph.integrations.torch.private_names import children
+from monograph.upstream.collectives import all_gather_into_tensor
+from monograph.upstream.torch_names import children
 
 _LEFT_OUT = frozenset({*vars(nn.Module()), "kwargs"})  # what nn.Module keeps, and what PEFT made a layer with
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype)

@@ -21,8 +21,8 @@ from monograph.distributed.same_models import adapter_modules, compare, constant
 from monograph.distributed.sharded_away import ShardedAway
 from monograph.distributed.sharded_layer import Cut, ShardedLayer, ShardGroup
 from monograph.distributed.world import World, gathered_over
-from monograph.integrations.torch.instance_class import put_before
-from monograph.integrations.torch.private_names import children, parameters_of, process_group_named
+from monograph.upstream.instance_class import put_before
+from monograph.upstream.torch_names import children, parameters_of, process_group_named
 
 SMALLEST_REST = 1 << 20  # bytes that a module beside layers, embedding and head must hold to be cut
 

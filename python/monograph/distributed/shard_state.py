@@ -8,8 +8,8 @@ import torch
 
 from monograph.distributed.layer_bytes import ALIGNMENT, Layout
 from monograph.distributed.sharded_away import ShardedAway
-from monograph.integrations.torch.private_names import parameters_of
 from monograph.ops.whole_tensors import is_part
+from monograph.upstream.torch_names import parameters_of
 
 
 def give_shard(unit: Any, state_dict: dict[str, Any], prefix: str) -> None:

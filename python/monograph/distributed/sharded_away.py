@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from monograph.integrations.torch.private_names import disable_torch_function, make_subclass, tree_leaves
+from monograph.upstream.torch_names import disable_torch_function, make_subclass, tree_leaves
 
 # Whoever lists, counts or guards parameters calls these; none of them reads an element. Not `data_ptr`:
 # safetensors would write a tensor without elements.

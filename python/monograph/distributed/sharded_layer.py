@@ -25,7 +25,7 @@ from monograph.distributed.gather_again import kept_as_notes
 from monograph.distributed.layer_bytes import ALIGNMENT, Layout
 from monograph.distributed.shard_state import give_shard, take_shard
 from monograph.distributed.sharded_away import ShardedAway
-from monograph.integrations.torch.private_names import all_gathered, parameters_of
+from monograph.upstream.torch_names import all_gathered, parameters_of
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from monograph.distributed.world import World
-from monograph.integrations.torch.private_names import leave_out_of_ddp
+from monograph.upstream.torch_names import leave_out_of_ddp
 
 
 def _digest(tensor: torch.Tensor) -> str:

@@ -23,7 +23,7 @@ from functools import lru_cache
 import torch
 
 from monograph.distributed.world import World
-from monograph.integrations.torch import collectives
+from monograph.upstream import collectives
 
 # Numbers of a gradient that are exchanged at once outside of graphs: 4 MiB are still in a cache when they are
 # summed, and what collectives allocate is memory that was used before.

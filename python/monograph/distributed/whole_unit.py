@@ -13,8 +13,8 @@ from monograph.distributed.file_ranges import read_range
 from monograph.distributed.shard import sharded_units
 from monograph.distributed.sharded_away import ShardedAway
 from monograph.distributed.sharded_layer import ShardedLayer, gathered_row
-from monograph.integrations.torch.instance_class import take_off
-from monograph.integrations.torch.private_names import children, parameters_of
+from monograph.upstream.instance_class import take_off
+from monograph.upstream.torch_names import children, parameters_of
 
 _ATTRIBUTES = ("shard_cut", "shard_holder")
 

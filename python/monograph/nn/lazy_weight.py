@@ -8,15 +8,15 @@ from typing import Any, NoReturn
 
 import torch
 
-from monograph.integrations.torch.private_names import (
+from monograph.packed_weight import PackedWeight
+from monograph.spellings.packed_state import PackedParts
+from monograph.upstream.torch_names import (
     disable_torch_function,
     disabled_torch_function,
     make_wrapper_subclass,
     tree_map_only,
     written,
 )
-from monograph.packed_weight import PackedWeight
-from monograph.spellings.packed_state import PackedParts
 
 
 def _refuse(how: str) -> NoReturn:

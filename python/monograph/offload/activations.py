@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.torch.private_names import transforms_active
 from monograph.offload.not_offloaded import (
     Stayed,
     enter_context,
@@ -31,6 +30,7 @@ from monograph.offload.not_offloaded import (
 from monograph.offload.places import Copier, Disk, Host, Place
 from monograph.offload.spill import Counts
 from monograph.offload.storages import Packed, StorageTable
+from monograph.upstream.torch_names import transforms_active
 
 SMALLEST_BYTES = 1 << 20
 

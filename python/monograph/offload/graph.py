@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from monograph.integrations.torch.private_names import (
+from monograph.offload.activations import SMALLEST_BYTES
+from monograph.ops import offload as _operators  # noqa: F401  (registers fakes)
+from monograph.upstream.torch_names import (
     CustomPartitionerFn,
     min_cut_rematerialization_partition,
     optimization_hint,
     schema_of,
 )
-from monograph.offload.activations import SMALLEST_BYTES
-from monograph.ops import offload as _operators  # noqa: F401  (registers fakes)
 
 _OFFLOAD = torch.ops.monograph.offload.default
 _RELOAD = torch.ops.monograph.reload.default

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.torch.private_names import StorageWeakRef, version_if_counted
+from monograph.upstream.torch_names import StorageWeakRef, version_if_counted
 
 _LOCK = threading.Lock()
 _MARKED: dict[int, StorageWeakRef] = {}

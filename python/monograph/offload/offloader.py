@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from monograph.integrations.torch.private_names import StorageWeakRef
 from monograph.offload.activations import checked_min_bytes, place_for
 from monograph.offload.not_offloaded import has_storage, is_marked
 from monograph.offload.places import Copier, Place
 from monograph.offload.references import Reference, references_in
 from monograph.offload.spill import Counts
 from monograph.offload.storages import View, whole
+from monograph.upstream.torch_names import StorageWeakRef
 
 
 class LeakedView(RuntimeError):

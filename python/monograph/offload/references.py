@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.torch.private_names import buffers_of
+from monograph.upstream.torch_names import buffers_of
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from monograph.integrations.torch.private_names import StorageWeakRef, neg_view, version_of
 from monograph.offload.places import Place
+from monograph.upstream.torch_names import StorageWeakRef, neg_view, version_of
 
 
 @dataclass(frozen=True)

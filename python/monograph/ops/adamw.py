@@ -13,8 +13,8 @@ from math import inf, isnan
 import torch
 
 from monograph import _library  # noqa: F401  (creates the namespace)
-from monograph.integrations.torch.private_names import foreach_norm, fused_adamw
 from monograph.ops.argument_checks import check_tensors, dtype_name
+from monograph.upstream.torch_names import foreach_norm, fused_adamw
 
 torch.library.define(
     "monograph::adamw",

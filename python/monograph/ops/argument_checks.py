@@ -12,8 +12,8 @@ from math import isfinite, prod
 import torch
 
 from monograph.formats import SCALE_GROUP, BlockShape, Format, format_numbered
-from monograph.integrations.torch.private_names import assert_async
 from monograph.ops.layout import PLAIN, Layout, read_matrix
+from monograph.upstream.torch_names import assert_async
 
 IGNORED = -100  # the label of a token that does not count
 

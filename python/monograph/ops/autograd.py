@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from monograph import _library  # noqa: F401  (the schemas are registered there)
-from monograph.integrations.torch.private_names import (
+from monograph.upstream.torch_names import (
     autograd_info,
     in_forward_mode,
     make_autograd_impl,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from monograph.integrations.torch.private_names import has_kernel_for
+from monograph.upstream.torch_names import has_kernel_for
 
 _KEYS = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU", "mps": "MPS", "meta": "Meta"}
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from monograph.integrations.transformers.private_names import attn_implementation, supports_attention_backend
 from monograph.packing.packed_rows_hook import PackedRowsHook
+from monograph.upstream.transformers_names import attn_implementation, supports_attention_backend
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

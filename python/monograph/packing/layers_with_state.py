@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.torch.instance_class import put_before
 from monograph.packing.packed_rows_hook import PackedRowsHook, require
+from monograph.upstream.instance_class import put_before
 
 # Kinds in `config.layer_types` (`linear_attention`, `conv`, `mamba` ...), and classes. `hybrid`: attention
 # and a state space side by side in one layer (Falcon-H1).

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.torch.private_names import assert_async
+from monograph.upstream.torch_names import assert_async
 
 
 def require(condition: torch.Tensor, message: str) -> None:

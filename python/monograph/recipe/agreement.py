@@ -12,7 +12,7 @@ import torch
 
 from monograph.distributed.same_values import bits_of, check_alike, value_of
 from monograph.distributed.world import World
-from monograph.integrations.torch.collectives import all_gather_into_tensor
+from monograph.upstream.collectives import all_gather_into_tensor
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def check_compile_options(
 
 def _owner(name: str) -> tuple[Any, str]:
     """The module that holds a dotted option, and its last name there."""
-    from monograph.integrations.torch.private_names import inductor_config as owner
+    from monograph.upstream.torch_names import inductor_config as owner
 
     *path, last = name.split(".")
     for part in path:
@@ -113,7 +113,7 @@ def mode_options(mode: str | None) -> dict[str, Value]:
     """What torch.compile's `mode` sets."""
     if mode is None:
         return {}
-    from monograph.integrations.torch.private_names import list_mode_options
+    from monograph.upstream.torch_names import list_mode_options
 
     return list_mode_options(mode)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import nn
 
-from monograph.integrations.torch.private_names import hooks
 from monograph.regions import operator  # noqa: F401  (registers the operators)
 from monograph.regions.layer import RegionLayer, give_back, take_over
+from monograph.upstream.torch_names import hooks
 
 
 def repeated_layers(model: nn.Module) -> dict[str, nn.Module]:
     """The blocks that checkpointing works on, by path; of blocks inside blocks the outer ones."""
-    from monograph.integrations.transformers.private_names import GradientCheckpointingLayer
+    from monograph.upstream.transformers_names import GradientCheckpointingLayer
 
     found: dict[str, nn.Module] = {}
     for path, module in model.named_modules():

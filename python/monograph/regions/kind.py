@@ -17,14 +17,14 @@ from torch import nn
 
 from monograph.distributed.sharded_away import ShardedAway
 from monograph.distributed.sharded_layer import Cut
-from monograph.integrations.torch.private_names import (
+from monograph.ops.seeded_dropout import SeededDropout
+from monograph.upstream.torch_names import (
     buffers_of,
     has_any_global_hook,
     hooks,
     parameters_of,
 )
-from monograph.integrations.transformers.private_names import attn_implementation_of
-from monograph.ops.seeded_dropout import SeededDropout
+from monograph.upstream.transformers_names import attn_implementation_of
 
 # What nn.Module itself keeps in an instance; tensors and children of it are read by name.
 _OWN = frozenset(vars(nn.Module())) - {"training"}

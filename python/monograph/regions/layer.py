@@ -12,9 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.torch.instance_class import put_before
-from monograph.integrations.torch.private_names import in_forward_mode
-from monograph.integrations.transformers.private_names import attn_implementation_of
 from monograph.integrations.transformers.shared_kv import KEYWORD, STORED, read_type, stored_type
 from monograph.ops.seeded_dropout import SeededDropout
 from monograph.regions import registry
@@ -23,6 +20,9 @@ from monograph.regions.kind import state_of
 from monograph.regions.layer_function import returned_beside
 from monograph.regions.trace import FORWARD, KEEP, RECOMPUTE
 from monograph.regions.trained import Layout, number_of, one_by_one
+from monograph.upstream.instance_class import put_before
+from monograph.upstream.torch_names import in_forward_mode
+from monograph.upstream.transformers_names import attn_implementation_of
 
 # Numbers for flash attention that change with each batch. Ours does not read them.
 _NOT_READ = ("max_length_q", "max_length_k")

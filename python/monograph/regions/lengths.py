@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monograph.integrations.torch.private_names import sympy_code
+from monograph.upstream.torch_names import sympy_code
 
 
 def fixed_sizes(tensor: torch.Tensor, differentiated: bool) -> list[bool]:

@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from monograph.integrations.torch.private_names import (
+from monograph.upstream.torch_names import (
     aot_autograd,
     make_boxed_func,
     min_cut_rematerialization_partition,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from monograph.integrations.torch.private_names import schema_of
+from monograph.upstream.torch_names import schema_of
 
 _GATHER = "_c10d_functional::all_gather_into_tensor"
 

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 import torch
 
-from monograph.integrations.torch.private_names import FakeTensorMode
 from monograph.regions.layer_function import Request, run
 from monograph.regions.observer import Observer
 from monograph.regions.reads import Reads, reads_of
+from monograph.upstream.torch_names import FakeTensorMode
 
 _SHOWN = 3
 

@@ -13,17 +13,6 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from monograph.integrations.torch.private_names import (
-    ConstantSource,
-    DimDynamic,
-    FakeTensorMode,
-    ShapeEnv,
-    StatelessSymbolicContext,
-    as_if_not_compiling,
-    enable_python_dispatcher,
-    make_fx,
-    min_cut_rematerialization_partition,
-)
 from monograph.ops.seeded_dropout import SeededDropout
 from monograph.regions.call import differentiated
 from monograph.regions.layer_function import Request, beside, run
@@ -37,6 +26,17 @@ from monograph.regions.partition import (
 from monograph.regions.purity import Purity
 from monograph.regions.reads import Reads
 from monograph.regions.writes import functional
+from monograph.upstream.torch_names import (
+    ConstantSource,
+    DimDynamic,
+    FakeTensorMode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    as_if_not_compiling,
+    enable_python_dispatcher,
+    make_fx,
+    min_cut_rematerialization_partition,
+)
 
 FORWARD, RECOMPUTE, KEEP = "forward", "recompute", "keep"
 MODES = {

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from monograph.formats import format_named
-from monograph.integrations.torch.private_names import TorchDispatchMode, tree_leaves
 from monograph.ops.dequantize import dequantize
 from monograph.ops.linear import linear, linear_dx
 from monograph.ops.linear_cross_entropy import linear_cross_entropy
 from monograph.ops.quantize import quantize
+from monograph.upstream.torch_names import TorchDispatchMode, tree_leaves
 
 Work = Callable[[], Any]
 Scales = Sequence[torch.Tensor]

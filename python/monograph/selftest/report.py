@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from monograph import _library
-from monograph.integrations.tried_versions import TRIED
 from monograph.selftest.device import Device
+from monograph.upstream.tested_versions import TRIED
 
 DEVICE_NAMES = ("cuda", "cpu")
 SCHEMA_VERSION = 1

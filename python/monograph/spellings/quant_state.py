@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from monograph.formats import ABSMAX_FORMATS, SCALE_GROUP, Format, value_table
-from monograph.integrations.torch.private_names import assert_async
 from monograph.ops.layout import make_layout
 from monograph.spellings.element_tensors import e4m3_weight
 from monograph.spellings.packed_state import PackedParts, PackedState
+from monograph.upstream.torch_names import assert_async
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,6 @@ from torch import nn
 
 from monograph.distributed.same_values import check_same_values
 from monograph.distributed.shard import shard_group_of
-from monograph.integrations.torch.private_names import TorchDispatchMode, parameters_of, version_of
 from monograph.integrations.transformers.experts import experts_kind, is_experts
 from monograph.nn.packed_experts import ExpertsKind, PackedExperts
 from monograph.ops.experts_activation import activate
@@ -33,6 +32,7 @@ from monograph.ops.experts_arguments import ExpertsArguments
 from monograph.training.evaluating import evaluating
 from monograph.training.input_sketch import InputSketch, Moments, moments
 from monograph.training.loss import NOT_FOR_THE_BODY, causal_parts
+from monograph.upstream.torch_names import TorchDispatchMode, parameters_of, version_of
 
 FILE = "calibration.safetensors"
 _WRAPPERS = re.compile(r"\.(base_layer|original_module|modules_to_save\.[^.]+)(?=\.|$)")

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.torch.private_names import FakeTensorMode, TorchDispatchMode, tree_leaves
 from monograph.training.loss import forward_loss
+from monograph.upstream.torch_names import FakeTensorMode, TorchDispatchMode, tree_leaves
 
 
 class _Live(TorchDispatchMode):  # type: ignore[misc]

@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from monograph.distributed.sharded_layer import whole_if_sharded
-from monograph.integrations.torch.instance_class import own_class
-from monograph.integrations.torch.private_names import children, hooks
 from monograph.integrations.transformers.router_logits import RouterLogits, router_loss, tap_routers
 from monograph.nn import QuantLinear
 from monograph.ops.layout import plain_layout
 from monograph.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 from monograph.training.evaluating import evaluating
+from monograph.upstream.instance_class import own_class
+from monograph.upstream.torch_names import children, hooks
 
 # What configs of transformers call a number that multiplies the logits.
 _MULTIPLIERS = ("logit_scale", "lm_head_multiplier", "output_multiplier")

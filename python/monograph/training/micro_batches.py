@@ -11,10 +11,10 @@ import torch
 
 from monograph.distributed import World
 from monograph.distributed.same_values import check_alike
-from monograph.integrations.torch.collectives import all_gather_into_tensor
 from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.training.batch_keys import DOCUMENTS, KNOWN, Tensors
 from monograph.training.loss import count_targets
+from monograph.upstream.collectives import all_gather_into_tensor
 
 Read = Callable[[Mapping[str, Any], str], Tensors]
 

@@ -25,7 +25,6 @@ from monograph.distributed.fully_sharded import refuse_fully_sharded
 from monograph.distributed.same_models import check_same_adapters
 from monograph.distributed.same_values import bits_of, fingerprint
 from monograph.distributed.shard import sharded_units
-from monograph.integrations.torch.private_names import dynamo_config, mark_dynamic, maybe_mark_dynamic
 from monograph.offload.activations import SMALLEST_BYTES
 from monograph.ops.seeded_dropout import seed_dropouts
 from monograph.packing.layers_with_state import guard_packed
@@ -42,6 +41,7 @@ from monograph.training.own_code import with_own_code
 from monograph.training.region_slices import RegionSlices
 from monograph.training.step_offload import StepOffload
 from monograph.training.step_warnings import tell_alone, tell_kinds, tell_no_target, tell_plain
+from monograph.upstream.torch_names import dynamo_config, mark_dynamic, maybe_mark_dynamic
 
 MODES = {
     "graph": "forward and backward as one graph with one operator per layer; no code is generated",
@@ -486,6 +486,6 @@ class TrainStep:
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a transformers model: what checkpointing and regional compilation work on."""
-    from monograph.integrations.transformers.private_names import GradientCheckpointingLayer
+    from monograph.upstream.transformers_names import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -9,7 +9,6 @@ import trl
 import yaml
 
 from monograph.__main__ import main
-from monograph.integrations.trl import private_names
 from monograph.recipe import Recipe, check_keys
 from monograph.recipe.foreign_keys import IGNORED
 from monograph.recipe.keys import KEYS
@@ -19,6 +18,7 @@ from monograph.recipe.trl.check_values import DPO_LOSSES, SMOOTHED_LOSSES
 from monograph.recipe.trl.choose import METHODS, trainer_classes
 from monograph.recipe.trl.fields import CONVERTED, FIELDS, OF_DOCUMENTS, WITHOUT_FIELD
 from monograph.recipe.trl.keys import TRL_KEYS, TrlRecipe
+from monograph.upstream import trl_names
 from support.recipe_files import errors_of
 
 
@@ -212,7 +212,7 @@ def test_what_only_a_run_finds_wrong_names_its_key(good, tmp_path, capsys):
 def test_experimental_trainers_are_where_they_were_read():
     for method in METHODS.values():
         if method.experimental:
-            assert {method.trainer, method.config} <= set(private_names.NAMES)
+            assert {method.trainer, method.config} <= set(trl_names.NAMES)
         assert dataclasses.is_dataclass(trainer_classes(method)[1])
 
 

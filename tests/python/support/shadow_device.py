@@ -22,7 +22,7 @@ from torch.utils.backend_registration import (
     _setup_privateuseone_for_python_backend,
 )
 
-from monograph.integrations.torch.private_names import process_group_named
+from monograph.upstream.torch_names import process_group_named
 
 NAME = "shadow"
 _TORCH = os.sep + "torch" + os.sep

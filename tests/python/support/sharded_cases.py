@@ -27,11 +27,11 @@ from monograph.distributed.shard import sharded_units
 from monograph.distributed.sharded_away import ShardedAway
 from monograph.distributed.sharded_layer import ShardedLayer
 from monograph.formats import ABSMAX_FORMATS, FORMATS
-from monograph.integrations.torch.private_names import aot_autograd, make_boxed_func
 from monograph.nn import QuantLinear, replace_linears
 from monograph.regions import TRACES, forget
 from monograph.regions.outer_graph import partition
 from monograph.training import TrainStep, forward_loss
+from monograph.upstream.torch_names import aot_autograd, make_boxed_func
 from support import recurrent_models
 from support.tiny_models import tiny_llama
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import monograph
-from monograph.integrations.private_name import PrivateName, loads_on_use
+from monograph.upstream.private_name import PrivateName, loads_on_use
 from support.tiny_models import tiny_llama
 
 LIBRARIES = ("accelerate", "peft", "torch", "transformers", "trl")
@@ -23,7 +23,7 @@ PACKAGE = pathlib.Path(monograph.__file__).parent
 
 
 def _table(library: str) -> dict[str, PrivateName]:
-    return importlib.import_module(f"monograph.integrations.{library}.private_names").NAMES
+    return importlib.import_module(f"monograph.upstream.{library}_names").NAMES
 
 
 ALL = [(library, name) for library in LIBRARIES for name in _table(library)]
@@ -116,9 +116,9 @@ def test_names_set_by_others_are_those_we_read() -> None:
     from torch._logging._internal import log_registry
     from transformers import PreTrainedModel
 
-    from monograph.integrations.accelerate.private_names import HUNG_ON_MODELS
-    from monograph.integrations.torch.private_names import RECOMPILES_LOG
-    from monograph.integrations.transformers.private_names import INPUT_HOOK
+    from monograph.upstream.accelerate_names import HUNG_ON_MODELS
+    from monograph.upstream.torch_names import RECOMPILES_LOG
+    from monograph.upstream.transformers_names import INPUT_HOOK
 
     prepare = inspect.getsource(Accelerator.prepare_model)
     assert all(f"model.{name} =" in prepare for name in HUNG_ON_MODELS)
@@ -191,9 +191,9 @@ def _foreign_private_names(path: pathlib.Path) -> list[str]:
 def test_no_private_name_of_another_library_is_spelled_elsewhere() -> None:
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        if path.name != "private_names.py":
+        if not (path.parent.name == "upstream" and path.stem.endswith("_names")):
             found += _foreign_private_names(path)
-    assert not found, f"move these into monograph/integrations/<library>/private_names.py: {found}"
+    assert not found, f"move these into monograph/upstream/<library>_names.py: {found}"
 
 
 def test_the_search_finds_a_private_name(tmp_path: pathlib.Path) -> None:

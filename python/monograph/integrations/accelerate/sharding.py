@@ -7,7 +7,7 @@ import os
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 
-from monograph.integrations.accelerate.private_names import is_initialized
+from monograph.upstream.accelerate_names import is_initialized
 
 ASKED = "ACCELERATE_USE_FSDP"  # `accelerate launch` and an Accelerator with a plugin set it
 

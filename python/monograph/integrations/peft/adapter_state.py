@@ -14,7 +14,7 @@ def adapter_layers(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, 
     """Those of PEFT's adapters, by path; none where PEFT was never imported."""
     if "peft" not in sys.modules:
         return []
-    from monograph.integrations.peft.private_names import BaseTunerLayer
+    from monograph.upstream.peft_names import BaseTunerLayer
 
     return [(path, module) for path, module in modules if isinstance(module, BaseTunerLayer)]
 

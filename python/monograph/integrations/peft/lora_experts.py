@@ -19,7 +19,11 @@ from peft import LoraConfig
 from torch import nn
 
 from monograph.integrations.peft.lora_linear import rounded_once
-from monograph.integrations.peft.private_names import (
+from monograph.integrations.transformers.experts import experts_forward, experts_kind, is_experts
+from monograph.nn.packed_experts import LowRank, PackedExperts
+from monograph.ops.has_kernel import may_take_over
+from monograph.packed_weight import PackedWeight
+from monograph.upstream.peft_names import (
     ParamWrapper,
     caches,
     check_adapters_to_merge,
@@ -27,11 +31,7 @@ from monograph.integrations.peft.private_names import (
     convert_config,
     include_all_linear,
 )
-from monograph.integrations.torch.private_names import hooks
-from monograph.integrations.transformers.experts import experts_forward, experts_kind, is_experts
-from monograph.nn.packed_experts import LowRank, PackedExperts
-from monograph.ops.has_kernel import may_take_over
-from monograph.packed_weight import PackedWeight
+from monograph.upstream.torch_names import hooks
 
 _ROUTER = "gate.weight"  # PEFT's name of it
 

@@ -21,13 +21,13 @@ import torch
 from torch import nn
 
 from monograph.integrations.peft.lora_start import StartedLora
-from monograph.integrations.peft.private_names import DoraLinearVariant, caches, check_adapters_to_merge
-from monograph.integrations.torch.private_names import hooks
 from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.nn.row_squares import keep_row_squares
 from monograph.ops.layout import plain_layout
 from monograph.ops.linear import linear, plain_linear
 from monograph.ops.linear_scaled import linear_scaled
+from monograph.upstream.peft_names import DoraLinearVariant, caches, check_adapters_to_merge
+from monograph.upstream.torch_names import hooks
 
 _MERGED_ROWS = 256  # merged at a time, in 64 bits: 30 MB per copy for 14,336 columns
 

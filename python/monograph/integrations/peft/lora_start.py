@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.peft.private_names import PeftLinear
 from monograph.nn.quant_linear import QuantLinear
 from monograph.nn.residual_base import Factors, Start, base_sha256, dense_weight_of, loftq, pissa, residual
 from monograph.nn.row_squares import keep_row_squares
+from monograph.upstream.peft_names import PeftLinear
 
 RESIDUAL = "monograph_residual"  # init_lora_weights of an adapter whose base was changed
 ASKED = "monograph_asked"  # on a LoraConfig: what init_lora_weights and loftq_config were before

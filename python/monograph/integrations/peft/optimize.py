@@ -25,14 +25,11 @@ from monograph.integrations.peft.lora_experts import (
     take_over_experts,
 )
 from monograph.integrations.peft.lora_linear import LoraLinear, fusible
-from monograph.integrations.peft.private_names import BaseTunerLayer, LoraLayer, PeftLinear
-from monograph.integrations.torch.private_names import forward_hooks, hooks
 from monograph.integrations.transformers.activation_checkpointing import is_checkpointing
 from monograph.integrations.transformers.attention import put_on
 from monograph.integrations.transformers.elementwise import take_over as take_over_elementwise
 from monograph.integrations.transformers.fused_head import take_head
 from monograph.integrations.transformers.generation import take_generation
-from monograph.integrations.transformers.private_names import INPUT_HOOK, checkpoint_function
 from monograph.integrations.transformers.recurrent_layers import take_over as take_over_recurrent
 from monograph.integrations.trl import head as trl_head
 from monograph.nn.dense_source import local_folder, remember_dense
@@ -40,6 +37,9 @@ from monograph.nn.linear4bit import replace_linear4bit
 from monograph.nn.quant_linear import QuantLinear
 from monograph.packing.layers_with_state import guard_packed
 from monograph.regions import make_regions
+from monograph.upstream.peft_names import BaseTunerLayer, LoraLayer, PeftLinear
+from monograph.upstream.torch_names import forward_hooks, hooks
+from monograph.upstream.transformers_names import INPUT_HOOK, checkpoint_function
 
 _log = logging.getLogger("monograph")
 
@@ -132,7 +132,7 @@ def _is_over_linear4bit(layer: nn.Module) -> bool:
     """Whether it is PEFT's LoRA layer over a 4-bit layer of bitsandbytes, which PEFT has only beside it."""
     if "bitsandbytes" not in sys.modules:
         return False
-    from monograph.integrations.peft.private_names import PeftLinear4bit
+    from monograph.upstream.peft_names import PeftLinear4bit
 
     return type(layer) is PeftLinear4bit
 

@@ -19,9 +19,9 @@ from monograph.integrations.peft import residual_adapters
 from monograph.integrations.peft.lora_experts import LoraExperts
 from monograph.integrations.peft.lora_linear import LoraLinear
 from monograph.integrations.peft.lora_start import ASKED, DENSE_TARGET, RESIDUAL
-from monograph.integrations.peft.private_names import BaseTunerLayer, dispatch_default, replace_dispatch
 from monograph.nn.packed_experts import PackedExperts
 from monograph.nn.quant_linear import QuantLinear
+from monograph.upstream.peft_names import BaseTunerLayer, dispatch_default, replace_dispatch
 
 _peft_model: Any = PeftModel
 _dispatch_default = dispatch_default  # before it is replaced

@@ -20,7 +20,7 @@ from monograph.integrations.peft.lora_start import (
     holds_a_start,
     start_without_residual,
 )
-from monograph.integrations.peft.private_names import hotswap_from_state_dict, replace_hotswap
+from monograph.upstream.peft_names import hotswap_from_state_dict, replace_hotswap
 
 _CONVERSION = "path_initial_model_for_weight_conversion"
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from monograph.integrations.torch.private_names import recomputed_in_backward
 from monograph.ops.dequantize import fused_dequantize
 from monograph.ops.has_kernel import has_kernel
 from monograph.ops.layout import PLAIN, read_matrix
 from monograph.ops.seeded_dropout import hashed_dropout
+from monograph.upstream.torch_names import recomputed_in_backward
 
 Tensors = Sequence[torch.Tensor]
 
@@ -102,7 +102,7 @@ def decomposed_names() -> list[str]:
 def install() -> None:
     """Called when Inductor's table of decompositions is there. inductor_fallbacks.py keeps the operators
     beside their entries for the CPU's graphs."""
-    from monograph.integrations.torch.private_names import inductor_decompositions
+    from monograph.upstream.torch_names import inductor_decompositions
 
     for name in decomposed_names():
         operator = getattr(torch.ops.monograph, name).default

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from monograph.integrations.torch.inductor_decompositions import decomposed_names
-from monograph.integrations.torch.private_names import (
+from monograph.upstream.torch_names import (
     layout_constraint_tag,
     make_fallback,
     tag_to_layout_constraint,

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from monograph.integrations.torch.private_names import parameters_of
 from monograph.nn import PackedExperts, QuantLinear
+from monograph.upstream.torch_names import parameters_of
 
 
 def _elements(layer: QuantLinear | PackedExperts) -> int:

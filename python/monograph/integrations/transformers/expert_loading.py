@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from monograph.integrations.transformers.experts import experts_kind
-from monograph.integrations.transformers.private_names import mark_initialized, original_patterns
 from monograph.nn.packed_experts import PackedExperts
 from monograph.packed_weight import PackedWeight
 from monograph.spellings.spelling import Spelling
+from monograph.upstream.transformers_names import mark_initialized, original_patterns
 
 STACKS = ("gate_up_proj", "up_proj", "down_proj")  # the parameters of a layer of experts
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.transformers.private_names import ALL_EXPERTS_FUNCTIONS, apply_gate
 from monograph.nn.packed_experts import DOWN, ExpertsKind, PackedExperts, run_experts
 from monograph.ops.experts import Activation
 from monograph.ops.experts_activation import activate
 from monograph.ops.layout import plain_layout
+from monograph.upstream.transformers_names import ALL_EXPERTS_FUNCTIONS, apply_gate
 
 NAME = "monograph"
 _MARKS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")  # of `use_experts_implementation`

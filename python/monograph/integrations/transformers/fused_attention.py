@@ -14,14 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.torch.instance_class import InstanceClass, put_before
-from monograph.integrations.torch.private_names import buffers_of, parameters_of
 from monograph.integrations.transformers.fused_norm import FusedNorm, may_be_passed, options_of
-from monograph.integrations.transformers.private_names import (
-    ATTENTION_FUNCTIONS,
-    ATTENTION_GLOBALS,
-    attn_implementation_of,
-)
 from monograph.integrations.transformers.stand_in import (
     Given,
     draw,
@@ -32,6 +25,13 @@ from monograph.integrations.transformers.stand_in import (
     tried,
 )
 from monograph.ops.rotary import rotary
+from monograph.upstream.instance_class import InstanceClass, put_before
+from monograph.upstream.torch_names import buffers_of, parameters_of
+from monograph.upstream.transformers_names import (
+    ATTENTION_FUNCTIONS,
+    ATTENTION_GLOBALS,
+    attn_implementation_of,
+)
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _NORMS = ("q_norm", "k_norm")

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.torch.instance_class import put_before
 from monograph.integrations.transformers.stand_in import KERNEL_TYPES, lies_where, runs_here
 from monograph.ops.layout import plain_layout
 from monograph.ops.linear import linear
+from monograph.upstream.instance_class import put_before
 
 
 class FusedHead(nn.Module):

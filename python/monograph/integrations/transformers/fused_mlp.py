@@ -9,13 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.torch.instance_class import put_before
-from monograph.integrations.torch.private_names import (
-    buffers_of,
-    has_any_global_hook,
-    hooks,
-    parameters_of,
-)
 from monograph.integrations.transformers.stand_in import (
     ROWS,
     Given,
@@ -27,6 +20,13 @@ from monograph.integrations.transformers.stand_in import (
     tried,
 )
 from monograph.ops.gated_activation import gelu_mul, silu_mul
+from monograph.upstream.instance_class import put_before
+from monograph.upstream.torch_names import (
+    buffers_of,
+    has_any_global_hook,
+    hooks,
+    parameters_of,
+)
 
 _GATED: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
     silu_mul,

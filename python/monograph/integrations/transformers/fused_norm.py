@@ -8,13 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.torch.instance_class import put_before
-from monograph.integrations.torch.private_names import (
-    buffers_of,
-    has_any_global_hook,
-    hooks,
-    parameters_of,
-)
 from monograph.integrations.transformers.stand_in import (
     KERNEL_TYPES,
     ROWS,
@@ -26,6 +19,13 @@ from monograph.integrations.transformers.stand_in import (
     tried,
 )
 from monograph.ops.rms_norm import rms_norm
+from monograph.upstream.instance_class import put_before
+from monograph.upstream.torch_names import (
+    buffers_of,
+    has_any_global_hook,
+    hooks,
+    parameters_of,
+)
 
 # (one_plus_weight, round_before_weight)
 _KINDS = ((False, True), (True, False), (False, False), (True, True))

@@ -17,7 +17,7 @@ import torch
 from transformers import DynamicCache, GenerationMixin
 
 from monograph.integrations.peft.lora_linear import kept_factors
-from monograph.integrations.transformers.private_names import (
+from monograph.upstream.transformers_names import (
     PREFILL,
     DynamicLayer,
     DynamicSlidingWindowLayer,

@@ -34,7 +34,13 @@ from monograph.integrations.transformers.expert_loading import (
     stacked,
 )
 from monograph.integrations.transformers.experts import experts_kind, is_experts
-from monograph.integrations.transformers.private_names import (
+from monograph.integrations.transformers.recurrent_layers import take_over as take_over_recurrent
+from monograph.nn.dense_source import remember_dense
+from monograph.nn.packed_experts import PackedExperts
+from monograph.nn.quant_linear import QuantLinear, dense_linear
+from monograph.packed_weight import PackedWeight, quantize
+from monograph.packing.layers_with_state import guard_packed
+from monograph.upstream.transformers_names import (
     ConversionOps,
     WeightConverter,
     keep_in_fp32_modules,
@@ -44,12 +50,6 @@ from monograph.integrations.transformers.private_names import (
     should_convert_module,
     weight_conversions,
 )
-from monograph.integrations.transformers.recurrent_layers import take_over as take_over_recurrent
-from monograph.nn.dense_source import remember_dense
-from monograph.nn.packed_experts import PackedExperts
-from monograph.nn.quant_linear import QuantLinear, dense_linear
-from monograph.packed_weight import PackedWeight, quantize
-from monograph.packing.layers_with_state import guard_packed
 
 __all__ = ["MonographConfig", "MonographQuantizer"]
 

@@ -16,9 +16,6 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from monograph.integrations.torch.instance_class import put_before
-from monograph.integrations.torch.private_names import hooks
-from monograph.integrations.transformers.private_names import force_accelerate_hooks
 from monograph.integrations.transformers.recurrent_documents import (
     Documents,
     DocumentsHook,
@@ -29,6 +26,9 @@ from monograph.ops.gated_delta_rule import gated_delta_rule
 from monograph.ops.has_kernel import may_take_over
 from monograph.ops.rms_norm_gated import rms_norm_gated
 from monograph.packing.layers_with_state import KeepsDocumentsApart, know_borders
+from monograph.upstream.instance_class import put_before
+from monograph.upstream.torch_names import hooks
+from monograph.upstream.transformers_names import force_accelerate_hooks
 
 # What a layer's forward is made of here. Where one has no kernel the layer is transformers' own, with what
 # transformers chose for the device.

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.torch.instance_class import put_before
-from monograph.integrations.transformers.private_names import (
+from monograph.regions.layer import RegionLayer
+from monograph.upstream.instance_class import put_before
+from monograph.upstream.transformers_names import (
     GradientCheckpointingLayer,
     load_balancing_loss,
     router_recorder,
 )
-from monograph.regions.layer import RegionLayer
 
 
 class RouterLogits:

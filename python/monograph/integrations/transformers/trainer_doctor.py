@@ -16,14 +16,14 @@ from monograph.diagnosis import regions
 from monograph.diagnosis.report import Report
 from monograph.diagnosis.tracing import breaks, counting, forget, packed_shapes, recompiles
 from monograph.doctor_progress import Progress
-from monograph.integrations.accelerate.private_names import HUNG_ON_MODELS
 from monograph.integrations.accelerate.sharding import unheeded_sharding
-from monograph.integrations.torch.private_names import COMPILED_CALL, counters, original_module
 from monograph.integrations.transformers.activation_checkpointing import (
     disable_checkpointing,
     is_checkpointing,
 )
-from monograph.integrations.trl.private_names import WRITTEN_INTO
+from monograph.upstream.accelerate_names import HUNG_ON_MODELS
+from monograph.upstream.torch_names import COMPILED_CALL, counters, original_module
+from monograph.upstream.trl_names import WRITTEN_INTO
 
 if TYPE_CHECKING:
     from transformers import Trainer

@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 from monograph.distributed.sharded_layer import ShardedLayer, whole_and_again
-from monograph.integrations.trl.private_names import fused_head_variables
 from monograph.nn.quant_linear import QuantLinear
 from monograph.ops.has_kernel import may_take_over
 from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.ops.linear_log_probs import linear_log_probs
 from monograph.training.loss import head_weight, next_labels, readable_head
+from monograph.upstream.trl_names import fused_head_variables
 
 
 class _Settings(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from monograph.integrations.transformers.listen import listen
-from monograph.integrations.trl.private_names import per_token_logps, set_per_token_logps
+from monograph.upstream.trl_names import per_token_logps, set_per_token_logps
 
 
 @dataclass

@@ -96,7 +96,7 @@ def _check_names(recipe: TrlRecipe, config: Any) -> Iterable[str]:
     """Names of optimizers and schedulers, and entries of `trl` that TRL lists the choices of."""
     from transformers import SchedulerType
 
-    from monograph.integrations.transformers.private_names import OptimizerNames
+    from monograph.upstream.transformers_names import OptimizerNames
 
     optimizers = [*(str(entry.value) for entry in OptimizerNames), *OPTIMIZERS, *OWN_OPTIMIZERS]
     of_transformers = [str(entry.value) for entry in SchedulerType]

@@ -56,9 +56,9 @@ def trainer_classes(method: Method) -> tuple[Any, Any]:
         raise ValueError(
             f"trainer: trl is not installed ({error}); pip install 'trl>=1.16', which [train] has"
         ) from error
-    from monograph.integrations.trl import private_names
+    from monograph.upstream import trl_names
 
-    owner: Any = private_names if method.experimental else trl
+    owner: Any = trl_names if method.experimental else trl
     try:
         return getattr(owner, method.trainer), getattr(owner, method.config)
     except (AttributeError, ImportError) as error:

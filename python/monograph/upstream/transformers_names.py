@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from monograph.integrations.private_name import PrivateName, loads_on_use
+from monograph.upstream.private_name import PrivateName, loads_on_use
 
 if TYPE_CHECKING:  # a base class must be known to the type checker
     from transformers.core_model_loading import ConversionOps as ConversionOps

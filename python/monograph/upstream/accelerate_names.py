@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monograph.integrations.private_name import PrivateName, loads_on_use
+from monograph.upstream.private_name import PrivateName, loads_on_use
 
 _READ = "1.15.0"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from monograph.integrations.torch.private_names import functional_operators, wait_tensor
+from monograph.upstream.torch_names import functional_operators, wait_tensor
 
 
 def all_reduce(tensor: torch.Tensor, group: Any) -> torch.Tensor:

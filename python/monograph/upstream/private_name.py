@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from monograph.integrations.tried_versions import TRIED, warn_if_untried
+from monograph.upstream.tested_versions import TRIED, warn_if_untried
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def _resolved(path: str) -> Any:
 
 
 def loads_on_use(module: str, names: Mapping[str, PrivateName]) -> Callable[[str], Any]:
-    """The `__getattr__` of a private_names module: a name is looked up when it is imported, not before.
+    """The `__getattr__` of a module of private names: a name is looked up when it is imported, not before.
 
     Warns if the library's version was never tried: whoever uses a library comes by its private names.
     """

@@ -11,7 +11,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import CheckpointPolicy
 
-from monograph.integrations.private_name import PrivateName, loads_on_use
+from monograph.upstream.private_name import PrivateName, loads_on_use
 
 _READ = "2.13.0"
 

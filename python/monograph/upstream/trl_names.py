@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monograph.integrations.private_name import PrivateName, loads_on_use
+from monograph.upstream.private_name import PrivateName, loads_on_use
 
 _READ = "1.16.0"
 _UTILS = "trl.trainer.utils"

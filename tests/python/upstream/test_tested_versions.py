@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from monograph.integrations import tried_versions
+from monograph.upstream import tested_versions
 
 FOUND = {"torch": "2.14.1", "transformers": "5.22.9", "peft": "0.20.0", "trl": "2.0.0rc1"}
 
@@ -22,7 +22,7 @@ def found(name):
 @pytest.fixture
 def others(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", found)
-    monkeypatch.setattr(tried_versions, "_WARNED", set())
+    monkeypatch.setattr(tested_versions, "_WARNED", set())
 
 
 @pytest.mark.parametrize(
@@ -35,17 +35,17 @@ def others(monkeypatch):
 )
 def test_a_version_outside_is_said_once(others, library, message):
     with pytest.warns(UserWarning, match=re.escape(message)):
-        tried_versions.warn_if_untried(library)
+        tested_versions.warn_if_untried(library)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tried_versions.warn_if_untried(library)
+        tested_versions.warn_if_untried(library)
 
 
 @pytest.mark.parametrize("library", ["transformers", "accelerate"])
 def test_a_patch_release_and_a_missing_library_are_silent(others, library):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tried_versions.warn_if_untried(library)
+        tested_versions.warn_if_untried(library)
 
 
 def test_importing_monograph_says_it():
@@ -61,6 +61,6 @@ def test_the_lowest_versions_are_those_of_the_package():
     import pathlib
 
     text = (pathlib.Path(__file__).parents[3] / "pyproject.toml").read_text()
-    for library, (lowest, _) in tried_versions.TRIED.items():
+    for library, (lowest, _) in tested_versions.TRIED.items():
         bounds = set(re.findall(rf'"{library}>=([\d.]+)', text))
         assert bounds == {".".join(map(str, lowest))}, library

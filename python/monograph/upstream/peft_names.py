@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from monograph.integrations.private_name import PrivateName, loads_on_use
+from monograph.upstream.private_name import PrivateName, loads_on_use
 
 if TYPE_CHECKING:  # a base class must be known to the type checker
     from peft.tuners.lora.layer import Linear as PeftLinear
