@@ -61,7 +61,7 @@ python_tests() {
 # Operators once for each instruction set but the one that this machine takes by itself.
 per_isa() {
   local chosen isa
-  chosen=$(python -c "from monograph.show_config import chosen_isa; print(chosen_isa())")
+  chosen=$(python -c "from monograph.ops.show_config import chosen_isa; print(chosen_isa())")
   for isa in scalar avx2 avx512; do
     [[ $isa == "$chosen" ]] ||
       OMP_NUM_THREADS=1 MONOGRAPH_ISA=$isa python -m pytest -q -n 2 -m "per_isa and not slow and not long" \

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from monograph import nn, ops, packing
 from monograph.offload.activations import offload_activations
 from monograph.offload.not_offloaded import mark_not_offload
+from monograph.ops.show_config import show_config
 from monograph.packed_weight import PackedWeight, linear, quantize
 from monograph.quantized_tensor import QuantizedTensor, split_quantize
-from monograph.show_config import show_config
 from monograph.spellings.bitsandbytes import dequantize_4bit, from_bitsandbytes, to_bitsandbytes
 from monograph.upstream.when_imported import when_imported
 
@@ -80,5 +80,5 @@ def __getattr__(name: str) -> Any:
 
 
 when_imported("peft", "monograph.integrations.peft.packed_layers")
-when_imported("torch._inductor.decomposition", "monograph.integrations.torch.inductor_decompositions")
-when_imported("torch._inductor.lowering", "monograph.integrations.torch.inductor_fallbacks")
+when_imported("torch._inductor.decomposition", "monograph.ops.inductor_decompositions")
+when_imported("torch._inductor.lowering", "monograph.ops.inductor_fallbacks")

@@ -7,8 +7,8 @@ from math import prod
 
 import torch
 
-from monograph.formats import NF4, BlockShape, Format, format_named
 from monograph.ops.dequantize import dequantize as dequantize_op
+from monograph.ops.formats import NF4, BlockShape, Format, format_named
 from monograph.ops.layout import make_layout, read_layout
 from monograph.ops.linear import linear as linear_op
 from monograph.ops.quantize import quantize as quantize_op

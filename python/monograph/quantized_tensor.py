@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from monograph.formats import format_named
+from monograph.ops.formats import format_named
 from monograph.ops.split_quantize import places
 from monograph.ops.split_quantize import split_quantize as split_quantize_op
 from monograph.packed_weight import PackedWeight, canonical

@@ -16,7 +16,7 @@ from monograph.bench.memory import recycle_large_blocks
 from monograph.bench.report import Report
 from monograph.bench.rounds import Paired, Work, geometric_mean, paired_rounds
 from monograph.bench.weights import AbsmaxWeights, ElementWeights, Weights
-from monograph.formats import ABSMAX_FORMATS
+from monograph.ops.formats import ABSMAX_FORMATS
 
 # Llama-3.1-8B's four shapes (the first also q and o of others), Llama-2-7B's MLP, and Qwen3-0.6B's.
 SHAPES = [(4096, 4096), (14336, 4096), (1024, 4096), (4096, 14336), (4096, 11008)]

@@ -22,7 +22,7 @@ from monograph.bench.memory import recycle_large_blocks
 from monograph.bench.report import Report
 from monograph.bench.rounds import Paired, Work, geometric_mean, paired_rounds
 from monograph.bench.weights import AbsmaxWeights, ElementWeights, Weights
-from monograph.formats import ABSMAX_FORMATS, format_named
+from monograph.ops.formats import ABSMAX_FORMATS, format_named
 from monograph.ops.linear import linear, linear_dx
 
 LLAMA = [(4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336)]

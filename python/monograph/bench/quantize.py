@@ -14,7 +14,7 @@ import torch
 import monograph as mg
 from monograph.bench.report import Report
 from monograph.bench.rounds import Work, geometric_mean, paired_rounds
-from monograph.formats import ABSMAX_FORMATS
+from monograph.ops.formats import ABSMAX_FORMATS
 
 SHAPES = [(4096, 4096), (14336, 4096)]
 

@@ -6,7 +6,7 @@ from math import prod
 
 import torch
 
-from monograph.formats import SCALE_GROUP, format_named
+from monograph.ops.formats import SCALE_GROUP, format_named
 from monograph.ops.layout import make_layout
 from monograph.ops.quantize import dynamic_map
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from monograph import _library  # noqa: F401  (registers the schemas)
+from monograph.ops import library  # noqa: F401  (registers the schemas)
 
 
 class Device(Protocol):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from monograph import _library  # noqa: F401  (registers the operators)
+from monograph.ops import library  # noqa: F401  (registers the operators)
 
 _log = logging.getLogger("monograph")
 _IN_MEMORY = ("tmpfs", "ramfs")

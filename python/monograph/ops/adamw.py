@@ -12,7 +12,7 @@ from math import inf, isnan
 
 import torch
 
-from monograph import _library  # noqa: F401  (creates the namespace)
+from monograph.ops import library  # noqa: F401  (creates the namespace)
 from monograph.ops.argument_checks import check_tensors, dtype_name
 from monograph.upstream.torch_names import foreach_norm, fused_adamw
 

@@ -11,7 +11,7 @@ from math import isfinite, prod
 
 import torch
 
-from monograph.formats import SCALE_GROUP, BlockShape, Format, format_numbered
+from monograph.ops.formats import SCALE_GROUP, BlockShape, Format, format_numbered
 from monograph.ops.layout import PLAIN, Layout, read_matrix
 from monograph.upstream.torch_names import assert_async
 

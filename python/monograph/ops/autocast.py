@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from monograph import _library  # noqa: F401  (the schemas are registered there)
+from monograph.ops import library  # noqa: F401  (the schemas are registered there)
 
 # One rule for all devices: what torch calls autocast on each.
 _KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS", "AutocastPrivateUse1")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from monograph import _library  # noqa: F401  (the schemas are registered there)
+from monograph.ops import library  # noqa: F401  (the schemas are registered there)
 from monograph.upstream.torch_names import (
     autograd_info,
     in_forward_mode,

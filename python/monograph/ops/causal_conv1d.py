@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from monograph import _library  # noqa: F401  (the schemas are registered there)
+from monograph.ops import library  # noqa: F401  (the schemas are registered there)
 from monograph.ops.argument_checks import (
     check_float,
     check_optional_tensors,

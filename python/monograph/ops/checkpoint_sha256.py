@@ -10,7 +10,7 @@ import os
 
 import torch
 
-from monograph import _library  # noqa: F401  (the schema is registered there)
+from monograph.ops import library  # noqa: F401  (the schema is registered there)
 
 
 def checkpoint_sha256(folder: str | os.PathLike[str]) -> str:

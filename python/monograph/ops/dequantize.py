@@ -7,9 +7,9 @@ from math import prod
 
 import torch
 
-from monograph import _library  # noqa: F401  (the schemas are registered there)
-from monograph.formats import SCALE_GROUP, BlockShape, Format, format_numbered, value_table
+from monograph.ops import library  # noqa: F401  (the schemas are registered there)
 from monograph.ops.argument_checks import check_float, check_packed, check_shape, check_tensors, grids_of
+from monograph.ops.formats import SCALE_GROUP, BlockShape, Format, format_numbered, value_table
 from monograph.ops.layout import read_layout
 
 # Elements that the portable implementation decodes at a time: 12 MiB of intermediates.

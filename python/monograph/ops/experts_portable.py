@@ -14,11 +14,11 @@ from math import prod
 
 import torch
 
-from monograph.formats import BlockShape, format_numbered, value_table
 from monograph.ops.argument_checks import grids_of
 from monograph.ops.dequantize import PANEL, decode_in_panels, portable_scales
 from monograph.ops.experts_activation import activate, activate_backward
 from monograph.ops.experts_arguments import Activation, ExpertsArguments, check_experts, check_gradient
+from monograph.ops.formats import BlockShape, format_numbered, value_table
 from monograph.ops.layout import PLAIN, read_layout
 
 Tensors = Sequence[torch.Tensor]

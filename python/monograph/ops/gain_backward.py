@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from monograph import _library  # noqa: F401  (creates the namespace)
+from monograph.ops import library  # noqa: F401  (creates the namespace)
 from monograph.ops.argument_checks import check_float, check_tensors, require
 from monograph.ops.autograd import register_not_differentiable
 

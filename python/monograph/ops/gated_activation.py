@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from monograph import _library  # noqa: F401  (the schemas are registered there)
+from monograph.ops import library  # noqa: F401  (the schemas are registered there)
 from monograph.ops.argument_checks import check_float, check_rows, check_shape, check_tensors
 from monograph.ops.autocast import autocast_rule, widest, without_autocast
 from monograph.ops.autograd import register_autograd, register_not_differentiable

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from monograph.formats import BlockShape, Format
+from monograph.ops.formats import BlockShape, Format
 
 PLAIN = 0  # the format number of a weight that is not packed
 _VERSION = -1

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from monograph import _library  # noqa: F401  (the schemas are registered there)
+from monograph.ops import library  # noqa: F401  (the schemas are registered there)
 from monograph.ops.argument_checks import IGNORED, check_head, check_tensors, check_token_numbers, require
 from monograph.ops.autograd import anchor, once, register_autograd, register_not_differentiable
 from monograph.ops.layout import read_matrix

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from monograph import _library  # noqa: F401  (the schema is registered there)
+from monograph.ops import library  # noqa: F401  (the schema is registered there)
 from monograph.ops.argument_checks import require
 from monograph.ops.autograd import register_not_differentiable
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from monograph import _library  # noqa: F401  (the schema is registered there)
+from monograph.ops import library  # noqa: F401  (the schema is registered there)
 from monograph.ops.argument_checks import check_tensors
 
 # The numbers of core/monograph/packing/packing.h.

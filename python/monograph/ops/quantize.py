@@ -7,9 +7,9 @@ from math import prod
 
 import torch
 
-from monograph import _library  # noqa: F401  (the schema is registered there)
-from monograph.formats import SCALE_GROUP, BlockShape, Format, format_numbered, value_table
+from monograph.ops import library  # noqa: F401  (the schema is registered there)
 from monograph.ops.argument_checks import check_dimensions, check_float, check_tensors, require
+from monograph.ops.formats import SCALE_GROUP, BlockShape, Format, format_numbered, value_table
 from monograph.ops.quantize_elements import quantize_elements
 
 # Below this a scale's reciprocal would overflow; bitsandbytes clamps here.

@@ -7,8 +7,17 @@ from math import prod
 
 import torch
 
-from monograph.formats import E2M1, E4M3, RULES, BlockShape, Format, Minifloat, format_numbered, value_table
 from monograph.ops.dequantize import e8m0_values, per_element
+from monograph.ops.formats import (
+    E2M1,
+    E4M3,
+    RULES,
+    BlockShape,
+    Format,
+    Minifloat,
+    format_numbered,
+    value_table,
+)
 
 _NAMES = {number: name for name, number in RULES.items()}
 _LARGEST = torch.finfo(torch.float32).max

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from monograph import _library  # noqa: F401  (the schemas are registered there)
+from monograph.ops import library  # noqa: F401  (the schemas are registered there)
 from monograph.ops.argument_checks import (
     check_float,
     check_number,

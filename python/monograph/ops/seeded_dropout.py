@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph import _library  # noqa: F401  (creates the namespace)
+from monograph.ops import library  # noqa: F401  (creates the namespace)
 from monograph.ops.argument_checks import check_float, check_tensors, dtype_name, require
 from monograph.ops.autograd import register_autograd
 

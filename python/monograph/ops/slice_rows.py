@@ -12,8 +12,8 @@ from math import prod
 
 import torch
 
-from monograph.formats import SCALE_GROUP, BlockShape, format_numbered
 from monograph.ops.argument_checks import grids_of
+from monograph.ops.formats import SCALE_GROUP, BlockShape, format_numbered
 from monograph.ops.layout import Layout
 
 Part = tuple[torch.Tensor, Sequence[torch.Tensor], Layout]

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from monograph import _library  # noqa: F401  (the schema is registered there)
-from monograph.formats import BlockShape, Format, format_numbered
+from monograph.ops import library  # noqa: F401  (the schema is registered there)
 from monograph.ops.argument_checks import check_float, check_tensors, require
+from monograph.ops.formats import BlockShape, Format, format_numbered
 from monograph.ops.quantize import portable_quantize
 
 ALIGNMENT = 64  # kPartAlignment of core/monograph/kernels/quantize/split_quantize.h

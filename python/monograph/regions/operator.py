@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from monograph import _library  # noqa: F401  (creates the namespace)
+from monograph.ops import library  # noqa: F401  (creates the namespace)
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 from monograph.regions.call import differentiated
 from monograph.regions.forwards import forward_of, remembered

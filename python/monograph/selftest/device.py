@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from monograph.formats import format_named
 from monograph.ops.dequantize import dequantize
+from monograph.ops.formats import format_named
 from monograph.ops.linear import linear, linear_dx
 from monograph.ops.linear_cross_entropy import linear_cross_entropy
 from monograph.ops.quantize import quantize

@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from monograph.formats import FORMATS, BlockShape, Format
+from monograph.ops.formats import FORMATS, BlockShape, Format
 from monograph.selftest.bit_patterns import as_bytes, floats, hashed, special_floats
 from monograph.selftest.case import Case, Figures, require
 from monograph.selftest.device import Device, HostDevice

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from monograph.formats import FORMATS
+from monograph.ops.formats import FORMATS
 from monograph.packed_weight import PackedWeight, quantize
 from monograph.selftest.bit_patterns import floats
 from monograph.selftest.case import Case, Figures, require

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from monograph import _library
+from monograph.ops import library
 from monograph.selftest.device import Device
 from monograph.upstream.tested_versions import TRIED
 
@@ -84,13 +84,13 @@ def versions() -> dict[str, str]:
 
 def hashes(device: str) -> dict[str, Any]:
     """None: there is no such library. `cubins` are what the build of the library has written beside it."""
-    library = _library.library_path(_library.CUDA_NAME) if device == "cuda" else None
-    listed = library.with_suffix(".json") if library is not None else None
+    cuda = library.library_path(library.CUDA_NAME) if device == "cuda" else None
+    listed = cuda.with_suffix(".json") if cuda is not None else None
     cubins = json.loads(listed.read_text())["cubins"] if listed is not None and listed.exists() else {}
     return {
-        "library": file_hash(library),
+        "library": file_hash(cuda),
         "cubins": cubins,
-        "cpu_library": file_hash(_library.library_path()),
+        "cpu_library": file_hash(library.library_path()),
     }
 
 

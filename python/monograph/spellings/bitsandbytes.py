@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from monograph.formats import ABSMAX_FORMATS, SCALE_GROUP, Format, value_table
 from monograph.ops.dequantize import as_float32
+from monograph.ops.formats import ABSMAX_FORMATS, SCALE_GROUP, Format, value_table
 from monograph.packed_weight import PackedWeight, canonical
 from monograph.spellings.packed_state import packed_state
 from monograph.spellings.quant_state import dequantize_4bit, refuse_rearranged

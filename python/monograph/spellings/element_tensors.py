@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from monograph.formats import format_named
+from monograph.ops.formats import format_named
 from monograph.packed_weight import PackedWeight, canonical
 
 _SCALE_KINDS = {

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from monograph.formats import ABSMAX_FORMATS, SCALE_GROUP, value_table
 from monograph.ops.dequantize import as_float32
+from monograph.ops.formats import ABSMAX_FORMATS, SCALE_GROUP, value_table
 from monograph.packed_weight import PackedWeight
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from monograph.formats import ABSMAX_FORMATS, SCALE_GROUP, Format, value_table
+from monograph.ops.formats import ABSMAX_FORMATS, SCALE_GROUP, Format, value_table
 from monograph.ops.layout import make_layout
 from monograph.spellings.element_tensors import e4m3_weight
 from monograph.spellings.packed_state import PackedParts, PackedState

@@ -18,8 +18,8 @@ import torch
 
 from monograph.__main__ import main
 from monograph.commands.doctor import MOST_BYTES
-from monograph.formats import FORMATS
 from monograph.ops.dequantize import portable_dequantize
+from monograph.ops.formats import FORMATS
 from monograph.ops.linear import portable_linear, portable_linear_dx
 from monograph.selftest import CASES, digests, outcome, probes, run, training, wrong_with
 from monograph.selftest.device import Device, HostDevice, PeakMemory

@@ -9,7 +9,7 @@ from peft import LoraConfig
 
 import monograph as mg
 from monograph.integrations.trl.mismatch import watch
-from monograph.show_config import chosen_isa
+from monograph.ops.show_config import chosen_isa
 from support.trl_runs import WORDS, tokenizer, variety
 
 # On a matrix unit attention of one query has other sums: such a machine runs this with MONOGRAPH_ISA=avx512.

@@ -11,8 +11,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
 import monograph as mg
-from monograph.formats import FORMATS
 from monograph.nn import QuantLinear, replace_linears
+from monograph.ops.formats import FORMATS
 from support.tiny_models import tiny_llama
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 
-from monograph import _library
+from monograph.ops import library
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-BUILT = ROOT / "build" / "cuda" / "ops" / "cuda" / _library.CUDA_NAME
+BUILT = ROOT / "build" / "cuda" / "ops" / "cuda" / library.CUDA_NAME
 OPERATORS = [
     "dequantize",
     "dequantize_out",
@@ -62,9 +62,9 @@ def test_it_loads_under_a_torch_without_cuda_and_registers_beside_the_cpu():
 def cuda_torch(monkeypatch, tmp_path):
     """As if torch had CUDA and the library were installed; loading it is recorded."""
     loaded = []
-    (tmp_path / _library.CUDA_NAME).write_bytes(b"")
+    (tmp_path / library.CUDA_NAME).write_bytes(b"")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(_library, "library_path", lambda name: tmp_path / name)
+    monkeypatch.setattr(library, "library_path", lambda name: tmp_path / name)
     monkeypatch.setattr(torch.ops, "load_library", loaded.append)
     return loaded
 
@@ -81,19 +81,19 @@ def cuda_torch(monkeypatch, tmp_path):
 def test_an_old_driver_is_named_and_the_portable_implementations_stay(
     cuda_torch, monkeypatch, driver, reason
 ):
-    monkeypatch.setattr(_library, "driver_version", lambda: driver)
-    assert _library.why_no_cuda() == reason
+    monkeypatch.setattr(library, "driver_version", lambda: driver)
+    assert library.why_no_cuda() == reason
     assert bool(cuda_torch) == (reason is None)
 
 
 def test_an_old_torch_is_named(cuda_torch, monkeypatch):
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.12.1"))
-    assert _library.why_no_cuda() == "torch is 2.12.1, monograph_cuda.so wants 2.13 or later"
+    assert library.why_no_cuda() == "torch is 2.12.1, monograph_cuda.so wants 2.13 or later"
     assert not cuda_torch
 
 
 def test_without_a_driver_the_version_is_0():
-    assert _library.driver_version() >= 0
+    assert library.driver_version() >= 0
 
 
 @pytest.fixture(scope="module")

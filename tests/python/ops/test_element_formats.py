@@ -5,9 +5,9 @@ import torch
 from torch.library import opcheck
 
 import monograph as mg
-from monograph.formats import ABSMAX_FORMATS, FORMATS
 from monograph.nn import QuantLinear
 from monograph.ops.dequantize import portable_dequantize
+from monograph.ops.formats import ABSMAX_FORMATS, FORMATS
 from monograph.ops.linear import linear, linear_dx
 from monograph.ops.quantize import portable_quantize
 

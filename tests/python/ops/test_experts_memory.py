@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from monograph.bench.peak_memory import peak_bytes
-from monograph.formats import format_named
 from monograph.ops.experts import Activation, experts
+from monograph.ops.formats import format_named
 from monograph.ops.layout import make_layout
 
 MIB = 1 << 20

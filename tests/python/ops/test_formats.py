@@ -5,7 +5,7 @@ import torch
 from bitsandbytes.functional import create_dynamic_map, get_4bit_type
 
 import monograph as mg
-from monograph.formats import ABSMAX_FORMATS, FORMATS, RULES, format_named, format_numbered, value_table
+from monograph.ops.formats import ABSMAX_FORMATS, FORMATS, RULES, format_named, format_numbered, value_table
 from monograph.ops.quantize import dynamic_map
 
 

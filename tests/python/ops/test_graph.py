@@ -93,12 +93,12 @@ def test_eager_overhead_in_inference_mode(record_property):
 
 def test_registration_is_idempotent_q8():
     """Requirement Q8: loading again, by reload or by hand, changes nothing."""
-    from monograph import _library
+    from monograph.ops import library
 
     before = torch.ops.monograph.dequantize
-    importlib.reload(_library)
-    _library.load()
-    torch.ops.load_library(_library.library_path())
+    importlib.reload(library)
+    library.load()
+    torch.ops.load_library(library.library_path())
     assert torch.ops.monograph.dequantize is before
     assert mg.quantize(torch.randn(4, 64)).dequantize().shape == (4, 64)
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph._library import library_path
 from monograph.nn import QuantLinear
+from monograph.ops.library import library_path
 from monograph.ops.linear import linear
 from monograph.ops.linear_shared import linear_shared
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import monograph as mg
-import monograph.integrations.torch.inductor_decompositions as decompositions
-from monograph.formats import FORMATS
+import monograph.ops.inductor_decompositions as decompositions
 from monograph.ops import dequantize, varlen_attention
 from monograph.ops.experts_portable import portable_experts
+from monograph.ops.formats import FORMATS
 from monograph.ops.gated_delta_rule import portable_gated_delta_rule_backward
 from monograph.selftest.device import PeakMemory
 from monograph.upstream.torch_names import (

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import monograph as mg
-from monograph.formats import ABSMAX_FORMATS, value_table
+from monograph.ops.formats import ABSMAX_FORMATS, value_table
 from monograph.ops.quantize import dynamic_map, portable_quantize
 from support import bnb_reference as bnb
 

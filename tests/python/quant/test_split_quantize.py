@@ -5,7 +5,7 @@ import torch
 from torch.library import opcheck
 
 import monograph as mg
-from monograph.formats import FORMATS
+from monograph.ops.formats import FORMATS
 from monograph.ops.split_quantize import portable_split_quantize
 
 SPLITS = [32, 0, 64, 96]

@@ -26,8 +26,8 @@ from monograph.distributed import World, shard_group_of, sharded_layer
 from monograph.distributed.shard import sharded_units
 from monograph.distributed.sharded_away import ShardedAway
 from monograph.distributed.sharded_layer import ShardedLayer
-from monograph.formats import ABSMAX_FORMATS, FORMATS
 from monograph.nn import QuantLinear, replace_linears
+from monograph.ops.formats import ABSMAX_FORMATS, FORMATS
 from monograph.regions import TRACES, forget
 from monograph.regions.outer_graph import partition
 from monograph.training import TrainStep, forward_loss

@@ -19,8 +19,8 @@ from transformers import (
 )
 
 import monograph as mg
-from monograph.formats import ABSMAX_FORMATS
 from monograph.nn import replace_linears
+from monograph.ops.formats import ABSMAX_FORMATS
 from monograph.packing import PackedCollator, PaddedCollator
 
 SMALL: dict[str, Any] = {

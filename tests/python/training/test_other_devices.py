@@ -13,10 +13,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 import monograph as mg
-from monograph.integrations.torch import inductor_decompositions, inductor_fallbacks
 from monograph.integrations.transformers.attention import NAME as OURS
 from monograph.nn import QuantLinear
 from monograph.nn.replace_linears import replace_linears
+from monograph.ops import inductor_decompositions, inductor_fallbacks
 from monograph.ops.seeded_dropout import hashed_dropout, kept
 from monograph.packing import PackedCollator, PaddedCollator
 from monograph.selftest import training

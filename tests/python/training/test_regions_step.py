@@ -10,8 +10,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import monograph as mg
-from monograph.formats import ABSMAX_FORMATS, FORMATS
 from monograph.nn import QuantLinear
+from monograph.ops.formats import ABSMAX_FORMATS, FORMATS
 from monograph.regions import TRACES, forget, region_layers
 from monograph.training import TrainStep
 from support import step_models

@@ -7,7 +7,7 @@ from typing import Any
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from monograph.formats import format_named
+from monograph.ops.formats import format_named
 from monograph.spellings import spelling_of, spelling_saving
 from monograph.spellings.spelling import Spelling
 

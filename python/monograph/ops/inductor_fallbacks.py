@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from monograph.integrations.torch.inductor_decompositions import decomposed_names
+from monograph.ops.inductor_decompositions import decomposed_names
 from monograph.upstream.torch_names import (
     layout_constraint_tag,
     make_fallback,

@@ -8,8 +8,8 @@ import platform
 
 import torch
 
-from monograph import _library
-from monograph.formats import FORMATS
+from monograph.ops import library
+from monograph.ops.formats import FORMATS
 
 # By the numbers of `Isa` in C++, which has a range for each architecture.
 ISA_NAMES = {0: "scalar", 1: "avx2", 2: "avx512", 3: "avx512_bf16", 4: "amx"}
@@ -28,7 +28,7 @@ def config() -> dict[str, str]:
         "monograph": importlib.metadata.version("monograph"),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "library": _library.NAME,
+        "library": library.NAME,
         "isa": chosen if chosen == machine else f"{chosen} (capped; the machine has {machine})",
         "threads": str(torch.get_num_threads()),
         "formats": ", ".join(FORMATS),

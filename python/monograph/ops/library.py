@@ -2,6 +2,7 @@
 
 import ctypes
 import pathlib
+import sys
 import warnings
 
 import torch
@@ -9,16 +10,14 @@ import torch
 NAME = "monograph_ops.so"
 CUDA_NAME = "monograph_cuda.so"
 CUDA_TORCH = (2, 13)
-CUDA_DRIVER = (
-    13000  # as cuDriverGetVersion gives it: the run time that is linked in wants a driver of its own age
-)
+# As cuDriverGetVersion gives it: the run time that is linked in wants a driver of its own age.
+CUDA_DRIVER = 13000
 
 
 def library_path(name: str = NAME) -> pathlib.Path:
     """Where a library of this installation lies; an editable one spans two folders."""
-    import monograph
-
-    candidates = [pathlib.Path(folder) / name for folder in monograph.__path__]
+    # Asked by name: the package is above this module, and loaded before it.
+    candidates = [pathlib.Path(folder) / name for folder in sys.modules["monograph"].__path__]
     return next((path for path in candidates if path.exists()), candidates[0])
 
 
