@@ -17,9 +17,9 @@ from monograph import nn, ops, packing
 from monograph.offload.activations import offload_activations
 from monograph.offload.not_offloaded import mark_not_offload
 from monograph.ops.show_config import show_config
-from monograph.packed_weight import PackedWeight, linear, quantize
-from monograph.quantized_tensor import QuantizedTensor, split_quantize
-from monograph.spellings.bitsandbytes import dequantize_4bit, from_bitsandbytes, to_bitsandbytes
+from monograph.quant.packed_weight import PackedWeight, linear, quantize
+from monograph.quant.quant_methods.bitsandbytes import dequantize_4bit, from_bitsandbytes, to_bitsandbytes
+from monograph.quant.quantized_tensor import QuantizedTensor, split_quantize
 from monograph.upstream.when_imported import when_imported
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from monograph.packed_weight import PackedWeight
-from monograph.spellings.packed_state import PackedParts
+from monograph.quant.packed_weight import PackedWeight
+from monograph.quant.quant_methods.packed_state import PackedParts
 from monograph.upstream.torch_names import (
     disable_torch_function,
     disabled_torch_function,

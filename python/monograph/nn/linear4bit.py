@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from monograph.nn.quant_linear import QuantLinear
-from monograph.spellings.bitsandbytes import from_quant_state
+from monograph.quant.quant_methods.bitsandbytes import from_quant_state
 
 
 def is_linear4bit(layer: nn.Module) -> bool:

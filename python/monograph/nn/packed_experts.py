@@ -12,7 +12,7 @@ from torch import nn
 from monograph.nn.lazy_weight import LazyWeight
 from monograph.ops.experts import Activation, experts
 from monograph.ops.layout import make_layout, plain_layout
-from monograph.packed_weight import PackedWeight
+from monograph.quant.packed_weight import PackedWeight
 from monograph.upstream.calling_module import calling_module
 from monograph.upstream.torch_names import parameters_of
 

@@ -13,7 +13,7 @@ from torch import nn
 from monograph.nn.lazy_weight import LazyWeight, traced_weight
 from monograph.ops.layout import make_layout
 from monograph.ops.linear import linear as linear_op
-from monograph.packed_weight import PackedWeight, quantize
+from monograph.quant.packed_weight import PackedWeight, quantize
 
 
 class QuantLinear(nn.Linear):

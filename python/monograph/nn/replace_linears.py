@@ -11,8 +11,8 @@ from torch import nn
 
 from monograph.nn.linear4bit import is_linear4bit, quant_linear, replace_linear4bit
 from monograph.nn.quant_linear import QuantLinear
-from monograph.packed_weight import quantize
-from monograph.spellings.bitsandbytes import from_bitsandbytes
+from monograph.quant.packed_weight import quantize
+from monograph.quant.quant_methods.bitsandbytes import from_bitsandbytes
 
 
 def replace_linears(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from monograph.nn.quant_linear import QuantLinear
-from monograph.packed_weight import PackedWeight
+from monograph.quant.packed_weight import PackedWeight
 
 Factors = tuple[torch.Tensor, torch.Tensor]  # a [rank, cols], b [rows, rank], both float32
 

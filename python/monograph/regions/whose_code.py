@@ -10,8 +10,6 @@ import sysconfig
 from types import CodeType
 from typing import Any
 
-import monograph
-
 OURS, TRUSTED, KNOWN, FOREIGN = "ours", "trusted", "known", "foreign"
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\.]+)")
 # They keep caches of their own and choose operators by state of theirs that no forward changes.
@@ -20,7 +18,7 @@ _TRUSTED = frozenset({"torch", "functorch", "numpy", "sympy", "networkx", "trito
 _KNOWN = frozenset({"transformers", "peft", "accelerate", "trl", "einops"})
 DYNAMIC = frozenset({"getattr", "setattr", "vars", "__dict__", "eval", "exec", "globals", "__getattribute__"})
 _BY_STRINGS = DYNAMIC | {"hasattr", "delattr", "attrgetter", "__setattr__"}
-_OUR_FOLDER = os.path.dirname(os.path.abspath(monograph.__file__)) + os.sep
+_OUR_FOLDER = os.path.dirname(os.path.abspath(sys.modules["monograph"].__file__ or "")) + os.sep
 _STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from monograph.ops.formats import FORMATS
-from monograph.packed_weight import PackedWeight, quantize
+from monograph.quant.packed_weight import PackedWeight, quantize
 from monograph.selftest.bit_patterns import floats
 from monograph.selftest.case import Case, Figures, require
 from monograph.selftest.device import Device

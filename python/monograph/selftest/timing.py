@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monograph.packed_weight import quantize
+from monograph.quant.packed_weight import quantize
 from monograph.selftest.bit_patterns import floats
 from monograph.selftest.case import Case, Figures, Skipped
 from monograph.selftest.device import Device

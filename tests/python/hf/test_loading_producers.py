@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import monograph as mg
 from monograph.nn import QuantLinear
-from monograph.spellings.fp8_block import Fp8Block
+from monograph.quant.quant_methods.fp8_block import Fp8Block
 from support import producer_folders
 from support.producer_folders import DENSE, tensors
 

@@ -7,9 +7,9 @@ import torch
 
 import monograph as mg
 from monograph.integrations.transformers.expert_loading import stacked
-from monograph.spellings.compressed_tensors import CompressedTensors
-from monograph.spellings.fp8_block import Fp8Block
-from monograph.spellings.modelopt import ModelOpt
+from monograph.quant.quant_methods.compressed_tensors import CompressedTensors
+from monograph.quant.quant_methods.fp8_block import Fp8Block
+from monograph.quant.quant_methods.modelopt import ModelOpt
 from support import producer_folders
 from support.producer_folders import tensors
 

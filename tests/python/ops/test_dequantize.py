@@ -5,7 +5,7 @@ import torch
 
 import monograph as mg
 from monograph.ops.dequantize import portable_dequantize
-from monograph.spellings.bitsandbytes import from_quant_state
+from monograph.quant.quant_methods.bitsandbytes import from_quant_state
 from support import bnb_reference as bnb
 
 pytestmark = pytest.mark.per_isa  # run once for each MONOGRAPH_ISA

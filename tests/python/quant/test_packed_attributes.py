@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import monograph as mg
 from monograph.nn import QuantLinear
-from monograph.spellings.bitsandbytes import to_bitsandbytes
+from monograph.quant.quant_methods.bitsandbytes import to_bitsandbytes
 from support import bnb_reference
 
 SIZE = 64

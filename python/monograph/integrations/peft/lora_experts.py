@@ -22,7 +22,7 @@ from monograph.integrations.peft.lora_linear import rounded_once
 from monograph.integrations.transformers.experts import experts_forward, experts_kind, is_experts
 from monograph.nn.packed_experts import LowRank, PackedExperts
 from monograph.ops.has_kernel import may_take_over
-from monograph.packed_weight import PackedWeight
+from monograph.quant.packed_weight import PackedWeight
 from monograph.upstream.peft_names import (
     ParamWrapper,
     caches,

@@ -8,8 +8,8 @@ from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from monograph.ops.formats import format_named
-from monograph.spellings import spelling_of, spelling_saving
-from monograph.spellings.spelling import Spelling
+from monograph.quant.quant_methods import spelling_of, spelling_saving
+from monograph.quant.quant_methods.quant_method import Spelling
 
 METHOD = "monograph"
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from monograph.integrations.transformers.experts import experts_kind
 from monograph.nn.packed_experts import PackedExperts
-from monograph.packed_weight import PackedWeight
-from monograph.spellings.spelling import Spelling
+from monograph.quant.packed_weight import PackedWeight
+from monograph.quant.quant_methods.quant_method import Spelling
 from monograph.upstream.transformers_names import mark_initialized, original_patterns
 
 STACKS = ("gate_up_proj", "up_proj", "down_proj")  # the parameters of a layer of experts

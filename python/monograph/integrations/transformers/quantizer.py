@@ -5,7 +5,7 @@
 The model keeps its dense layers on the meta device until a weight arrives; the weight is then quantised (or,
 in a folder that is quantised already, taken as it is) and its layer replaced. No placeholder of another dtype
 is ever registered: transformers casts a checkpoint to the placeholder's dtype before it quantises.
-How a folder names its tensors and its config is the business of monograph.spellings.
+How a folder names its tensors and its config is the business of monograph.quant.quant_methods.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from monograph.integrations.transformers.recurrent_layers import take_over as ta
 from monograph.nn.dense_source import remember_dense
 from monograph.nn.packed_experts import PackedExperts
 from monograph.nn.quant_linear import QuantLinear, dense_linear
-from monograph.packed_weight import PackedWeight, quantize
 from monograph.packing.layers_with_state import guard_packed
+from monograph.quant.packed_weight import PackedWeight, quantize
 from monograph.upstream.transformers_names import (
     ConversionOps,
     WeightConverter,

@@ -18,10 +18,10 @@ import torch
 
 from monograph.ops.dequantize import as_float32
 from monograph.ops.formats import ABSMAX_FORMATS, SCALE_GROUP, Format, value_table
-from monograph.packed_weight import PackedWeight, canonical
-from monograph.spellings.packed_state import packed_state
-from monograph.spellings.quant_state import dequantize_4bit, refuse_rearranged
-from monograph.spellings.spelling import Config, Spelling, listed
+from monograph.quant.packed_weight import PackedWeight, canonical
+from monograph.quant.quant_methods.packed_state import packed_state
+from monograph.quant.quant_methods.quant_method import Config, Spelling, listed
+from monograph.quant.quant_methods.quant_state import dequantize_4bit, refuse_rearranged
 
 __all__ = ["BitsAndBytes", "dequantize_4bit", "from_bitsandbytes", "from_quant_state", "to_bitsandbytes"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from monograph.ops.formats import format_named
-from monograph.packed_weight import PackedWeight, canonical
+from monograph.quant.packed_weight import PackedWeight, canonical
 
 _SCALE_KINDS = {
     torch.float32: "float32",

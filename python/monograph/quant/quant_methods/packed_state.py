@@ -17,7 +17,7 @@ import torch
 
 from monograph.ops.dequantize import as_float32
 from monograph.ops.formats import ABSMAX_FORMATS, SCALE_GROUP, value_table
-from monograph.packed_weight import PackedWeight
+from monograph.quant.packed_weight import PackedWeight
 
 
 @dataclass(eq=False)

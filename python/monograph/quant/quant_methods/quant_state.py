@@ -12,8 +12,8 @@ import torch
 
 from monograph.ops.formats import ABSMAX_FORMATS, SCALE_GROUP, Format, value_table
 from monograph.ops.layout import make_layout
-from monograph.spellings.element_tensors import e4m3_weight
-from monograph.spellings.packed_state import PackedParts, PackedState
+from monograph.quant.quant_methods.element_tensors import e4m3_weight
+from monograph.quant.quant_methods.packed_state import PackedParts, PackedState
 from monograph.upstream.torch_names import assert_async
 
 

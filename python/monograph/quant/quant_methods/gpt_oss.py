@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from monograph.packed_weight import PackedWeight
-from monograph.spellings.element_tensors import element_weight
-from monograph.spellings.spelling import Config, Spelling, listed
+from monograph.quant.packed_weight import PackedWeight
+from monograph.quant.quant_methods.element_tensors import element_weight
+from monograph.quant.quant_methods.quant_method import Config, Spelling, listed
 
 
 class GptOss(Spelling):

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from monograph.packed_weight import PackedWeight
-from monograph.spellings.element_tensors import DENSE, e4m3_weight, stored_scales, stored_values
-from monograph.spellings.spelling import Config, Spelling, listed
+from monograph.quant.packed_weight import PackedWeight
+from monograph.quant.quant_methods.element_tensors import DENSE, e4m3_weight, stored_scales, stored_values
+from monograph.quant.quant_methods.quant_method import Config, Spelling, listed
 
 _BLOCKS = {(128, 128): "fp8-block", (1, 32): "mxfp8"}
 

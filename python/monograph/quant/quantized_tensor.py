@@ -10,7 +10,7 @@ import torch
 from monograph.ops.formats import format_named
 from monograph.ops.split_quantize import places
 from monograph.ops.split_quantize import split_quantize as split_quantize_op
-from monograph.packed_weight import PackedWeight, canonical
+from monograph.quant.packed_weight import PackedWeight, canonical
 
 
 @dataclass(eq=False)

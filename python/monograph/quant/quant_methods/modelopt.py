@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from monograph.packed_weight import PackedWeight
-from monograph.spellings.element_tensors import (
+from monograph.quant.packed_weight import PackedWeight
+from monograph.quant.quant_methods.element_tensors import (
     DENSE,
     e4m3_weight,
     element_weight,
     stored_scales,
     stored_values,
 )
-from monograph.spellings.spelling import Config, Spelling, listed
+from monograph.quant.quant_methods.quant_method import Config, Spelling, listed
 
 _ALGORITHMS = {"NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "MXFP8": "mxfp8"}
 

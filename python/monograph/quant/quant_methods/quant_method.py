@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monograph.packed_weight import PackedWeight
+from monograph.quant.packed_weight import PackedWeight
 
 Config = dict[str, Any]
 

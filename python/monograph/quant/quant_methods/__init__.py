@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from monograph.spellings.bitsandbytes import BitsAndBytes
-from monograph.spellings.compressed_tensors import CompressedTensors
-from monograph.spellings.fp8_block import Fp8Block
-from monograph.spellings.gpt_oss import GptOss
-from monograph.spellings.modelopt import ModelOpt
-from monograph.spellings.spelling import Spelling
+from monograph.quant.quant_methods.bitsandbytes import BitsAndBytes
+from monograph.quant.quant_methods.compressed_tensors import CompressedTensors
+from monograph.quant.quant_methods.fp8_block import Fp8Block
+from monograph.quant.quant_methods.gpt_oss import GptOss
+from monograph.quant.quant_methods.modelopt import ModelOpt
+from monograph.quant.quant_methods.quant_method import Spelling
 
 SPELLINGS: tuple[Spelling, ...] = (BitsAndBytes(), Fp8Block(), CompressedTensors(), ModelOpt(), GptOss())
 

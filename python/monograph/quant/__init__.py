@@ -1,0 +1,1 @@
+"""Packed weights: `PackedWeight`, `QuantizedTensor`, and how producers write them (`quant_methods/`)."""
