@@ -26,7 +26,7 @@ MODULES = {
     "monograph.training": "The training step.",
     "monograph.packing": "Several documents in one row.",
     "monograph.distributed": "Several processes.",
-    "monograph.offload": "Tensors that leave memory.",
+    "monograph.memory.offload": "Tensors that leave memory.",
     "monograph.ops": "The operators, `torch.ops.monograph.NAME`.",
 }
 

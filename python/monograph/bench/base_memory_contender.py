@@ -28,8 +28,8 @@ def _stolen() -> float:
 
 
 def _advise_sequential(model: Any) -> None:
-    from monograph.base_memory.mapped_base import mapped_tensors
-    from monograph.distributed.mapped_memory import MappedMemory
+    from monograph.memory.base_memory.mapped_base import mapped_tensors
+    from monograph.memory.mapped_memory import MappedMemory
 
     libc = ctypes.CDLL(None)
     with MappedMemory() as memory:
@@ -48,7 +48,7 @@ def train(how: str, folder: str, steps: int, tokens: int, base_memory: int, thre
     from peft import LoraConfig
 
     import monograph as mg
-    from monograph.base_memory import base_memory_of
+    from monograph.memory.base_memory import base_memory_of
     from monograph.packing import PackedCollator
     from monograph.training import TrainStep
 

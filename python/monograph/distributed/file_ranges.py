@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from monograph.distributed.layer_bytes import Layout
-from monograph.distributed.mapped_memory import Extent, MappedMemory, without_reading_ahead
+from monograph.memory.mapped_memory import Extent, MappedMemory, without_reading_ahead
 
 _SAMPLE = 4096
 _MOST = 1 << 30  # bytes of one call; Linux reads at most 2 GiB

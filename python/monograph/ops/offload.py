@@ -5,7 +5,7 @@
     y = wait(begun, after, shape, dtype)     # contiguous; its bits are those of x
 
 On the CPU x goes to a spill file and the handle is int64 [2]; what it stands for lives as long as the handle.
-Of another device x goes to (pinned) host memory: monograph.offload.device_copies. `file` 0 is the spill file
+Of another device x goes to (pinned) host memory (`device_copies.py`). `file` 0 is the spill file
 that was opened last. `slot` is not read: two offloads of one tensor with two slots are two nodes for
 everybody who merges equal ones. `after` is a tensor of the backward pass, so that nothing is fetched before
 it, and names the device to come back to. The output of none of them shares memory with an input.

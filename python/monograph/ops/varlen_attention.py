@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from monograph.offload.not_offloaded import mark_attention
+from monograph.memory.offload.not_offloaded import mark_attention
 from monograph.ops import library  # noqa: F401  (the schemas are registered there)
 from monograph.ops.argument_checks import (
     check_float,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from monograph.base_memory.sizes import bytes_of
+from monograph.memory.base_memory.sizes import bytes_of
 from monograph.packing.packed_rows import LARGEST_CAPACITY
 from monograph.recipe.adapter_start import check_start_keys, start_of
 from monograph.recipe.data_checks import check_data

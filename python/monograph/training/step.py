@@ -25,7 +25,7 @@ from monograph.distributed.fully_sharded import refuse_fully_sharded
 from monograph.distributed.same_models import check_same_adapters
 from monograph.distributed.same_values import bits_of, fingerprint
 from monograph.distributed.shard import sharded_units
-from monograph.offload.activations import SMALLEST_BYTES
+from monograph.memory.offload.activations import SMALLEST_BYTES
 from monograph.ops.seeded_dropout import seed_dropouts
 from monograph.packing.layers_with_state import guard_packed
 from monograph.regions import make_regions, outer_graph, refusals, region_layers
@@ -99,7 +99,7 @@ class TrainStep:
     mode: a key of MODES.
     dynamic: whether lengths change from batch to batch. If all batches have one shape, False is faster.
     backend: of torch.compile; None: "inductor", and for "graph" and "whole_step" one that runs the graph as
-        it is. Those two make regions of the model's layers (monograph.regions), and say which cannot be one.
+        it is. Those two make regions of the model's layers, and say which cannot be one.
     loss_scaling: whether the loss is scaled as torch.amp.GradScaler does; None: if the model has parameters
         in float16.
     world: the processes that make the step together, each with a model of the same values; None: this one.

@@ -9,10 +9,15 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
-from monograph.offload.activations import SMALLEST_BYTES, checked_min_bytes, offload_activations, place_for
-from monograph.offload.graph import OffloadingPartitioner, offloading
-from monograph.offload.places import Disk
-from monograph.offload.spill import Counts
+from monograph.memory.offload.activations import (
+    SMALLEST_BYTES,
+    checked_min_bytes,
+    offload_activations,
+    place_for,
+)
+from monograph.memory.offload.graph import OffloadingPartitioner, offloading
+from monograph.memory.offload.places import Disk
+from monograph.memory.offload.spill import Counts
 from monograph.regions.outer_graph import outer_graph, partition
 
 _BY_HOOKS = ("eager", "per_layer")

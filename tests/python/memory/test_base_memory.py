@@ -17,10 +17,10 @@ from peft import LoraConfig
 from safetensors.torch import safe_open, save_file
 
 import monograph as mg
-from monograph.base_memory import base_memory_of, bytes_of, limit_base_memory
-from monograph.base_memory.mapped_base import Reading, mapped_tensors
 from monograph.bench.large_model import write_model
-from monograph.distributed.mapped_memory import MappedMemory
+from monograph.memory.base_memory import base_memory_of, bytes_of, limit_base_memory
+from monograph.memory.base_memory.mapped_base import Reading, mapped_tensors
+from monograph.memory.mapped_memory import MappedMemory
 from monograph.ops.experts import experts
 from monograph.packing import PackedCollator
 from monograph.recipe.keys import Recipe

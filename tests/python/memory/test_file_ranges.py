@@ -11,10 +11,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from monograph.distributed import mapped_memory
 from monograph.distributed.file_ranges import RangeReader, read_range, read_small_tensors
 from monograph.distributed.layer_bytes import Layout
-from monograph.distributed.mapped_memory import MappedMemory
+from monograph.memory import mapped_memory
+from monograph.memory.mapped_memory import MappedMemory
 
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/pagemap"), reason="wants Linux")
 

@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import monograph as mg
-from monograph.offload import LeakedView, StorageOffloader
-from monograph.offload.places import Disk
-from monograph.offload.storages import StorageTable
+from monograph.memory.offload import LeakedView, StorageOffloader
+from monograph.memory.offload.places import Disk
+from monograph.memory.offload.storages import StorageTable
 
 MIB = 1 << 20
 DTYPES = (

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import monograph as mg
-from monograph.offload.device_copies import DeviceCopies
-from monograph.offload.graph_replay import Replayed, replay
+from monograph.memory.offload.device_copies import DeviceCopies
+from monograph.memory.offload.graph_replay import Replayed, replay
 
 
 class Log:
@@ -156,7 +156,7 @@ class Elsewhere:
 
 
 def test_host_memory_through_an_injected_copier(monkeypatch):
-    from monograph.offload import places
+    from monograph.memory.offload import places
 
     monkeypatch.setattr(places.Host, "takes", lambda self, device: True)  # these tensors play the device's
     copier = Elsewhere()
@@ -177,7 +177,7 @@ def test_what_is_on_the_host_already_is_refused():
 
 
 def test_the_operators_of_a_device(monkeypatch):
-    from monograph.offload import device_copies
+    from monograph.memory.offload import device_copies
 
     log = Log()
     copies = DeviceCopies(log, pinned=torch.empty_like)

@@ -9,8 +9,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.library import opcheck
 
-from monograph.offload.graph import OffloadingPartitioner, offload_saved
-from monograph.offload.spill import Spill
+from monograph.memory.offload.graph import OffloadingPartitioner, offload_saved
+from monograph.memory.offload.spill import Spill
 from monograph.training import TrainStep
 from support.step_models import batches, build
 

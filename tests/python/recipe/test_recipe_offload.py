@@ -86,7 +86,7 @@ def test_what_would_do_nothing_is_refused(keys, said, root):
 
 
 def test_a_recipe_under_trl_offloads_by_hooks(tmp_path, monkeypatch):
-    from monograph.offload import offload_activations
+    from monograph.memory.offload import offload_activations
     from monograph.recipe.trl import run
     from support.trl_recipes import ANSWERS, PROMPTS, columns, run_recipe, trl_keys, write_rows
     from support.trl_runs import make_folder

@@ -16,12 +16,12 @@ from transformers import (
     PreTrainedModel,
 )
 
-from monograph.base_memory.read_ahead import limit_base_memory
-from monograph.base_memory.sizes import bytes_of
 from monograph.distributed.file_ranges import read_small_tensors
 from monograph.integrations.transformers import attention, recurrent_layers
 from monograph.integrations.transformers.config import loading_dict
 from monograph.integrations.transformers.quantizer import MonographConfig
+from monograph.memory.base_memory.read_ahead import limit_base_memory
+from monograph.memory.base_memory.sizes import bytes_of
 from monograph.packing.layers_with_state import guard_packed
 
 MODELOPT_FILE = "hf_quant_config.json"
@@ -120,7 +120,7 @@ def from_pretrained(
     AutoModelForSequenceClassification.
 
     `base_memory` ("3GiB", or bytes) is how much of the mapped files may be in memory at a time, for a base
-    that is larger: docs/offload.md. `monograph.base_memory.base_memory_of(model)` tells what it does.
+    that is larger: docs/offload.md. `monograph.memory.base_memory.base_memory_of(model)` tells what it does.
 
         model = mg.from_pretrained("Llama-3.1-8B-nf4")
         model = mg.from_pretrained("Llama-3.1-8B", mg.MonographConfig("nf4", double_quant=True))

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from monograph.offload import offload_activations
+from monograph.memory.offload import offload_activations
 from monograph.recipe.adapter_names import check_names
 from monograph.recipe.base_record import make_base_record, packing_of, put_base_record
 from monograph.recipe.checkpoint import STATE, checkpoint_to_resume, move_into, write_folder

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from monograph.offload.spill import Counts, Spill
+from monograph.memory.offload.spill import Counts, Spill
 
 
 class Place(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from monograph.distributed.mapped_memory import MappedMemory
+from monograph.memory.mapped_memory import MappedMemory
 
 SMALL = 1 << 20  # bytes: such tensors may be copies, and are read with what lies beside them
 _GAP = 1 << 16  # bytes between two tensors that are read as one

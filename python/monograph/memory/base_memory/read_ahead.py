@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from monograph.base_memory.mapped_base import mapped_tensors
-from monograph.base_memory.sizes import bytes_of
-from monograph.distributed.mapped_memory import MappedMemory
+from monograph.memory.base_memory.mapped_base import mapped_tensors
+from monograph.memory.base_memory.sizes import bytes_of
+from monograph.memory.mapped_memory import MappedMemory
 
 EVENTS = ("use", "wait", "read", "drop")
 _OPEN = "read_ahead_open: "

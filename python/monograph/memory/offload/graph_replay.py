@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from monograph.offload.device_copies import Device
+from monograph.memory.offload.device_copies import Device
 
 
 class CapturedGraph(Protocol):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from monograph.offload.places import Place
+from monograph.memory.offload.places import Place
 from monograph.upstream.torch_names import StorageWeakRef, neg_view, version_of
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.offload.not_offloaded import (
+from monograph.memory.offload.not_offloaded import (
     Stayed,
     enter_context,
     has_storage,
@@ -27,9 +27,9 @@ from monograph.offload.not_offloaded import (
     leave_context,
     storages_of,
 )
-from monograph.offload.places import Copier, Disk, Host, Place
-from monograph.offload.spill import Counts
-from monograph.offload.storages import Packed, StorageTable
+from monograph.memory.offload.places import Copier, Disk, Host, Place
+from monograph.memory.offload.spill import Counts
+from monograph.memory.offload.storages import Packed, StorageTable
 from monograph.upstream.torch_names import transforms_active
 
 SMALLEST_BYTES = 1 << 20
@@ -64,7 +64,7 @@ def place_for(
         raise ValueError(
             "offload: to is 'host' and the model's tensors are on the host (cpu) already, wanted to='disk'"
         )
-    from monograph.offload.device_copies import DeviceCopies
+    from monograph.memory.offload.device_copies import DeviceCopies
 
     return Host(DeviceCopies())
 

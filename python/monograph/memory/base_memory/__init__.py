@@ -1,6 +1,6 @@
 """A base larger than memory: its files are mapped, read before they are used, and let go: docs/offload.md."""
 
-from monograph.base_memory.read_ahead import BaseMemory, base_memory_of, limit_base_memory
-from monograph.base_memory.sizes import bytes_of
+from monograph.memory.base_memory.read_ahead import BaseMemory, base_memory_of, limit_base_memory
+from monograph.memory.base_memory.sizes import bytes_of
 
 __all__ = ["BaseMemory", "base_memory_of", "bytes_of", "limit_base_memory"]

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from monograph.offload.activations import SMALLEST_BYTES
+from monograph.memory.offload.activations import SMALLEST_BYTES
 from monograph.ops import offload as _operators  # noqa: F401  (registers fakes)
 from monograph.upstream.torch_names import (
     CustomPartitionerFn,

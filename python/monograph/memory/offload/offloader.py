@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from monograph.offload.activations import checked_min_bytes, place_for
-from monograph.offload.not_offloaded import has_storage, is_marked
-from monograph.offload.places import Copier, Place
-from monograph.offload.references import Reference, references_in
-from monograph.offload.spill import Counts
-from monograph.offload.storages import View, whole
+from monograph.memory.offload.activations import checked_min_bytes, place_for
+from monograph.memory.offload.not_offloaded import has_storage, is_marked
+from monograph.memory.offload.places import Copier, Place
+from monograph.memory.offload.references import Reference, references_in
+from monograph.memory.offload.spill import Counts
+from monograph.memory.offload.storages import View, whole
 from monograph.upstream.torch_names import StorageWeakRef
 
 

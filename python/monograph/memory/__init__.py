@@ -1,0 +1,1 @@
+"""Memory: tensors that leave it (`offload/`), a base larger than it (`base_memory/`), mapped files."""
