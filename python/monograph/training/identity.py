@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from monograph.integrations.peft.adapter_state import adapter_layers, constants, untrained_adapters
+from monograph.nn.adapter_state import adapter_layers, constants, untrained_adapters
 from monograph.upstream.torch_names import (
     children,
     has_any_global_hook,
