@@ -75,7 +75,7 @@ def _torchrun(ranks: int, restarts: int, arguments: list[str]) -> int:
 
 
 def _train(recipe: Recipe, options: argparse.Namespace) -> int:
-    from monograph.distributed.faults import RankFailure
+    from monograph.distributed.watchdog import RankFailure
     from monograph.recipe import full_disk
     from monograph.recipe.train import train
 

@@ -1,6 +1,6 @@
 """Several processes: a World of ranks, sums over them in a fixed order, and a base that is cut among them."""
 
-from monograph.distributed.same_values import check_same_values
+from monograph.distributed.replica_check import check_same_values
 from monograph.distributed.shard import shard, shard_group_of
 from monograph.distributed.shared_base import share_base
 from monograph.distributed.tree import Order, Tree, TreeSum, padded, sum_over_ranks

@@ -18,7 +18,7 @@ from monograph.distributed.file_ranges import RangeReader
 from monograph.distributed.fully_sharded import refuse_fully_sharded
 from monograph.distributed.layer_bytes import Layout
 from monograph.distributed.same_models import adapter_modules, compare, constants_of_adapters, digests
-from monograph.distributed.sharded_away import ShardedAway
+from monograph.distributed.shard_placeholder import ShardedAway
 from monograph.distributed.sharded_layer import Cut, ShardedLayer, ShardGroup
 from monograph.distributed.world import World, gathered_over
 from monograph.upstream.instance_class import put_before

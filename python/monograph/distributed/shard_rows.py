@@ -27,7 +27,7 @@ class ShardRows(DTensor):
         raise RuntimeError(
             f"{how}: {self.place} is sharded over {size} ranks, and this is the part of rank {rank} alone; "
             "wanted torch.distributed.checkpoint, which writes all parts, "
-            "monograph.distributed.save_whole.save_pretrained for a folder, or monograph.unsharded(model) "
+            "monograph.distributed.save_full.save_pretrained for a folder, or monograph.unsharded(model) "
             "around what reads whole tensors"
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from monograph.distributed.layer_bytes import ALIGNMENT, Layout
-from monograph.distributed.sharded_away import ShardedAway
+from monograph.distributed.shard_placeholder import ShardedAway
 from monograph.ops.whole_tensors import is_part
 from monograph.upstream.torch_names import parameters_of
 

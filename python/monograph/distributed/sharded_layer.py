@@ -21,10 +21,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from monograph.distributed.gather_again import kept_as_notes
 from monograph.distributed.layer_bytes import ALIGNMENT, Layout
+from monograph.distributed.reshard_after_forward import kept_as_notes
+from monograph.distributed.shard_placeholder import ShardedAway
 from monograph.distributed.shard_state import give_shard, take_shard
-from monograph.distributed.sharded_away import ShardedAway
 from monograph.upstream.torch_names import all_gathered, parameters_of
 
 

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from monograph.distributed.leave_together import Early, leave_together
+from monograph.distributed.consistent_exit import Early, leave_together
 from monograph.distributed.shard import sharded_units
 from monograph.distributed.sharded_layer import gathered_row
-from monograph.distributed.whole_unit import ModulesBefore, WholeUnit, stored_units
+from monograph.distributed.unsharded_unit import ModulesBefore, WholeUnit, stored_units
 
 
 @contextmanager

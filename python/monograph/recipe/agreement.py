@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from monograph.distributed.same_values import bits_of, check_alike, value_of
+from monograph.distributed.replica_check import bits_of, check_alike, value_of
 from monograph.distributed.world import World
 from monograph.upstream.collectives import all_gather_into_tensor
 

@@ -46,7 +46,7 @@ def _layer_of(path: str) -> str:
 def _parts(model: Any) -> Iterator[tuple[str, Any]]:
     """The modules of a model by path; of one that is sharded each unit while it is whole."""
     from monograph.distributed.unshard import whole_units
-    from monograph.distributed.whole_unit import stored_units
+    from monograph.distributed.unsharded_unit import stored_units
 
     units = tuple(f"{path}." for path in stored_units(model))
     yield from (part for part in model.named_modules() if not f"{part[0]}.".startswith(units))

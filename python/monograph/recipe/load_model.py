@@ -154,8 +154,8 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
     """The base with a new adapter, or with that of lora_model_dir, ready to train on these ranks."""
     from peft import PeftModel, get_peft_model
 
-    from monograph.distributed.faults import meet
     from monograph.distributed.file_ranges import read_small_tensors
+    from monograph.distributed.watchdog import meet
     from monograph.integrations.peft.optimize import optimize
     from monograph.integrations.peft.packed_layers import refuse_packed_copies
     from monograph.integrations.transformers.activation_checkpointing import enable_checkpointing

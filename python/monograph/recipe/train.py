@@ -9,10 +9,10 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from monograph.distributed.faults import by_first, meet, together
-from monograph.distributed.same_values import fingerprint
+from monograph.distributed.replica_check import fingerprint
 from monograph.distributed.shard import shard_group_of
 from monograph.distributed.tree import Tree
+from monograph.distributed.watchdog import by_first, meet, together
 from monograph.distributed.world import World, alone
 from monograph.recipe.adapter_card import write_card
 from monograph.recipe.agreement import Own, agree

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.distributed.sharded_away import ShardedAway
+from monograph.distributed.shard_placeholder import ShardedAway
 from monograph.distributed.sharded_layer import Cut
 from monograph.ops.seeded_dropout import SeededDropout
 from monograph.upstream.torch_names import (

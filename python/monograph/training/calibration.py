@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.distributed.same_values import check_same_values
+from monograph.distributed.replica_check import check_same_values
 from monograph.distributed.shard import shard_group_of
 from monograph.integrations.transformers.experts import experts_kind, is_experts
 from monograph.nn.packed_experts import ExpertsKind, PackedExperts

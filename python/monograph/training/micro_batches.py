@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from monograph.distributed import World
-from monograph.distributed.same_values import check_alike
+from monograph.distributed.replica_check import check_alike
 from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.training.batch_keys import DOCUMENTS, KNOWN, Tensors
 from monograph.training.loss import count_targets

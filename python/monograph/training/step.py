@@ -22,8 +22,8 @@ from monograph.distributed import (
     sum_over_ranks,
 )
 from monograph.distributed.fully_sharded import refuse_fully_sharded
+from monograph.distributed.replica_check import bits_of, fingerprint
 from monograph.distributed.same_models import check_same_adapters
-from monograph.distributed.same_values import bits_of, fingerprint
 from monograph.distributed.shard import sharded_units
 from monograph.memory.offload.activations import SMALLEST_BYTES
 from monograph.ops.seeded_dropout import seed_dropouts

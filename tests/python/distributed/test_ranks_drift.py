@@ -6,7 +6,7 @@ from peft import LoraConfig
 
 import monograph as mg
 from monograph.distributed import World, alone
-from monograph.distributed.same_values import bits_of, check_alike, fingerprint, value_of
+from monograph.distributed.replica_check import bits_of, check_alike, fingerprint, value_of
 from monograph.training import TrainStep
 from support.run_ranks import run_ranks
 from support.tiny_models import tiny_llama

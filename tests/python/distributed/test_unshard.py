@@ -15,7 +15,7 @@ from peft import LoraConfig
 from safetensors.torch import save_file
 
 import monograph as mg
-from monograph.distributed.save_whole import save_pretrained
+from monograph.distributed.save_full import save_pretrained
 from monograph.distributed.shard import shard, sharded_units, units_of
 from monograph.distributed.unshard import unshard, unsharded, whole_units
 from monograph.nn import QuantLinear

@@ -24,7 +24,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 import monograph as mg
 from monograph.distributed import World, shard_group_of, sharded_layer
 from monograph.distributed.shard import sharded_units
-from monograph.distributed.sharded_away import ShardedAway
+from monograph.distributed.shard_placeholder import ShardedAway
 from monograph.distributed.sharded_layer import ShardedLayer
 from monograph.nn import QuantLinear, replace_linears
 from monograph.ops.formats import ABSMAX_FORMATS, FORMATS

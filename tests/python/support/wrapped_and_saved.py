@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 import monograph as mg
-from monograph.distributed.save_whole import save_pretrained
+from monograph.distributed.save_full import save_pretrained
 from support.sharded_cases import same_bits
 from support.wrapped_case import OTHER, SAME, Case, base_model, logits, with_adapter
 
@@ -260,5 +260,5 @@ ROWS: dict[str, Callable[[Case], str]] = {
     "PEFT: `merge_adapter`": peft_merge,
     "PEFT: `merge_adapter` inside `mg.unsharded`": peft_merge_inside,
     "the base's `save_pretrained`": saved_base,
-    "`monograph.distributed.save_whole.save_pretrained`": saved_whole,
+    "`monograph.distributed.save_full.save_pretrained`": saved_whole,
 }

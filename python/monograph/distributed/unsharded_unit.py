@@ -11,7 +11,7 @@ from torch import nn
 
 from monograph.distributed.file_ranges import read_range
 from monograph.distributed.shard import sharded_units
-from monograph.distributed.sharded_away import ShardedAway
+from monograph.distributed.shard_placeholder import ShardedAway
 from monograph.distributed.sharded_layer import ShardedLayer, gathered_row
 from monograph.upstream.instance_class import take_off
 from monograph.upstream.torch_names import children, parameters_of

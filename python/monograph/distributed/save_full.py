@@ -18,7 +18,7 @@ from torch import nn
 
 from monograph.distributed.shard import shard_group_of
 from monograph.distributed.sharded_layer import ShardedLayer, gathered_row
-from monograph.distributed.whole_unit import WholeUnit, stored_units
+from monograph.distributed.unsharded_unit import WholeUnit, stored_units
 from monograph.distributed.world import gathered_over
 
 

@@ -6,10 +6,10 @@ import time
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from monograph.distributed import faults, marks
-from monograph.distributed.faults import RankMissing, by_first, explained, meet
-from monograph.distributed.fresh_names import fresh_name
-from monograph.distributed.marks import Marks
+from monograph.distributed import heartbeat, watchdog
+from monograph.distributed.heartbeat import Marks
+from monograph.distributed.store_prefix import fresh_name
+from monograph.distributed.watchdog import RankMissing, by_first, explained, meet
 from monograph.distributed.world import World
 
 
@@ -63,9 +63,9 @@ def test_a_rank_that_does_not_join_is_named(connect):
 @pytest.fixture
 def worlds(connect, monkeypatch):
     """worlds(n): n ranks with marks that beat ten times a second and are old after half a second."""
-    monkeypatch.setattr(marks, "BEAT", 0.1)
-    monkeypatch.setattr(faults, "STALE", 0.5)
-    monkeypatch.setattr(faults, "_NAMING_SECONDS", 1.5)
+    monkeypatch.setattr(heartbeat, "BEAT", 0.1)
+    monkeypatch.setattr(watchdog, "STALE", 0.5)
+    monkeypatch.setattr(watchdog, "_NAMING_SECONDS", 1.5)
     monkeypatch.setattr(World, "keys", lambda self, timeout: PrefixStore(self.name, connect()))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
@@ -144,7 +144,7 @@ def test_a_rank_killed_in_the_same_place_is_found_by_its_silence(worlds):
 
 
 def test_the_error_of_the_first_rank_is_told_by_all(worlds, monkeypatch):
-    monkeypatch.setattr("monograph.distributed.faults._STORE_SECONDS", 30.0)  # a busy machine answers late
+    monkeypatch.setattr("monograph.distributed.watchdog._STORE_SECONDS", 30.0)  # a busy machine answers late
     first, second = worlds(2)
     own = explained(second, ValueError("a wrong\n row"))
     assert (str(own), own.code) == ("rank 1 of 2: error: ValueError: a wrong row", 3)

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from monograph.distributed.marks import STALE, Marks, Seen, StoreSilent
+from monograph.distributed.heartbeat import STALE, Marks, Seen, StoreSilent
 from monograph.distributed.world import World, join, leave, store_address
 
 _Result = TypeVar("_Result")

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from monograph.distributed.sharded_layer import ShardGroup
-from monograph.distributed.whole_unit import ModulesBefore, WholeUnit
+from monograph.distributed.unsharded_unit import ModulesBefore, WholeUnit
 from monograph.distributed.world import gathered_over
 from monograph.upstream.torch_names import process_group_named
 
