@@ -159,8 +159,8 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
     from monograph.integrations.peft.optimize import optimize
     from monograph.integrations.peft.packed_layers import refuse_packed_copies
     from monograph.integrations.transformers.activation_checkpointing import enable_checkpointing
-    from monograph.packing.attention_without_borders import refuse_attention_without_borders
-    from monograph.packing.layers_with_state import refuse_packed
+    from monograph.packing.stateful_layers import refuse_packed
+    from monograph.packing.unsupported_attention import refuse_attention_without_borders
 
     held = sharding_of(recipe, 1 if world is None else world.size)
     if held.shard > 1:

@@ -27,7 +27,7 @@ from monograph.distributed.same_models import check_same_adapters
 from monograph.distributed.shard import sharded_units
 from monograph.memory.offload.activations import SMALLEST_BYTES
 from monograph.ops.seeded_dropout import seed_dropouts
-from monograph.packing.layers_with_state import guard_packed
+from monograph.packing.stateful_layers import guard_packed
 from monograph.regions import make_regions, outer_graph, refusals, region_layers
 from monograph.regions.kind import state_of
 from monograph.regions.layer import give_back

@@ -12,7 +12,7 @@ import monograph as mg
 from monograph.integrations.transformers.recurrent_layers import take_over
 from monograph.nn.replace_linears import replace_linears
 from monograph.packing import PackedCollator, PaddedCollator
-from monograph.packing.layers_with_state import KeepsDocumentsApart, layers_with_state
+from monograph.packing.stateful_layers import KeepsDocumentsApart, layers_with_state
 from monograph.training import verify_packing
 from support.recurrent_models import FAMILIES, build
 

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, GraniteMoeHybridConfig, Qwen3_5Fo
 import monograph as mg
 from monograph.integrations.transformers.recurrent_layers import take_over
 from monograph.packing import PackedCollator
-from monograph.packing.layers_with_state import KeepsDocumentsApart, layers_with_state
+from monograph.packing.stateful_layers import KeepsDocumentsApart, layers_with_state
 from support.recurrent_models import DELTA, FAMILIES, SMALL, build
 
 CU = torch.tensor([0, 9, 22, 22], dtype=torch.int32)

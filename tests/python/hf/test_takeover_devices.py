@@ -17,7 +17,7 @@ from monograph.integrations.transformers.fused_head import FusedHead, take_head
 from monograph.integrations.transformers.recurrent_layers import take_over as take_recurrent
 from monograph.integrations.trl import head as trl_head
 from monograph.nn import QuantLinear, replace_linears
-from monograph.packing.layers_with_state import KeepsDocumentsApart, guard_packed
+from monograph.packing.stateful_layers import KeepsDocumentsApart, guard_packed
 from support import shadow_device
 from support.recurrent_models import build
 

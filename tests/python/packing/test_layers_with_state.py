@@ -28,7 +28,7 @@ from transformers import (
 import monograph as mg
 import monograph.integrations.transformers.attention
 from monograph.packing import PackedCollator, PaddedCollator
-from monograph.packing.layers_with_state import _Guard, layers_with_state, refuse_packed
+from monograph.packing.stateful_layers import _Guard, layers_with_state, refuse_packed
 from monograph.recipe import load_model
 from monograph.recipe.keys import Recipe
 from monograph.training import TrainStep

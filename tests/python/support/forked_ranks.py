@@ -130,7 +130,7 @@ def import_everything() -> None:
     import monograph.integrations.peft.lora_experts
     import monograph.integrations.peft.optimize
     import monograph.integrations.transformers.loading
-    import monograph.packing.attention_without_borders
+    import monograph.packing.unsupported_attention
     import monograph.recipe.train  # noqa: F401
 
     torch.set_num_threads(1)

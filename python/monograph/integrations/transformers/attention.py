@@ -18,8 +18,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from monograph.ops.attention_choice import Asked, attention_path
 from monograph.ops.has_kernel import has_kernel
 from monograph.ops.varlen_attention import varlen_attention
-from monograph.packing.layers_with_state import refuse_in_config
 from monograph.packing.packed_rows_hook import require
+from monograph.packing.stateful_layers import refuse_in_config
 from monograph.upstream.transformers_names import attn_implementation, causal_mask_function
 
 NAME = "monograph"

@@ -22,7 +22,7 @@ from monograph.integrations.transformers.config import loading_dict
 from monograph.integrations.transformers.quantizer import MonographConfig
 from monograph.memory.base_memory.read_ahead import limit_base_memory
 from monograph.memory.base_memory.sizes import bytes_of
-from monograph.packing.layers_with_state import guard_packed
+from monograph.packing.stateful_layers import guard_packed
 
 MODELOPT_FILE = "hf_quant_config.json"
 

@@ -38,7 +38,7 @@ from monograph.integrations.transformers.recurrent_layers import take_over as ta
 from monograph.nn.dense_source import remember_dense
 from monograph.nn.packed_experts import PackedExperts
 from monograph.nn.quant_linear import QuantLinear, dense_linear
-from monograph.packing.layers_with_state import guard_packed
+from monograph.packing.stateful_layers import guard_packed
 from monograph.quant.packed_weight import PackedWeight, quantize
 from monograph.upstream.transformers_names import (
     ConversionOps,

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from monograph.integrations.transformers.attention import check_contiguous, packed_documents
-from monograph.packing.attention_without_borders import OURS
 from monograph.packing.packed_rows_hook import falls, require
+from monograph.packing.unsupported_attention import OURS
 from monograph.upstream.transformers_names import attn_implementation
 
 _GIVEN = ("cu_seqlens", "cu_seq_lens_q")  # ours first: there padding is in no document

@@ -143,7 +143,7 @@ def _model(recipe: TrlRecipe, folder: str) -> tuple[Any, Any]:
     from peft import PeftModel
 
     from monograph.integrations.peft.packed_layers import refuse_packed_copies
-    from monograph.packing.layers_with_state import refuse_packed
+    from monograph.packing.stateful_layers import refuse_packed
 
     base = load_base(recipe, folder)
     set_router_loss(recipe, base)

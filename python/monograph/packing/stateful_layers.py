@@ -117,7 +117,7 @@ def guard_packed(model: nn.Module) -> None:
     """
     from transformers import PreTrainedModel
 
-    from monograph.packing.attention_without_borders import guard_attention
+    from monograph.packing.unsupported_attention import guard_attention
 
     layers = layers_with_state(model)
     for module in model.modules() if layers else ():
