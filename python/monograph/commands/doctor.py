@@ -149,7 +149,7 @@ def _doctor_of(recipe: Recipe, options: argparse.Namespace, world: World) -> int
     from monograph.recipe.model_folder import model_folder
     from monograph.recipe.prepare import prepare
     from monograph.recipe.read_config import GENERATED
-    from monograph.regions import make_regions
+    from monograph.training.regions import make_regions
 
     check_ranks_of_device(device_of(recipe), world.size)
     folder = model_folder(recipe)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from monograph.diagnosis.report import Cause, Report
-from monograph.regions import TRACES, forget, region_layers
+from monograph.training.regions import TRACES, forget, region_layers
 
 
 def begin(model: nn.Module) -> None:

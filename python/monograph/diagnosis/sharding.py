@@ -14,7 +14,7 @@ from monograph.diagnosis.report import Gathers, Report
 from monograph.distributed.shard import shard_group_of, sharded_units
 from monograph.distributed.sharded_layer import ShardedLayer
 from monograph.distributed.world import World
-from monograph.regions import TRACES, region_layers
+from monograph.training.regions import TRACES, region_layers
 from monograph.upstream.torch_names import dynamo_config, schema_of
 
 _GATHER = "_c10d_functional::all_gather_into_tensor"

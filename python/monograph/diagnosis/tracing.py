@@ -17,8 +17,8 @@ from monograph.diagnosis.report import Cause, Report
 from monograph.diagnosis.sharding import GatherCount
 from monograph.doctor_progress import Progress
 from monograph.nn.quant_linear import QuantLinear
-from monograph.regions import region_layers
-from monograph.regions.outer_graph import partition as outer_partition
+from monograph.training.regions import region_layers
+from monograph.training.regions.outer_graph import partition as outer_partition
 from monograph.upstream.torch_names import (
     RECOMPILES_LOG,
     aot_autograd,

@@ -143,7 +143,7 @@ def _frozen(module: nn.Module, adapters: set[nn.Module]) -> list[tuple[str, nn.P
 
 
 def units_of(model: nn.Module) -> list[_Unit]:
-    from monograph.regions.find import repeated_layers  # regions know what is sharded
+    from monograph.training.regions.find import repeated_layers  # regions know what is sharded
 
     adapters = adapter_modules(model)
     paths = {module: path for path, module in model.named_modules()}
@@ -180,7 +180,7 @@ def _holder(end: Any) -> Any:
 
 
 def _check(model: nn.Module) -> None:
-    from monograph.regions.find import region_layers
+    from monograph.training.regions.find import region_layers
 
     if sharded_units(model):
         raise ValueError("shard: the model is sharded already, wanted a whole one")
@@ -188,7 +188,7 @@ def _check(model: nn.Module) -> None:
     if region_layers(model):
         raise ValueError(
             "shard: the model has regions, wanted monograph.shard before TrainStep and make_regions, or "
-            "monograph.regions.undo_regions(model) before"
+            "monograph.training.regions.undo_regions(model) before"
         )
 
 

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from monograph.distributed.sharded_layer import whole_if_sharded
-from monograph.integrations.transformers.router_logits import RouterLogits, router_loss, tap_routers
 from monograph.nn import QuantLinear
 from monograph.ops.layout import plain_layout
 from monograph.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 from monograph.training.evaluating import evaluating
+from monograph.training.router_logits import RouterLogits, router_loss, tap_routers
 from monograph.upstream.instance_class import own_class
 from monograph.upstream.torch_names import children, hooks
 

@@ -9,9 +9,9 @@ from itertools import groupby
 import torch
 from torch import nn
 
-from monograph.regions.find import region_layers
-from monograph.regions.trained import Layout
 from monograph.training.flat_parameters import FlatParameters
+from monograph.training.regions.find import region_layers
+from monograph.training.regions.trained import Layout
 
 Part = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 

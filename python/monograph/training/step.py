@@ -28,19 +28,19 @@ from monograph.distributed.shard import sharded_units
 from monograph.memory.offload.activations import SMALLEST_BYTES
 from monograph.ops.seeded_dropout import seed_dropouts
 from monograph.packing.stateful_layers import guard_packed
-from monograph.regions import make_regions, outer_graph, refusals, region_layers
-from monograph.regions.kind import state_of
-from monograph.regions.layer import give_back
 from monograph.training.batch_keys import KNOWN, BatchKeys, Tensors
 from monograph.training.flat_parameters import FlatParameters
 from monograph.training.identity import Identity
 from monograph.training.loss import add_router_loss, count_targets, forward_loss
 from monograph.training.loss_scale import LossScale, needs_scaling
 from monograph.training.micro_batches import mark_lengths, take, with_second_row
-from monograph.training.own_code import with_own_code
 from monograph.training.region_slices import RegionSlices
+from monograph.training.regions import make_regions, outer_graph, refusals, region_layers
+from monograph.training.regions.layer import give_back
+from monograph.training.regions.layer_signature import state_of
 from monograph.training.step_offload import StepOffload
 from monograph.training.step_warnings import tell_alone, tell_kinds, tell_no_target, tell_plain
+from monograph.training.unique_code import with_own_code
 from monograph.upstream.torch_names import dynamo_config, mark_dynamic, maybe_mark_dynamic
 
 MODES = {
@@ -179,7 +179,7 @@ class TrainStep:
         elif self.mode != "eager" and region_layers(self.model):
             raise ValueError(
                 f"mode is {self.mode!r} on a model with regions, wanted 'graph' or 'whole_step', or "
-                "monograph.regions.undo_regions(model) before"
+                "monograph.training.regions.undo_regions(model) before"
             )
         self._dropout_seed = seed_dropouts(self.model)
         sliced = self.mode in WITH_REGIONS or self.mode in _WHOLE

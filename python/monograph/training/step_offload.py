@@ -18,7 +18,7 @@ from monograph.memory.offload.activations import (
 from monograph.memory.offload.graph import OffloadingPartitioner, offloading
 from monograph.memory.offload.places import Disk
 from monograph.memory.offload.spill import Counts
-from monograph.regions.outer_graph import outer_graph, partition
+from monograph.training.regions.outer_graph import outer_graph, partition
 
 _BY_HOOKS = ("eager", "per_layer")
 MODES = ("graph", "inductor", *_BY_HOOKS)

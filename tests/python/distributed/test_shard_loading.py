@@ -18,7 +18,7 @@ from monograph.bench.shard_memory import load
 from monograph.diagnosis import Gathers, Report
 from monograph.distributed.layer_bytes import Layout
 from monograph.distributed.shard import shard
-from monograph.regions import make_regions
+from monograph.training.regions import make_regions
 from support.run_ranks import run_ranks
 from support.tiny_models import save_llama
 

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 import monograph as mg
 from monograph.integrations.transformers.attention import put_on
 from monograph.integrations.transformers.elementwise import take_over
-from monograph.regions import TRACES, forget, make_regions
+from monograph.training.regions import TRACES, forget, make_regions
 from support.elementwise_models import IDS, SMALL, build
 
 pytestmark = pytest.mark.slow

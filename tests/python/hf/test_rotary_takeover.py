@@ -29,7 +29,7 @@ from monograph.integrations.transformers.elementwise import take_over
 from monograph.integrations.transformers.fused_attention import FusedAttention, take_attention
 from monograph.integrations.transformers.fused_layer import FusedLayer, take_layer
 from monograph.integrations.transformers.fused_norm import FusedNorm, take_norm
-from monograph.regions import forget
+from monograph.training.regions import forget
 from support.elementwise_models import IDS, SMALL, build
 
 

@@ -7,7 +7,7 @@ from peft import PeftModel
 
 import monograph as mg
 from monograph.integrations.peft.lora_linear import LoraLinear
-from monograph.regions import TRACES, forget, region_layers
+from monograph.training.regions import TRACES, forget, region_layers
 from support.trl_runs import make_folder, trainer_for
 
 pytestmark = pytest.mark.slow

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from monograph.regions import make_regions
+from monograph.training.regions import make_regions
 
 Apply = Callable[[Any, torch.Tensor, dict[str, Any]], torch.Tensor]
 Change = Callable[[Any, float], Any]

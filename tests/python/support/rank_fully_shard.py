@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor
 import monograph as mg
 from monograph.distributed import World
 from monograph.nn import QuantLinear, replace_linears
-from monograph.regions import undo_regions
 from monograph.training import TrainStep
+from monograph.training.regions import undo_regions
 from monograph.training.step import decoder_layers
 from support.tiny_models import tiny_llama
 

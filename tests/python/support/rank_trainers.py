@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import monograph as mg
 from monograph.distributed import World, share_base
 from monograph.packing import PackedCollator, PaddedCollator
-from monograph.regions import make_regions, region_layers
+from monograph.training.regions import make_regions, region_layers
 from support.trl_runs import tokenizer
 
 LORA = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")

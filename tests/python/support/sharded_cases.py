@@ -28,9 +28,9 @@ from monograph.distributed.shard_placeholder import ShardedAway
 from monograph.distributed.sharded_layer import ShardedLayer
 from monograph.nn import QuantLinear, replace_linears
 from monograph.ops.formats import ABSMAX_FORMATS, FORMATS
-from monograph.regions import TRACES, forget
-from monograph.regions.outer_graph import partition
 from monograph.training import TrainStep, forward_loss
+from monograph.training.regions import TRACES, forget
+from monograph.training.regions.outer_graph import partition
 from monograph.upstream.torch_names import aot_autograd, make_boxed_func
 from support import recurrent_models
 from support.tiny_models import tiny_llama

@@ -27,10 +27,10 @@ import monograph as mg
 from monograph.distributed import World, shard
 from monograph.distributed.tree import Order, sum_over_ranks
 from monograph.integrations.transformers.meta_model import meta_model
-from monograph.regions.outer_graph import partition
-from monograph.regions.registry import Called, traced_for
-from monograph.regions.trace import Traced
 from monograph.training import TrainStep
+from monograph.training.regions.outer_graph import partition
+from monograph.training.regions.registry import Called, traced_for
+from monograph.training.regions.trace import Traced
 
 
 class Call(NamedTuple):

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import monograph as mg
 from monograph.distributed import share_base
 from monograph.packing import PaddedCollator
-from monograph.regions import make_regions, region_layers
+from monograph.training.regions import make_regions, region_layers
 from support.sharded_cases import batch, same_bits
 from support.trl_runs import tokenizer
 from support.wrapped_case import OTHER, SAME, Case, equal, gradients, logits

@@ -12,8 +12,8 @@ from peft import LoraConfig
 from torch._dynamo.utils import counters
 
 import monograph as mg
-from monograph.regions import TRACES, forget, make_regions, region_layers
 from monograph.training import TrainStep
+from monograph.training.regions import TRACES, forget, make_regions, region_layers
 from support import step_models
 from support.region_models import InPlace, assert_same, batch, build, compiled, ids, steps_equal, trained_b
 from support.tiny_moe import save_tiny

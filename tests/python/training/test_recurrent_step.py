@@ -11,8 +11,8 @@ from torch._dynamo.utils import counters
 import monograph as mg
 from monograph.integrations.peft.lora_linear import LoraLinear
 from monograph.packing import PackedCollator
-from monograph.regions import TRACES, forget
 from monograph.training import TrainStep
+from monograph.training.regions import TRACES, forget
 from support.recurrent_models import build
 
 TARGETS = {

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from monograph.regions import TRACES, forget, make_regions, registry
 from monograph.training import TrainStep
+from monograph.training.regions import TRACES, forget, make_regions, registry
 from support.odd_layers import FEATURES, OddModel, reset, run
 from support.region_models import build, steps_equal
 

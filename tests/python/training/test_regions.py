@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 import monograph as mg
 from monograph.ops.formats import FORMATS
 from monograph.ops.seeded_dropout import seed_dropouts
-from monograph.regions import TRACES, forget, make_regions, region_layers, undo_regions
+from monograph.training.regions import TRACES, forget, make_regions, region_layers, undo_regions
 from support.region_models import (
     InPlace,
     assert_same,

@@ -8,7 +8,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 
 import monograph as mg
-from monograph.regions import TRACES, forget, make_regions
+from monograph.training.regions import TRACES, forget, make_regions
 from support.tiny_models import tiny_llama
 
 pytestmark = pytest.mark.slow

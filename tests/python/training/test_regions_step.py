@@ -12,8 +12,8 @@ from torch._dynamo.utils import counters
 import monograph as mg
 from monograph.nn import QuantLinear
 from monograph.ops.formats import ABSMAX_FORMATS, FORMATS
-from monograph.regions import TRACES, forget, region_layers
 from monograph.training import TrainStep
+from monograph.training.regions import TRACES, forget, region_layers
 from support import step_models
 
 pytestmark = pytest.mark.slow

@@ -5,8 +5,8 @@ import torch
 from torch._dynamo.utils import counters
 
 import monograph as mg
-from monograph.regions import TRACES, forget
 from monograph.training import TrainStep, add_router_loss, forward_loss
+from monograph.training.regions import TRACES, forget
 from support.expert_adapters import config, scaled
 from support.tiny_moe import save_tiny, tiny_model, tokens
 

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, Gemma3nTextConfig, Gemma4TextConf
 import monograph as mg
 from monograph.integrations.transformers.activation_checkpointing import enable_checkpointing
 from monograph.packing import PackedCollator
-from monograph.regions import TRACES, forget, make_regions, region_layers
-from monograph.regions.call import described, differentiated, put_together, taken_apart
 from monograph.training import TrainStep
+from monograph.training.regions import TRACES, forget, make_regions, region_layers
+from monograph.training.regions.call import described, differentiated, put_together, taken_apart
 
 LAYERS = 6
 SIZES = {

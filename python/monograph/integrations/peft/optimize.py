@@ -36,7 +36,7 @@ from monograph.nn.dense_source import local_folder, remember_dense
 from monograph.nn.linear4bit import replace_linear4bit
 from monograph.nn.quant_linear import QuantLinear
 from monograph.packing.stateful_layers import guard_packed
-from monograph.regions import make_regions
+from monograph.training.regions import make_regions
 from monograph.upstream.peft_names import BaseTunerLayer, LoraLayer, PeftLinear
 from monograph.upstream.torch_names import forward_hooks, hooks
 from monograph.upstream.transformers_names import INPUT_HOOK, checkpoint_function

@@ -48,7 +48,7 @@ def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
 def _units(model: torch.nn.Module) -> tuple[dict[str, int], int]:
     """The unit of each tensor by name, and their number: a unit for each layer that repeats, one for all
     that comes behind them. What comes before belongs to the first layer."""
-    from monograph.regions.find import repeated_layers
+    from monograph.training.regions.find import repeated_layers
 
     layers = {path: place for place, path in enumerate(repeated_layers(model))}
     units: dict[str, int] = {}

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.regions.generators import generator
-from monograph.regions.held import CONTAINERS, MISSING, SIMPLE, Held, HeldState, content
-from monograph.regions.whose_code import looked_at, of_module
+from monograph.training.regions.generators import generator
+from monograph.training.regions.held import CONTAINERS, MISSING, SIMPLE, Held, HeldState, content
+from monograph.training.regions.whose_code import looked_at, of_module
 from monograph.upstream.torch_names import children
 
 MOST_ELEMENTS = 4096  # of a container that is compared at each call

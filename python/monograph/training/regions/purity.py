@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import torch
 
-from monograph.regions.layer_function import Request, run
-from monograph.regions.observer import Observer
-from monograph.regions.reads import Reads, reads_of
+from monograph.training.regions.layer_function import Request, run
+from monograph.training.regions.observer import Observer
+from monograph.training.regions.reads import Reads, reads_of
 from monograph.upstream.torch_names import FakeTensorMode
 
 _SHOWN = 3

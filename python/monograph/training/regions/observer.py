@@ -17,11 +17,11 @@ from typing import Any
 
 from torch import nn
 
-from monograph.regions.clocks import impure_call
-from monograph.regions.generators import generators_of_all
-from monograph.regions.held import Held, HeldState, content, same
-from monograph.regions.reachable import Reachable
-from monograph.regions.whose_code import DYNAMIC, FOREIGN, OURS, looked_at, names_in, of_code
+from monograph.training.regions.clocks import impure_call
+from monograph.training.regions.generators import generators_of_all
+from monograph.training.regions.held import Held, HeldState, content, same
+from monograph.training.regions.reachable import Reachable
+from monograph.training.regions.whose_code import DYNAMIC, FOREIGN, OURS, looked_at, names_in, of_code
 from monograph.upstream.torch_names import TorchDispatchMode
 
 _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "saved_tensors_hooks"})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from monograph.regions import operator  # noqa: F401  (registers the operators)
-from monograph.regions.layer import RegionLayer, give_back, take_over
+from monograph.training.regions import operator  # noqa: F401  (registers the operators)
+from monograph.training.regions.layer import RegionLayer, give_back, take_over
 from monograph.upstream.torch_names import hooks
 
 

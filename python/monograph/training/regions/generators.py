@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monograph.regions.held import HeldState
+from monograph.training.regions.held import HeldState
 
 
 def generators_of_all() -> list[HeldState]:

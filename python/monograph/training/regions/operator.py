@@ -21,11 +21,11 @@ import torch
 
 from monograph.ops import library  # noqa: F401  (creates the namespace)
 from monograph.ops.autograd import register_autograd, register_not_differentiable
-from monograph.regions.call import differentiated
-from monograph.regions.forwards import forward_of, remembered
-from monograph.regions.layer_function import beside
-from monograph.regions.registry import Called, check_parameters, layer_of, traced_for
-from monograph.regions.trace import KEEP
+from monograph.training.regions.call import differentiated
+from monograph.training.regions.forwards import forward_of, remembered
+from monograph.training.regions.layer_function import beside
+from monograph.training.regions.registry import Called, check_parameters, layer_of, traced_for
+from monograph.training.regions.trace import KEEP
 
 torch.library.define(
     "monograph::region",

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.transformers.shared_kv import KEYWORD, STORED, read_type, stored_type
 from monograph.ops.seeded_dropout import SeededDropout
-from monograph.regions import registry
-from monograph.regions.call import described, only_constants, taken_apart
-from monograph.regions.kind import state_of
-from monograph.regions.layer_function import returned_beside
-from monograph.regions.trace import FORWARD, KEEP, RECOMPUTE
-from monograph.regions.trained import Layout, number_of, one_by_one
+from monograph.training.regions import registry
+from monograph.training.regions.call import described, only_constants, taken_apart
+from monograph.training.regions.layer_function import returned_beside
+from monograph.training.regions.layer_signature import state_of
+from monograph.training.regions.shared_kv import KEYWORD, STORED, read_type, stored_type
+from monograph.training.regions.trace import FORWARD, KEEP, RECOMPUTE
+from monograph.training.regions.trained import Layout, number_of, one_by_one
 from monograph.upstream.instance_class import put_before
 from monograph.upstream.torch_names import in_forward_mode
 from monograph.upstream.transformers_names import attn_implementation_of

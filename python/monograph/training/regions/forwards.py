@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from monograph.regions.trace import Traced
+from monograph.training.regions.trace import Traced
 
 _LOCK = threading.Lock()
 _NUMBERS = itertools.count()

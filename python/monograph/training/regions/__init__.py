@@ -6,9 +6,9 @@ A step is then one outer graph with a node per layer. It compiles in seconds wha
 code and has the bits of eager mode.
 """
 
-from monograph.regions.find import make_regions, refusals, region_layers, undo_regions
-from monograph.regions.outer_graph import outer_graph
-from monograph.regions.registry import TRACES, forget
+from monograph.training.regions.find import make_regions, refusals, region_layers, undo_regions
+from monograph.training.regions.outer_graph import outer_graph
+from monograph.training.regions.registry import TRACES, forget
 
 __all__ = [
     "TRACES",

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from monograph.regions import layer_index
-from monograph.regions.call import differentiated
-from monograph.regions.kind import State, state_of
-from monograph.regions.layer_function import Request
-from monograph.regions.lengths import fixed_sizes
-from monograph.regions.trace import FORWARD, Traced, trace
-from monograph.regions.trained import layout_of
+from monograph.training.regions import layer_index
+from monograph.training.regions.call import differentiated
+from monograph.training.regions.layer_function import Request
+from monograph.training.regions.layer_signature import State, state_of
+from monograph.training.regions.lengths import fixed_sizes
+from monograph.training.regions.trace import FORWARD, Traced, trace
+from monograph.training.regions.trained import layout_of
 
 _LAYERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _LOCK = threading.RLock()

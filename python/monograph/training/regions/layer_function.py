@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from monograph.integrations.transformers import shared_kv
 from monograph.ops.seeded_dropout import SeededDropout, seeded_dropout
-from monograph.regions.call import put_together
-from monograph.regions.held import Held
-from monograph.regions.trained import Layout
+from monograph.training.regions import shared_kv
+from monograph.training.regions.call import put_together
+from monograph.training.regions.held import Held
+from monograph.training.regions.trained import Layout
 from monograph.upstream.torch_names import buffers_of, children, hooks, parameters_of
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.func import functionalize
 from torch.fx import GraphModule, Node
 
-from monograph.regions.partition import extracted, owner, without_writes
+from monograph.training.regions.partition import extracted, owner, without_writes
 from monograph.upstream.torch_names import make_fx, schema_of
 
 _CLAMPS = ("aten::clamp_", "aten::clamp_min_", "aten::clamp_max_")

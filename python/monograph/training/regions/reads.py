@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from monograph.regions.held import MISSING, content, same_to_a_trace
-from monograph.regions.observer import Observer
-from monograph.regions.reachable import attributes, is_special
-from monograph.regions.whose_code import looked_at, of_module
+from monograph.training.regions.held import MISSING, content, same_to_a_trace
+from monograph.training.regions.observer import Observer
+from monograph.training.regions.reachable import attributes, is_special
+from monograph.training.regions.whose_code import looked_at, of_module
 
 # What torch itself reads when a layer makes a tensor or calls its attention.
 _OF_TORCH: dict[str, Callable[[], Any]] = {

@@ -14,18 +14,18 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from monograph.ops.seeded_dropout import SeededDropout
-from monograph.regions.call import differentiated
-from monograph.regions.layer_function import Request, beside, run
-from monograph.regions.lengths import KeptShape, fixed_sizes, guard, kept_shape
-from monograph.regions.partition import (
+from monograph.training.regions.call import differentiated
+from monograph.training.regions.layer_function import Request, beside, run
+from monograph.training.regions.lengths import KeptShape, fixed_sizes, guard, kept_shape
+from monograph.training.regions.partition import (
     extracted,
     gathered,
     refuse_what_cannot_be_repeated,
     worth_keeping,
 )
-from monograph.regions.purity import Purity
-from monograph.regions.reads import Reads
-from monograph.regions.writes import functional
+from monograph.training.regions.purity import Purity
+from monograph.training.regions.reads import Reads
+from monograph.training.regions.writes import functional
 from monograph.upstream.torch_names import (
     ConstantSource,
     DimDynamic,

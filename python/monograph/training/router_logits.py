@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.regions.layer import RegionLayer
+from monograph.training.regions.layer import RegionLayer
 from monograph.upstream.instance_class import put_before
 from monograph.upstream.transformers_names import (
     GradientCheckpointingLayer,
