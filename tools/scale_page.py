@@ -86,9 +86,9 @@ def config_of(name: str, **changes: Any) -> Any:
 @cache
 def sizes_of(name: str) -> Sizes:
     from monograph.distributed.model_sizes import read_sizes
-    from monograph.integrations.peft.meta_adapter import with_meta_adapter
-    from monograph.integrations.transformers.config import MonographConfig
-    from monograph.integrations.transformers.meta_model import meta_model
+    from monograph.hf.peft.meta_adapter import with_meta_adapter
+    from monograph.hf.transformers.config import MonographConfig
+    from monograph.hf.transformers.meta_model import meta_model
 
     model = meta_model(config_of(name), MonographConfig("nf4", double_quant=True))
     return read_sizes(with_meta_adapter(model, RANK, _ATTENTION if name == ON_ATTENTION else "all-linear"))

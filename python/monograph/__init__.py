@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from monograph.diagnosis import doctor
     from monograph.distributed.shard import shard
     from monograph.distributed.unshard import unshard, unsharded
-    from monograph.integrations.peft.optimize import adapter_start, add_lora, optimize
-    from monograph.integrations.transformers.loading import from_pretrained
-    from monograph.integrations.transformers.quantizer import MonographConfig
-    from monograph.training.calibration import calibrate
+    from monograph.hf.calibration import calibrate
+    from monograph.hf.optimize import adapter_start, add_lora, optimize
+    from monograph.hf.transformers.loading import from_pretrained
+    from monograph.hf.transformers.quantizer import MonographConfig
 
 __all__ = [
     "MonographConfig",
@@ -60,13 +60,13 @@ __all__ = [
 
 # What needs transformers or PEFT is imported when first used: the operators alone need torch only.
 _ON_FIRST_USE = {
-    "MonographConfig": "monograph.integrations.transformers.quantizer",
-    "adapter_start": "monograph.integrations.peft.optimize",
-    "add_lora": "monograph.integrations.peft.optimize",
-    "calibrate": "monograph.training.calibration",
+    "MonographConfig": "monograph.hf.transformers.quantizer",
+    "adapter_start": "monograph.hf.optimize",
+    "add_lora": "monograph.hf.optimize",
+    "calibrate": "monograph.hf.calibration",
     "doctor": "monograph.diagnosis",
-    "from_pretrained": "monograph.integrations.transformers.loading",
-    "optimize": "monograph.integrations.peft.optimize",
+    "from_pretrained": "monograph.hf.transformers.loading",
+    "optimize": "monograph.hf.optimize",
     "shard": "monograph.distributed.shard",
     "unshard": "monograph.distributed.unshard",
     "unsharded": "monograph.distributed.unshard",
@@ -79,6 +79,6 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
 
 
-when_imported("peft", "monograph.integrations.peft.packed_layers")
+when_imported("peft", "monograph.hf.peft.packed_layers")
 when_imported("torch._inductor.decomposition", "monograph.ops.inductor_decompositions")
 when_imported("torch._inductor.lowering", "monograph.ops.inductor_fallbacks")

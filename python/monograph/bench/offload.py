@@ -38,7 +38,7 @@ def _model(sizes: dict[str, int]) -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     import monograph as mg
-    from monograph.integrations.transformers import attention  # noqa: F401  (registers its name)
+    from monograph.hf.transformers import attention  # noqa: F401  (registers its name)
     from monograph.nn import replace_linears
 
     torch.manual_seed(0)

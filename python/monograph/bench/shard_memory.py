@@ -232,8 +232,8 @@ def _rank(work: str, arguments: str) -> None:
     import torch
     import transformers  # noqa: F401  (imported before anything is measured)
 
-    import monograph.integrations.peft.optimize
-    import monograph.integrations.transformers.loading  # noqa: F401
+    import monograph.hf.optimize
+    import monograph.hf.transformers.loading  # noqa: F401
     from monograph.distributed import join, leave
 
     torch.set_num_threads(1)

@@ -8,7 +8,7 @@ are processes and step in turn; `--case sft` takes one trainer, `--peers compile
 `torch_compile=True` instead of eager, `--steps` sets the rounds.
 
 `--case logprobs` measures no time: how far the log-probabilities that GRPO trains tokens with are from those
-they were drawn with, at temperature 1, over 1024 tokens of 4 steps (monograph.integrations.trl.mismatch), on
+they were drawn with, at temperature 1, over 1024 tokens of 4 steps (monograph.hf.trl.mismatch), on
 two narrow layers. `graph` there is what a recipe runs.
 """
 

@@ -167,7 +167,7 @@ class Paced(transformers.TrainerCallback):
 
 def watched(job: dict[str, Any], output: str) -> dict[str, float]:
     """Steps without a pause; how far trainer and generator are from each other."""
-    from monograph.integrations.trl.mismatch import watch
+    from monograph.hf.trl.mismatch import watch
 
     made = trainer(job, output)
     mismatch = watch(made)

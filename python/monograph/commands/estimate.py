@@ -74,9 +74,9 @@ def estimate(
 
     from monograph.distributed.model_sizes import read_sizes
     from monograph.distributed.plan import Mesh, Step, make_plan
-    from monograph.integrations.peft.optimize import add_lora
-    from monograph.integrations.transformers.activation_checkpointing import enable_checkpointing
-    from monograph.integrations.transformers.planned_model import planned_model
+    from monograph.hf.optimize import add_lora
+    from monograph.hf.transformers.activation_checkpointing import enable_checkpointing
+    from monograph.hf.transformers.planned_model import planned_model
     from monograph.training.fake_step import activation_bytes
 
     # Memory that nobody writes to costs nothing.

@@ -93,7 +93,7 @@ def native_arguments(recipe: Recipe, written: Sequence[str] = (), adapter: str |
 
 def _loaded_as(recipe: Recipe, base: str) -> dict[str, list[str]]:
     """How the recipe quantised a base while loading; nothing for a folder that is quantised."""
-    from monograph.integrations.transformers.loading import stored_quantization
+    from monograph.hf.transformers.loading import stored_quantization
 
     if stored_quantization(base) is not None:
         return {}

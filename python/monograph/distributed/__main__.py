@@ -68,8 +68,8 @@ def _link(gigabits: float, microseconds: float) -> Link:
 
 def _sizes(options: argparse.Namespace) -> Sizes:
     from monograph.distributed.model_sizes import read_sizes
-    from monograph.integrations.peft.meta_adapter import with_meta_adapter
-    from monograph.integrations.transformers.planned_model import planned_model
+    from monograph.hf.peft.meta_adapter import with_meta_adapter
+    from monograph.hf.transformers.planned_model import planned_model
 
     targets: Any = options.lora_target
     model = planned_model(options.model, options.format, double_quant=not options.no_double_quant)

@@ -61,7 +61,7 @@ def replace_linear4bit(model: nn.Module, may_replace: Callable[[nn.Module, nn.Mo
     for parent, child, layer in places:
         setattr(parent, child, layer)
     if made and (quantized := [m for m in model.modules() if getattr(m, "hf_quantizer", None) is not None]):
-        from monograph.integrations.transformers.quantizer import save_as_bitsandbytes
+        from monograph.hf.transformers.quantizer import save_as_bitsandbytes
 
         for owner in quantized:
             save_as_bitsandbytes(owner)

@@ -148,7 +148,7 @@ def _training(recipe: Recipe, lines: Sequence[Mapping[str, Any]]) -> list[tuple[
 
 
 def _use(recipe: Recipe, base: Mapping[str, Any]) -> str:
-    from monograph.integrations.transformers.loading import stored_quantization
+    from monograph.hf.transformers.loading import stored_quantization
 
     packed = base.get("packed")
     wanted = ""

@@ -90,7 +90,7 @@ class Generator:
         if adapter is not None:
             from peft import PeftModel
 
-            from monograph.integrations.peft.optimize import optimize
+            from monograph.hf.optimize import optimize
 
             check_trained_base(recipe, adapter, folder, self.model)
             self.model = PeftModel.from_pretrained(self.model, adapter)

@@ -24,10 +24,10 @@ _log = logging.getLogger("monograph")
 def load_base(recipe: Recipe, folder: str) -> Any:
     """The frozen base: quantised while it loads, or as it is if the folder is quantised. Of a reward model
     its head, which gives one number, is drawn by `seed`."""
-    from monograph.integrations.transformers import experts
-    from monograph.integrations.transformers.experts import has_known_experts
-    from monograph.integrations.transformers.loading import from_pretrained, stored_quantization
-    from monograph.integrations.transformers.quantizer import MonographConfig
+    from monograph.hf.transformers import experts
+    from monograph.hf.transformers.experts import has_known_experts
+    from monograph.hf.transformers.loading import from_pretrained, stored_quantization
+    from monograph.hf.transformers.quantizer import MonographConfig
 
     wanted = None
     with naming("base_model", recipe.base_model):
@@ -134,7 +134,7 @@ def lora_config(recipe: Recipe) -> Any:
 def adapter_config(recipe: Recipe, base: Any) -> Any:
     """The same with the layers of this base: lora_target_modules beside lora_target_linear are more of them,
     as in axolotl."""
-    from monograph.integrations.peft.lora_experts import all_linear_and, all_linear_without_router
+    from monograph.hf.peft.lora_experts import all_linear_and, all_linear_without_router
 
     config = lora_config(recipe)
     more = recipe.lora_target_modules if recipe.lora_target_linear else None
@@ -156,9 +156,9 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
 
     from monograph.distributed.file_ranges import read_small_tensors
     from monograph.distributed.watchdog import meet
-    from monograph.integrations.peft.optimize import optimize
-    from monograph.integrations.peft.packed_layers import refuse_packed_copies
-    from monograph.integrations.transformers.activation_checkpointing import enable_checkpointing
+    from monograph.hf.optimize import optimize
+    from monograph.hf.peft.packed_layers import refuse_packed_copies
+    from monograph.hf.transformers.activation_checkpointing import enable_checkpointing
     from monograph.packing.stateful_layers import refuse_packed
     from monograph.packing.unsupported_attention import refuse_attention_without_borders
 

@@ -14,6 +14,8 @@ from monograph.distributed.shard import shard_group_of
 from monograph.distributed.tree import Tree
 from monograph.distributed.watchdog import by_first, meet, together
 from monograph.distributed.world import World, alone
+from monograph.hf.calibration import FILE as CALIBRATION
+from monograph.hf.calibration import input_sketches, save_sketches
 from monograph.recipe.adapter_card import write_card
 from monograph.recipe.agreement import Own, agree
 from monograph.recipe.base_record import make_base_record, packing_of, put_base_record
@@ -47,8 +49,6 @@ from monograph.recipe.schedule import checkpoint_steps, evaluation_steps, learni
 from monograph.recipe.token_rows import check_documents
 from monograph.recipe.trl.keys import TrlRecipe
 from monograph.training import TrainStep, verify_head, verify_packing
-from monograph.training.calibration import FILE as CALIBRATION
-from monograph.training.calibration import input_sketches, save_sketches
 from monograph.training.input_sketch import InputSketch
 
 

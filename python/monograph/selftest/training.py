@@ -23,7 +23,7 @@ def small_model(where: torch.device) -> Any:
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from monograph.integrations.peft.optimize import optimize
+    from monograph.hf.optimize import optimize
     from monograph.nn.replace_linears import replace_linears
 
     before = torch.random.get_rng_state()

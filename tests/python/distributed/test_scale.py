@@ -21,9 +21,9 @@ from monograph.distributed.model_sizes import read_sizes
 from monograph.distributed.plan import Link, Mesh, Plan, Sizes, Step, make_plan
 from monograph.distributed.shard import sharded_units
 from monograph.distributed.tree import CHUNK, Order, chunk_length, padded
-from monograph.integrations.peft.meta_adapter import with_meta_adapter
-from monograph.integrations.transformers.config import MonographConfig
-from monograph.integrations.transformers.meta_model import meta_model
+from monograph.hf.peft.meta_adapter import with_meta_adapter
+from monograph.hf.transformers.config import MonographConfig
+from monograph.hf.transformers.meta_model import meta_model
 from monograph.upstream.torch_names import process_group_named
 from support.traced_collectives import (
     peak_of_activations,

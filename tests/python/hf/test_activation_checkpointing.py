@@ -3,7 +3,7 @@
 import warnings
 from types import SimpleNamespace
 
-from monograph.integrations.transformers.activation_checkpointing import (
+from monograph.hf.transformers.activation_checkpointing import (
     disable_checkpointing,
     enable_checkpointing,
     is_checkpointing,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from monograph.integrations.transformers import attention
-from monograph.integrations.transformers.loading import default_attention
+from monograph.hf.transformers import attention
+from monograph.hf.transformers.loading import default_attention
 from support.attention_models import after_optimize, build
 
 

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssForCausalLM
 
-from monograph.integrations.transformers import attention
+from monograph.hf.transformers import attention
 from monograph.ops import attention_choice, varlen_attention
 from monograph.ops.attention_choice import Asked, attention_path, why_not_varlen
 from monograph.ops.documents import assert_ascending

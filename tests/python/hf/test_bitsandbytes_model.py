@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import monograph as mg
-from monograph.integrations.peft.lora_linear import LoraLinear
+from monograph.hf.peft.lora_linear import LoraLinear
 from monograph.nn import QuantLinear, replace_linears
 from support.tiny_models import bnb_config, load, save_llama
 

@@ -11,8 +11,8 @@ from torch import nn
 from transformers import CohereConfig, Gemma2Config, Gemma3TextConfig, GPT2Config, Phi3Config, Qwen3Config
 
 import monograph as mg
-from monograph.integrations.transformers.fused_layer import FusedLayer
-from monograph.integrations.transformers.fused_norm import FusedNorm
+from monograph.hf.transformers.fused_layer import FusedLayer
+from monograph.hf.transformers.fused_norm import FusedNorm
 from monograph.recipe import check_keys
 from monograph.recipe.load_model import load_model
 from support.elementwise_models import IDS, build

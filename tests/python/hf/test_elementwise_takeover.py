@@ -11,8 +11,8 @@ from transformers import Gemma3TextConfig, LlamaConfig, Olmo2Config, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 import monograph as mg
-from monograph.integrations.transformers.attention import put_on
-from monograph.integrations.transformers.elementwise import take_over
+from monograph.hf.transformers.attention import put_on
+from monograph.hf.transformers.elementwise import take_over
 from monograph.training.regions import TRACES, forget, make_regions
 from support.elementwise_models import IDS, SMALL, build
 

@@ -18,7 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-import monograph.integrations.transformers.attention  # noqa: F401  (registers the name)
+import monograph.hf.transformers.attention  # noqa: F401  (registers the name)
 
 pytestmark = pytest.mark.slow
 WINDOWS = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}

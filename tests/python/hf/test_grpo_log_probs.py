@@ -8,7 +8,7 @@ from datasets import Dataset
 from peft import LoraConfig
 
 import monograph as mg
-from monograph.integrations.trl.mismatch import watch
+from monograph.hf.trl.mismatch import watch
 from monograph.ops.show_config import chosen_isa
 from support.trl_runs import WORDS, tokenizer, variety
 

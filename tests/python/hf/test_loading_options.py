@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import monograph as mg
-from monograph.integrations.transformers import loading
+from monograph.hf.transformers import loading
 from monograph.nn import QuantLinear
 from monograph.recipe import model_folder
 from support import tiny_models

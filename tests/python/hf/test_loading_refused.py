@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import monograph as mg
-from monograph.integrations.transformers.expert_loading import stacked
+from monograph.hf.transformers.expert_loading import stacked
 from monograph.quant.quant_methods.compressed_tensors import CompressedTensors
 from monograph.quant.quant_methods.fp8_block import Fp8Block
 from monograph.quant.quant_methods.modelopt import ModelOpt

@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import monograph as mg
-from monograph.integrations.peft.lora_experts import LoraExperts
+from monograph.hf.peft.lora_experts import LoraExperts
 from monograph.nn.packed_experts import PackedExperts
 from support.dense_experts import dense_copy
 from support.expert_adapters import TARGETS, config, scaled

@@ -6,7 +6,7 @@ from peft import LoraConfig, PeftModel
 from torch import nn
 
 import monograph as mg
-from monograph.integrations.peft.lora_linear import LoraLinear
+from monograph.hf.peft.lora_linear import LoraLinear
 from monograph.nn import QuantLinear, replace_linears
 from support.lora_pairs import CASES, Block, pair
 

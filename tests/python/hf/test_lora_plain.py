@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 import monograph as mg
-from monograph.integrations.peft.lora_linear import LoraLinear
+from monograph.hf.peft.lora_linear import LoraLinear
 from monograph.nn import QuantLinear
 from monograph.packing import PackedCollator
 from monograph.recipe.load_model import check_start, load_model

@@ -9,7 +9,7 @@ from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
 from transformers.models.llama4.modeling_llama4 import Llama4TextExperts
 
 import monograph as mg
-from monograph.integrations.transformers.experts import experts_kind, is_experts
+from monograph.hf.transformers.experts import experts_kind, is_experts
 from monograph.nn.lazy_weight import LazyWeight
 from monograph.nn.packed_experts import PackedExperts
 from monograph.ops.experts import Activation

@@ -8,7 +8,7 @@ from peft import AdaLoraConfig, LoHaConfig, LoraConfig, get_peft_model
 from torch import nn
 
 import monograph as mg
-from monograph.integrations.peft.lora_linear import LoraLinear
+from monograph.hf.peft.lora_linear import LoraLinear
 from monograph.nn import QuantLinear
 from support.packed_block import Block, adapters, dense_copy, packed_block
 

@@ -67,7 +67,7 @@ assert (merged(torch.ones(1, 64)) - want).norm() <= 1e-4 * want.norm()
     [
         "importlib.util.find_spec('peft')",
         "from transformers import Trainer",
-        "import monograph.integrations.peft.lora_linear",
+        "import monograph.hf.peft.lora_linear",
     ],
 )
 def test_any_order_of_imports(first):

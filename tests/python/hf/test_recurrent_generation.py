@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from monograph.integrations.transformers.recurrent_layers import take_over
+from monograph.hf.transformers.recurrent_layers import take_over
 from support.recurrent_models import FAMILIES, build
 
 OPTIONS = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}

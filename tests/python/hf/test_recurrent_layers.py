@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import monograph as mg
-from monograph.integrations.transformers.recurrent_layers import take_over
+from monograph.hf.transformers.recurrent_layers import take_over
 from monograph.nn.replace_linears import replace_linears
 from monograph.packing import PackedCollator, PaddedCollator
 from monograph.packing.stateful_layers import KeepsDocumentsApart, layers_with_state

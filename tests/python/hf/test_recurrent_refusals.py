@@ -6,7 +6,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, GraniteMoeHybridConfig, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 import monograph as mg
-from monograph.integrations.transformers.recurrent_layers import take_over
+from monograph.hf.transformers.recurrent_layers import take_over
 from monograph.packing import PackedCollator
 from monograph.packing.stateful_layers import KeepsDocumentsApart, layers_with_state
 from support.recurrent_models import DELTA, FAMILIES, SMALL, build

@@ -24,11 +24,11 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
 
 import monograph as mg
-from monograph.integrations.transformers.activation_checkpointing import enable_checkpointing
-from monograph.integrations.transformers.elementwise import take_over
-from monograph.integrations.transformers.fused_attention import FusedAttention, take_attention
-from monograph.integrations.transformers.fused_layer import FusedLayer, take_layer
-from monograph.integrations.transformers.fused_norm import FusedNorm, take_norm
+from monograph.hf.transformers.activation_checkpointing import enable_checkpointing
+from monograph.hf.transformers.elementwise import take_over
+from monograph.hf.transformers.fused_attention import FusedAttention, take_attention
+from monograph.hf.transformers.fused_layer import FusedLayer, take_layer
+from monograph.hf.transformers.fused_norm import FusedNorm, take_norm
 from monograph.training.regions import forget
 from support.elementwise_models import IDS, SMALL, build
 

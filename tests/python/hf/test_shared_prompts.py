@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, MistralConfig, MistralForCausalLM
 
 import monograph as mg
-from monograph.integrations.transformers.generation import generate, prefill
+from monograph.hf.generation import generate, prefill
 from monograph.nn import replace_linears
 
 SIZES = {

@@ -12,10 +12,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import monograph as mg
-from monograph.integrations.transformers.elementwise import take_over as take_elementwise
-from monograph.integrations.transformers.fused_head import FusedHead, take_head
-from monograph.integrations.transformers.recurrent_layers import take_over as take_recurrent
-from monograph.integrations.trl import head as trl_head
+from monograph.hf.transformers.elementwise import take_over as take_elementwise
+from monograph.hf.transformers.fused_head import FusedHead, take_head
+from monograph.hf.transformers.recurrent_layers import take_over as take_recurrent
+from monograph.hf.trl import head as trl_head
 from monograph.nn import QuantLinear, replace_linears
 from monograph.packing.stateful_layers import KeepsDocumentsApart, guard_packed
 from support import shadow_device

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
-from monograph.integrations.transformers.attention import attention_mask
+from monograph.hf.transformers.attention import attention_mask
 from monograph.nn import replace_linears
 from monograph.packing import PackedCollator, PaddedCollator
 

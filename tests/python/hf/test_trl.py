@@ -6,7 +6,7 @@ import torch._dynamo
 from peft import PeftModel
 
 import monograph as mg
-from monograph.integrations.peft.lora_linear import LoraLinear
+from monograph.hf.peft.lora_linear import LoraLinear
 from monograph.training.regions import TRACES, forget, region_layers
 from support.trl_runs import make_folder, trainer_for
 

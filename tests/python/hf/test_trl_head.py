@@ -7,7 +7,7 @@ from torch import nn
 from trl.trainer.utils import add_fused_lm_head
 
 import monograph as mg
-from monograph.integrations.trl import head as trl_head
+from monograph.hf.trl import head as trl_head
 from monograph.training import loss
 from support.trl_heads import FIELDS, batch, both, tiny
 

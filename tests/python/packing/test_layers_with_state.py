@@ -26,7 +26,7 @@ from transformers import (
 )
 
 import monograph as mg
-import monograph.integrations.transformers.attention
+import monograph.hf.transformers.attention
 from monograph.packing import PackedCollator, PaddedCollator
 from monograph.packing.stateful_layers import _Guard, layers_with_state, refuse_packed
 from monograph.recipe import load_model

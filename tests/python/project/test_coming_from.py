@@ -66,7 +66,7 @@ def test_unsloth(folder):
 
 def test_the_page_of_memory_has_the_bytes_that_are_counted():
     """Llama 3.1 8B by one and two of its 32 layers: the others are alike."""
-    from monograph.integrations.transformers.meta_model import meta_model
+    from monograph.hf.transformers.meta_model import meta_model
 
     def base(name, double, layers):
         config = LlamaConfig(

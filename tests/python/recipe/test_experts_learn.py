@@ -7,7 +7,7 @@ from peft import PeftModel
 from transformers import GptOssConfig, Qwen3MoeConfig
 
 import monograph as mg
-import monograph.integrations.transformers.experts
+import monograph.hf.transformers.experts
 from monograph.commands import native
 from monograph.nn import PackedExperts
 from support.dense_experts import dense_copy

@@ -127,9 +127,9 @@ def import_everything() -> None:
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     import monograph.commands.train
-    import monograph.integrations.peft.lora_experts
-    import monograph.integrations.peft.optimize
-    import monograph.integrations.transformers.loading
+    import monograph.hf.optimize
+    import monograph.hf.peft.lora_experts
+    import monograph.hf.transformers.loading
     import monograph.packing.unsupported_attention
     import monograph.recipe.train  # noqa: F401
 

@@ -21,7 +21,7 @@ from typing import Any
 import matplotlib.figure  # noqa: F401  (before the forks)
 import torch
 
-from monograph.integrations.peft.optimize import optimize  # noqa: F401  (before the forks)
+from monograph.hf.optimize import optimize  # noqa: F401  (before the forks)
 from monograph.recipe import check_keys
 from monograph.recipe import checkpoint as checkpoint_module
 from monograph.recipe import train as train_module

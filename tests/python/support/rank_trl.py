@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import monograph as mg
 from monograph.distributed import World
-from monograph.integrations.accelerate.sharding import ASKED
+from monograph.hf.accelerate.sharding import ASKED
 from support.rank_trainers import (
     Seen,
     alone,

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 import monograph as mg
 from monograph.distributed import World, shard
 from monograph.distributed.tree import Order, sum_over_ranks
-from monograph.integrations.transformers.meta_model import meta_model
+from monograph.hf.transformers.meta_model import meta_model
 from monograph.training import TrainStep
 from monograph.training.regions.outer_graph import partition
 from monograph.training.regions.registry import Called, traced_for

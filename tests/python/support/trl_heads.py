@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from trl.trainer.utils import add_fused_lm_head
 
-from monograph.integrations.trl import head as trl_head
+from monograph.hf.trl import head as trl_head
 from support.tiny_models import tiny_llama
 
 FIELDS = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")

@@ -13,7 +13,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 import monograph as mg
-from monograph.integrations.transformers.attention import NAME as OURS
+from monograph.hf.transformers.attention import NAME as OURS
 from monograph.nn import QuantLinear
 from monograph.nn.replace_linears import replace_linears
 from monograph.ops import inductor_decompositions, inductor_fallbacks

@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from torch._dynamo.utils import counters
 
 import monograph as mg
-from monograph.integrations.peft.lora_linear import LoraLinear
+from monograph.hf.peft.lora_linear import LoraLinear
 from monograph.packing import PackedCollator
 from monograph.training import TrainStep
 from monograph.training.regions import TRACES, forget

@@ -8,7 +8,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, Gemma3nTextConfig, Gemma4TextConfig
 
 import monograph as mg
-from monograph.integrations.transformers.activation_checkpointing import enable_checkpointing
+from monograph.hf.transformers.activation_checkpointing import enable_checkpointing
 from monograph.packing import PackedCollator
 from monograph.training import TrainStep
 from monograph.training.regions import TRACES, forget, make_regions, region_layers

@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-import monograph.integrations.transformers.attention  # noqa: F401
+import monograph.hf.transformers.attention  # noqa: F401
 from monograph.packing import PackedCollator, PaddedCollator
 from monograph.training import TrainStep
 from monograph.training.flat_parameters import decayed_names

@@ -123,7 +123,7 @@ def test_one_graph_over_lengths_with_checkpointing():
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
 def test_packed_rows_are_their_documents(kind):
-    import monograph.integrations.transformers.attention  # noqa: F401
+    import monograph.hf.transformers.attention  # noqa: F401
 
     model = tiny(kind)
     model.set_attn_implementation("monograph")

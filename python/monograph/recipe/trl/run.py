@@ -46,7 +46,7 @@ _OPTIMIZER = "optimizer.pt"  # as transformers saves it
 
 def make_trainer(recipe: TrlRecipe) -> Any:
     """The trainer of TRL with Monograph's layers beneath it, ready for `train()`."""
-    from monograph.integrations.peft.optimize import optimize
+    from monograph.hf.optimize import optimize
 
     if (os.environ.get("WORLD_SIZE") or "1") != "1":
         raise ValueError(
@@ -142,7 +142,7 @@ def _model(recipe: TrlRecipe, folder: str) -> tuple[Any, Any]:
     """The base with the adapter of lora_model_dir, or the base and the config of the adapter it will get."""
     from peft import PeftModel
 
-    from monograph.integrations.peft.packed_layers import refuse_packed_copies
+    from monograph.hf.peft.packed_layers import refuse_packed_copies
     from monograph.packing.stateful_layers import refuse_packed
 
     base = load_base(recipe, folder)

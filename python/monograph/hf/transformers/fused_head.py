@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.transformers.stand_in import KERNEL_TYPES, lies_where, runs_here
+from monograph.hf.transformers.module_probe import KERNEL_TYPES, lies_where, runs_here
 from monograph.ops.layout import plain_layout
 from monograph.ops.linear import linear
 from monograph.upstream.instance_class import put_before

@@ -16,8 +16,8 @@ from monograph.diagnosis import regions
 from monograph.diagnosis.report import Report
 from monograph.diagnosis.tracing import breaks, counting, forget, packed_shapes, recompiles
 from monograph.doctor_progress import Progress
-from monograph.integrations.accelerate.sharding import unheeded_sharding
-from monograph.integrations.transformers.activation_checkpointing import (
+from monograph.hf.accelerate.sharding import unheeded_sharding
+from monograph.hf.transformers.activation_checkpointing import (
     disable_checkpointing,
     is_checkpointing,
 )

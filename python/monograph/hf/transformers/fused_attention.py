@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.transformers.fused_norm import FusedNorm, may_be_passed, options_of
-from monograph.integrations.transformers.stand_in import (
+from monograph.hf.transformers.fused_norm import FusedNorm, may_be_passed, options_of
+from monograph.hf.transformers.module_probe import (
     Given,
     draw,
     lies_where,

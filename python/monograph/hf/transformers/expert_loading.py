@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.transformers.experts import experts_kind
+from monograph.hf.transformers.experts import experts_kind
 from monograph.nn.packed_experts import PackedExperts
 from monograph.quant.packed_weight import PackedWeight
 from monograph.quant.quant_methods.quant_method import Spelling

@@ -15,10 +15,10 @@ from typing import Any
 
 from peft import PeftModel
 
-from monograph.integrations.peft import residual_adapters
-from monograph.integrations.peft.lora_experts import LoraExperts
-from monograph.integrations.peft.lora_linear import LoraLinear
-from monograph.integrations.peft.lora_start import ASKED, DENSE_TARGET, RESIDUAL
+from monograph.hf.peft import residual_adapters
+from monograph.hf.peft.lora_experts import LoraExperts
+from monograph.hf.peft.lora_linear import LoraLinear
+from monograph.hf.peft.lora_start import ASKED, DENSE_TARGET, RESIDUAL
 from monograph.nn.packed_experts import PackedExperts
 from monograph.nn.quant_linear import QuantLinear
 from monograph.upstream.peft_names import BaseTunerLayer, dispatch_default, replace_dispatch

@@ -19,10 +19,10 @@ from torch import nn
 from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
-from monograph.integrations.transformers.config import METHOD, MonographConfig
-from monograph.integrations.transformers.counted_elements import count_elements
-from monograph.integrations.transformers.dense_weights import expert_weights, what_stayed_dense
-from monograph.integrations.transformers.expert_loading import (
+from monograph.hf.transformers.config import METHOD, MonographConfig
+from monograph.hf.transformers.counted_elements import count_elements
+from monograph.hf.transformers.dense_weights import expert_weights, what_stayed_dense
+from monograph.hf.transformers.expert_loading import (
     STACKS,
     as_weight,
     conversions_of_stacks,
@@ -33,8 +33,8 @@ from monograph.integrations.transformers.expert_loading import (
     stack_tensors,
     stacked,
 )
-from monograph.integrations.transformers.experts import experts_kind, is_experts
-from monograph.integrations.transformers.recurrent_layers import take_over as take_over_recurrent
+from monograph.hf.transformers.experts import experts_kind, is_experts
+from monograph.hf.transformers.recurrent_layers import take_over as take_over_recurrent
 from monograph.nn.dense_source import remember_dense
 from monograph.nn.packed_experts import PackedExperts
 from monograph.nn.quant_linear import QuantLinear, dense_linear

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.transformers.fused_norm import FusedNorm, may_be_passed, options_of
-from monograph.integrations.transformers.stand_in import Given, draw, runs_here, same, stand_in, tried
+from monograph.hf.transformers.fused_norm import FusedNorm, may_be_passed, options_of
+from monograph.hf.transformers.module_probe import Given, draw, runs_here, same, stand_in, tried
 from monograph.ops.rms_norm import rms_norm
 from monograph.upstream.instance_class import InstanceClass, put_before
 from monograph.upstream.torch_names import buffers_of, parameters_of

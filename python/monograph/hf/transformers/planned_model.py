@@ -6,8 +6,8 @@ import os
 
 from transformers import AutoConfig, PreTrainedModel
 
-from monograph.integrations.transformers.config import MonographConfig
-from monograph.integrations.transformers.meta_model import meta_model
+from monograph.hf.transformers.config import MonographConfig
+from monograph.hf.transformers.meta_model import meta_model
 
 
 def planned_model(path: str, format_name: str | None, double_quant: bool) -> PreTrainedModel:

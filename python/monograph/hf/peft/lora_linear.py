@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.peft.lora_start import StartedLora
+from monograph.hf.peft.lora_start import StartedLora
 from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.nn.row_squares import keep_row_squares
 from monograph.ops.layout import plain_layout

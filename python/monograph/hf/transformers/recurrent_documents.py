@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from monograph.integrations.transformers.attention import check_contiguous, packed_documents
+from monograph.hf.transformers.attention import check_contiguous, packed_documents
 from monograph.packing.packed_rows_hook import falls, require
 from monograph.packing.unsupported_attention import OURS
 from monograph.upstream.transformers_names import attn_implementation

@@ -7,7 +7,7 @@ from typing import Any
 
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from monograph.integrations.peft.lora_experts import all_linear_without_router
+from monograph.hf.peft.lora_experts import all_linear_without_router
 
 
 def with_meta_adapter(model: Any, rank: int, targets: str | list[str]) -> PeftModel:

@@ -1,6 +1,6 @@
 """`attn_implementation="monograph"` for transformers: packed, padded and cached attention through one op.
 
-    import monograph.integrations.transformers.attention  # registers the name
+    import monograph.hf.transformers.attention  # registers the name
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="monograph")
 
 Document borders come from the collator (`cu_seq_lens_q`), from restarting position_ids or from a 2-D padding

@@ -25,7 +25,7 @@ from torch import nn
 
 from monograph.distributed.replica_check import check_same_values
 from monograph.distributed.shard import shard_group_of
-from monograph.integrations.transformers.experts import experts_kind, is_experts
+from monograph.hf.transformers.experts import experts_kind, is_experts
 from monograph.nn.packed_experts import ExpertsKind, PackedExperts
 from monograph.ops.experts_activation import activate
 from monograph.ops.experts_arguments import ExpertsArguments

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from torch import nn
 
-from monograph.integrations.transformers.fused_attention import FusedAttention, take_attention
-from monograph.integrations.transformers.fused_layer import FusedLayer, take_layer
-from monograph.integrations.transformers.fused_mlp import FusedMlp, take_mlp
-from monograph.integrations.transformers.fused_norm import FusedNorm, take_norm
+from monograph.hf.transformers.fused_attention import FusedAttention, take_attention
+from monograph.hf.transformers.fused_layer import FusedLayer, take_layer
+from monograph.hf.transformers.fused_mlp import FusedMlp, take_mlp
+from monograph.hf.transformers.fused_norm import FusedNorm, take_norm
 
 
 class Taken(NamedTuple):

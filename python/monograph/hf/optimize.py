@@ -18,20 +18,20 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from monograph.integrations.accelerate.sharding import unheeded_sharding
-from monograph.integrations.peft.lora_experts import (
+from monograph.hf.accelerate.sharding import unheeded_sharding
+from monograph.hf.generation import take_generation
+from monograph.hf.peft.lora_experts import (
     all_linear_without_router,
     expert_parameters,
     take_over_experts,
 )
-from monograph.integrations.peft.lora_linear import LoraLinear, fusible
-from monograph.integrations.transformers.activation_checkpointing import is_checkpointing
-from monograph.integrations.transformers.attention import put_on
-from monograph.integrations.transformers.elementwise import take_over as take_over_elementwise
-from monograph.integrations.transformers.fused_head import take_head
-from monograph.integrations.transformers.generation import take_generation
-from monograph.integrations.transformers.recurrent_layers import take_over as take_over_recurrent
-from monograph.integrations.trl import head as trl_head
+from monograph.hf.peft.lora_linear import LoraLinear, fusible
+from monograph.hf.transformers.activation_checkpointing import is_checkpointing
+from monograph.hf.transformers.attention import put_on
+from monograph.hf.transformers.elementwise import take_over as take_over_elementwise
+from monograph.hf.transformers.fused_head import take_head
+from monograph.hf.transformers.recurrent_layers import take_over as take_over_recurrent
+from monograph.hf.trl import head as trl_head
 from monograph.nn.dense_source import local_folder, remember_dense
 from monograph.nn.linear4bit import replace_linear4bit
 from monograph.nn.quant_linear import QuantLinear

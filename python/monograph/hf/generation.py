@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, GenerationMixin
 
-from monograph.integrations.peft.lora_linear import kept_factors
+from monograph.hf.peft.lora_linear import kept_factors
 from monograph.upstream.transformers_names import (
     PREFILL,
     DynamicLayer,

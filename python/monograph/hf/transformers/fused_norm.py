@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.integrations.transformers.stand_in import (
+from monograph.hf.transformers.module_probe import (
     KERNEL_TYPES,
     ROWS,
     agree,

@@ -14,7 +14,7 @@ from typing import Any
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from monograph.integrations.peft.lora_start import (
+from monograph.hf.peft.lora_start import (
     RESIDUAL,
     StartedLora,
     holds_a_start,

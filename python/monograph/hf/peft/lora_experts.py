@@ -18,8 +18,8 @@ import torch
 from peft import LoraConfig
 from torch import nn
 
-from monograph.integrations.peft.lora_linear import rounded_once
-from monograph.integrations.transformers.experts import experts_forward, experts_kind, is_experts
+from monograph.hf.peft.lora_linear import rounded_once
+from monograph.hf.transformers.experts import experts_forward, experts_kind, is_experts
 from monograph.nn.packed_experts import LowRank, PackedExperts
 from monograph.ops.has_kernel import may_take_over
 from monograph.quant.packed_weight import PackedWeight

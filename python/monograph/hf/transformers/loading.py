@@ -17,9 +17,9 @@ from transformers import (
 )
 
 from monograph.distributed.file_ranges import read_small_tensors
-from monograph.integrations.transformers import attention, recurrent_layers
-from monograph.integrations.transformers.config import loading_dict
-from monograph.integrations.transformers.quantizer import MonographConfig
+from monograph.hf.transformers import attention, recurrent_layers
+from monograph.hf.transformers.config import loading_dict
+from monograph.hf.transformers.quantizer import MonographConfig
 from monograph.memory.base_memory.read_ahead import limit_base_memory
 from monograph.memory.base_memory.sizes import bytes_of
 from monograph.packing.stateful_layers import guard_packed

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from monograph.integrations.transformers.loading import auto_class
-from monograph.integrations.transformers.quantizer import MonographConfig, MonographQuantizer, Quantize
+from monograph.hf.transformers.loading import auto_class
+from monograph.hf.transformers.quantizer import MonographConfig, MonographQuantizer, Quantize
 
 
 def meta_model(

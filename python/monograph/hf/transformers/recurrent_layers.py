@@ -1,6 +1,6 @@
 """Recurrent layers of transformers on our operators, documents kept apart: GatedDeltaNet and LFM2's conv.
 
-    from monograph.integrations.transformers.recurrent_layers import take_over
+    from monograph.hf.transformers.recurrent_layers import take_over
     take_over(model)         # mg.from_pretrained, MonographConfig and mg.optimize call it
 
 A layer that is taken over gets a subclass of its class with the same name; parameters, files, caches and
@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from monograph.integrations.transformers.recurrent_documents import (
+from monograph.hf.transformers.recurrent_documents import (
     Documents,
     DocumentsHook,
     documents_of,

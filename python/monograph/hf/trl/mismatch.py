@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from monograph.integrations.transformers.listen import listen
+from monograph.hf.transformers.listen import listen
 from monograph.upstream.trl_names import per_token_logps, set_per_token_logps
 
 
