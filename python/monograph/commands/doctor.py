@@ -54,7 +54,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _self_test(arguments: list[str]) -> int:
-    from monograph.selftest.device import DEVICES
+    from monograph.diagnosis.selftest.device import DEVICES
 
     parser = argparse.ArgumentParser(prog="python -m monograph doctor", description=__doc__)
     parser.add_argument("--device", choices=list(DEVICES))
@@ -69,9 +69,9 @@ def _self_test(arguments: list[str]) -> int:
 
 
 def _test_device(options: argparse.Namespace) -> int:
-    from monograph.doctor_progress import Progress
-    from monograph.selftest import run as run_self_test
-    from monograph.selftest.device import DEVICES
+    from monograph.diagnosis.progress import Progress
+    from monograph.diagnosis.selftest import run as run_self_test
+    from monograph.diagnosis.selftest.device import DEVICES
 
     say = Progress(not options.quiet).say
     report = run_self_test(DEVICES[options.device](), say)
@@ -91,7 +91,7 @@ def _test_device(options: argparse.Namespace) -> int:
 
 
 def _verify(path: pathlib.Path) -> int:
-    from monograph.selftest import wrong_with
+    from monograph.diagnosis.selftest import wrong_with
 
     try:
         if path.stat().st_size > MOST_BYTES:

@@ -20,12 +20,12 @@ import torch
 from torch import nn
 
 from monograph.diagnosis import regions
+from monograph.diagnosis.progress import Progress
 from monograph.diagnosis.report import Cause, Gathers, Report
 from monograph.diagnosis.sharding import GatherCount, compare_ranks, look_at_shards, tracing_of
 from monograph.diagnosis.tracing import breaks, counting, forget, packed_shapes, recompiles
 from monograph.distributed.fully_sharded import refuse_fully_sharded
 from monograph.distributed.world import World
-from monograph.doctor_progress import Progress
 from monograph.training.loss import forward_loss
 from monograph.training.micro_batches import mark_lengths
 from monograph.upstream.torch_names import counters, maybe_mark_dynamic

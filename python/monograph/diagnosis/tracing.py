@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from monograph.diagnosis.progress import Progress
 from monograph.diagnosis.report import Cause, Report
 from monograph.diagnosis.sharding import GatherCount
-from monograph.doctor_progress import Progress
 from monograph.nn.quant_linear import QuantLinear
 from monograph.training.regions import region_layers
 from monograph.training.regions.outer_graph import partition as outer_partition

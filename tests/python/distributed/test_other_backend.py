@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from monograph.diagnosis.selftest import training
 from monograph.distributed import World, alone
 from monograph.distributed.file_ranges import read_range
 from monograph.distributed.layer_bytes import Layout
 from monograph.distributed.same_models import compare, digests
 from monograph.recipe.agreement import Own, agree
-from monograph.selftest import training
 from monograph.training import TrainStep
 from monograph.upstream.torch_names import all_gathered
 from support import shadow_device

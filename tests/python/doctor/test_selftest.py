@@ -18,12 +18,12 @@ import torch
 
 from monograph.__main__ import main
 from monograph.commands.doctor import MOST_BYTES
+from monograph.diagnosis.selftest import CASES, digests, outcome, probes, run, training, wrong_with
+from monograph.diagnosis.selftest.device import Device, HostDevice, PeakMemory
+from monograph.diagnosis.selftest.report import checksum
 from monograph.ops.dequantize import portable_dequantize
 from monograph.ops.formats import FORMATS
 from monograph.ops.linear import portable_linear, portable_linear_dx
-from monograph.selftest import CASES, digests, outcome, probes, run, training, wrong_with
-from monograph.selftest.device import Device, HostDevice, PeakMemory
-from monograph.selftest.report import checksum
 
 pytestmark = pytest.mark.slow
 BY_NAME = {case.name: case for case in CASES}
@@ -254,9 +254,9 @@ def test_a_fault_of_the_device_is_reported(faulty, name, reason):
 
 def test_a_fault_makes_the_exit_code_1_and_the_report_is_still_whole(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(
-        "monograph.selftest.CASES", tuple(BY_NAME[n] for n in ("dequantize nf4", "side streams"))
+        "monograph.diagnosis.selftest.CASES", tuple(BY_NAME[n] for n in ("dequantize nf4", "side streams"))
     )
-    monkeypatch.setattr("monograph.selftest.device.DEVICES", {"cpu": OneBit})
+    monkeypatch.setattr("monograph.diagnosis.selftest.device.DEVICES", {"cpu": OneBit})
     path = str(tmp_path / "report.json")
     assert main(["doctor", "--device", "cpu", "--quiet", "--out", path]) == 1
     assert "cpu: failed; 1 pass, 1 fail, 0 skipped" in capsys.readouterr().out

@@ -30,7 +30,7 @@ CHILD = """
 import sys
 import torch
 import monograph
-from monograph.selftest.probes import PROBES
+from monograph.diagnosis.selftest.probes import PROBES
 
 has = torch._C._dispatch_has_kernel_for_dispatch_key
 assert not has("monograph::dequantize", "CUDA")

@@ -5,11 +5,11 @@ import torch
 
 import monograph as mg
 import monograph.ops.inductor_decompositions as decompositions
+from monograph.diagnosis.selftest.device import PeakMemory
 from monograph.ops import dequantize, varlen_attention
 from monograph.ops.experts_portable import portable_experts
 from monograph.ops.formats import FORMATS
 from monograph.ops.gated_delta_rule import portable_gated_delta_rule_backward
-from monograph.selftest.device import PeakMemory
 from monograph.upstream.torch_names import (
     make_boxed_func,
     min_cut_rematerialization_partition,

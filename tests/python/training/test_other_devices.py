@@ -13,13 +13,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 import monograph as mg
+from monograph.diagnosis.selftest import training
 from monograph.hf.transformers.attention import NAME as OURS
 from monograph.nn import QuantLinear
 from monograph.nn.replace_linears import replace_linears
 from monograph.ops import inductor_decompositions, inductor_fallbacks
 from monograph.ops.seeded_dropout import hashed_dropout, kept
 from monograph.packing import PackedCollator, PaddedCollator
-from monograph.selftest import training
 from monograph.training import TrainStep
 from monograph.training.flat_parameters import FlatParameters
 from support import hostile_arguments, hostile_calls, shadow_device, trl_heads

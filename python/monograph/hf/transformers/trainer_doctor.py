@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from monograph.diagnosis import regions
+from monograph.diagnosis.progress import Progress
 from monograph.diagnosis.report import Report
 from monograph.diagnosis.tracing import breaks, counting, forget, packed_shapes, recompiles
-from monograph.doctor_progress import Progress
 from monograph.hf.accelerate.sharding import unheeded_sharding
 from monograph.hf.transformers.activation_checkpointing import (
     disable_checkpointing,

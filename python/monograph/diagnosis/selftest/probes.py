@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from monograph.selftest.bit_patterns import floats, hashed, same_bits, special_floats
-from monograph.selftest.case import Case, Figures, Skipped, require
-from monograph.selftest.device import Device
+from monograph.diagnosis.selftest.bit_patterns import floats, hashed, same_bits, special_floats
+from monograph.diagnosis.selftest.case import Case, Figures, Skipped, require
+from monograph.diagnosis.selftest.device import Device
 
 Call = tuple[tuple[Any, ...], torch.Tensor]  # arguments, and what must come out
 

@@ -1,8 +1,8 @@
 """Dequantised values and quantised bytes against SHA-256 digests of the CPU's, which are committed.
 
 Dequantise: every code under every scale byte, or under special and hashed float scales; odd sizes and tails;
-three dtypes; nested or not. digests.json is made by `python -m monograph.selftest`, and the tests compare it
-with the CPU.
+three dtypes; nested or not. digests.json is made by `python -m monograph.diagnosis.selftest`, and the tests
+compare it with the CPU.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from functools import partial
 
 import torch
 
+from monograph.diagnosis.selftest.bit_patterns import as_bytes, floats, hashed, special_floats
+from monograph.diagnosis.selftest.case import Case, Figures, require
+from monograph.diagnosis.selftest.device import Device, HostDevice
 from monograph.ops.formats import FORMATS, BlockShape, Format
-from monograph.selftest.bit_patterns import as_bytes, floats, hashed, special_floats
-from monograph.selftest.case import Case, Figures, require
-from monograph.selftest.device import Device, HostDevice
 
 FILE = pathlib.Path(__file__).with_name("digests.json")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -1,6 +1,6 @@
 """The self-test of a device, `python -m monograph doctor --device cuda`: its owner runs it and sends it back.
 
-    report = run(CudaDevice())      # a dictionary, see monograph.selftest.report
+    report = run(CudaDevice())      # a dictionary, see monograph.diagnosis.selftest.report
     wrong_with(report)              # [] if it is whole, unaltered and known here
 
 docs/gpu.md says what each test means. Nothing here needs a recipe or a checkpoint.
@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from monograph.selftest import attention, digests, execution, probes, products, timing, training
-from monograph.selftest.case import Case, Failed, Skipped
-from monograph.selftest.device import Device
-from monograph.selftest.report import finished, problems
+from monograph.diagnosis.selftest import attention, digests, execution, probes, products, timing, training
+from monograph.diagnosis.selftest.case import Case, Failed, Skipped
+from monograph.diagnosis.selftest.device import Device
+from monograph.diagnosis.selftest.report import finished, problems
 
 CASES: tuple[Case, ...] = (
     *probes.CASES,

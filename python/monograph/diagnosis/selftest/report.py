@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
+from monograph.diagnosis.selftest.device import Device
 from monograph.ops import library
-from monograph.selftest.device import Device
 from monograph.upstream.tested_versions import TRIED
 
 DEVICE_NAMES = ("cuda", "cpu")

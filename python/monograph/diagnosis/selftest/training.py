@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from monograph.selftest.case import Case, Figures, Skipped, require
-from monograph.selftest.device import Device
+from monograph.diagnosis.selftest.case import Case, Figures, Skipped, require
+from monograph.diagnosis.selftest.device import Device
 
 STEPS, RATE = 20, 5e-3
 LARGEST_DIFFERENCE = 1e-2  # of a loss, relative: float32 in another order of sums, through 20 updates

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from monograph.selftest.device import Device
+from monograph.diagnosis.selftest.device import Device
 
 Figures = dict[str, Any]
 

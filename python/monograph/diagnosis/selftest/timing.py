@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from monograph.diagnosis.selftest.bit_patterns import floats
+from monograph.diagnosis.selftest.case import Case, Figures, Skipped
+from monograph.diagnosis.selftest.device import Device
 from monograph.quant.packed_weight import quantize
-from monograph.selftest.bit_patterns import floats
-from monograph.selftest.case import Case, Figures, Skipped
-from monograph.selftest.device import Device
 
 ROUNDS = 15
 LEAST_MS = 5.0  # of one measurement

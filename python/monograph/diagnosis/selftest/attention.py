@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from monograph.diagnosis.selftest.bit_patterns import floats
+from monograph.diagnosis.selftest.case import Case, Figures, require
+from monograph.diagnosis.selftest.device import Device
 from monograph.ops.varlen_attention import varlen_attention
-from monograph.selftest.bit_patterns import floats
-from monograph.selftest.case import Case, Figures, require
-from monograph.selftest.device import Device
 
 TOKENS, HEADS, KEY_HEADS, SIZE = 160, 4, 2, 64
 BORDERS = (0, 60, 61, 128, 150)  # the last ten tokens are padding

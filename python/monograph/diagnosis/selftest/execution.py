@@ -6,10 +6,10 @@ from functools import partial
 
 import torch
 
-from monograph.selftest.bit_patterns import floats
-from monograph.selftest.case import Case, Figures, require
-from monograph.selftest.device import Device
-from monograph.selftest.products import weight_of
+from monograph.diagnosis.selftest.bit_patterns import floats
+from monograph.diagnosis.selftest.case import Case, Figures, require
+from monograph.diagnosis.selftest.device import Device
+from monograph.diagnosis.selftest.products import weight_of
 
 ROWS, COLS, BATCH = 2048, 2048, 64
 SCRATCH_BYTES = 16 << 20  # that an operator may take beside a dense weight; docs/gpu.md

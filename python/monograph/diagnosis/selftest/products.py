@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from monograph.diagnosis.selftest.bit_patterns import floats
+from monograph.diagnosis.selftest.case import Case, Figures, require
+from monograph.diagnosis.selftest.device import Device
 from monograph.ops.formats import FORMATS
 from monograph.quant.packed_weight import PackedWeight, quantize
-from monograph.selftest.bit_patterns import floats
-from monograph.selftest.case import Case, Figures, require
-from monograph.selftest.device import Device
 
 ROWS, COLS = 384, 512  # of the weight
 BATCHES = (1, 8, 16, 40, 300)  # SIMT to 8, mma to 16 at least, panels or mma at 40, panels
