@@ -12,7 +12,7 @@
 namespace monograph::cli {
 
 // The same table stands in `monograph --help`, in the man page, in docs/cli.md and in
-// python/monograph/commands/exit_codes.py.
+// python/monograph/cli/exit_codes.py.
 enum ExitCode : int {
   kOk = 0,
   kFinding = 1,    // a finding, or a threshold passed

@@ -50,7 +50,7 @@ std::string nearest_command(std::string_view word);
 std::string exit_code_text();
 
 // Whether Python does this call of merge: its first argument is a recipe, or a folder that holds
-// one while no adapter is named. The same rule as in python/monograph/commands/merge.py.
+// one while no adapter is named. The same rule as in python/monograph/cli/merge.py.
 bool merges_a_recipe(std::span<char* const> arguments);
 
 // Replaces the program by Python's; returns an exit code only if that is impossible. `arguments`

@@ -7,8 +7,8 @@ import importlib
 import sys
 import traceback
 
-from monograph.commands import native
-from monograph.commands.exit_codes import ExitCode, table
+from monograph.cli import native
+from monograph.cli.exit_codes import ExitCode, table
 
 # One command, one file: `run(arguments)` gives the exit code. As `monograph --help` lists them.
 COMMANDS = {
@@ -72,9 +72,9 @@ def main(arguments: list[str]) -> int:
         return 0
     try:
         if arguments[0] in COMMANDS:
-            return importlib.import_module(f"monograph.commands.{arguments[0]}").run(arguments[1:])
+            return importlib.import_module(f"monograph.cli.{arguments[0]}").run(arguments[1:])
         if arguments[0] == "merge":
-            from monograph.commands import merge
+            from monograph.cli import merge
 
             if merge.names_a_recipe(arguments[1:]):
                 return merge.run(arguments[1:])

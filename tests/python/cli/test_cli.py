@@ -9,7 +9,7 @@ import sysconfig
 import pytest
 
 from monograph.__main__ import main
-from monograph.commands.native import find_program
+from monograph.cli.native import find_program
 from support.native_tool import ROOT, program, run
 
 pytestmark = pytest.mark.slow

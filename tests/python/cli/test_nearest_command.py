@@ -3,7 +3,7 @@
 import pytest
 
 from monograph.__main__ import ELSEWHERE, main
-from monograph.commands import native
+from monograph.cli import native
 
 
 @pytest.mark.parametrize(

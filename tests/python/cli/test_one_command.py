@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from monograph import __main__ as command_line
-from monograph.commands import exit_codes, merge
+from monograph.cli import exit_codes, merge
 from support.native_tool import ROOT, program, run
 
 # The arguments of merge, and whether Python does it.

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from monograph.__main__ import main
-from monograph.commands.doctor import MOST_BYTES
+from monograph.cli.doctor import MOST_BYTES
 from monograph.diagnosis.selftest import CASES, digests, outcome, probes, run, training, wrong_with
 from monograph.diagnosis.selftest.device import Device, HostDevice, PeakMemory
 from monograph.diagnosis.selftest.report import checksum

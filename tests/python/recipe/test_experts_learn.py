@@ -8,7 +8,7 @@ from transformers import GptOssConfig, Qwen3MoeConfig
 
 import monograph as mg
 import monograph.hf.transformers.experts
-from monograph.commands import native
+from monograph.cli import native
 from monograph.nn import PackedExperts
 from support.dense_experts import dense_copy
 from support.native_tool import run

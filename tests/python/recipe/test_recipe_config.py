@@ -464,7 +464,7 @@ def test_doctor_applies_mode_and_options(good, monkeypatch):
     import torch._inductor.config as inductor
 
     from monograph import diagnosis
-    from monograph.commands import doctor as command
+    from monograph.cli import doctor as command
     from monograph.recipe import batches, encode, load_model, prepare
 
     seen = []

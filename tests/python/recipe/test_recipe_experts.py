@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 import monograph as mg
 from monograph.__main__ import main
-from monograph.commands import native
+from monograph.cli import native
 from monograph.recipe import check_keys
 from monograph.recipe.metrics import read_metrics
 from monograph.recipe.train import train

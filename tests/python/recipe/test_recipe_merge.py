@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import monograph as mg
 from monograph.__main__ import main
-from monograph.commands import native
+from monograph.cli import native
 from support.native_tool import run
 from support.recipe_files import make_instruction_world, make_model, small_recipe
 

@@ -10,7 +10,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from monograph.commands.merge import native_arguments
+from monograph.cli.merge import native_arguments
 from monograph.nn import QuantLinear
 from monograph.recipe import check_keys
 from monograph.recipe.encode import load_tokenizer

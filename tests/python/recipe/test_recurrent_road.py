@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3_5TextConfig, Qwen3NextConfig
 
 import monograph as mg
-from monograph.commands import native
+from monograph.cli import native
 from monograph.nn import QuantLinear
 from support.native_tool import run
 from support.tutorial_run import assert_learns, make_world

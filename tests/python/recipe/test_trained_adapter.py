@@ -8,8 +8,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from monograph.__main__ import main
-from monograph.commands import native, serve
-from monograph.commands.merge import native_arguments
+from monograph.cli import native, serve
+from monograph.cli.merge import native_arguments
 from monograph.recipe import check_keys
 from monograph.recipe.generate import Generator, find_adapter
 from monograph.recipe.train import train

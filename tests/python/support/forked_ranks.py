@@ -126,7 +126,7 @@ def import_everything() -> None:
     import torch
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import monograph.commands.train
+    import monograph.cli.train
     import monograph.hf.optimize
     import monograph.hf.peft.lora_experts
     import monograph.hf.transformers.loading

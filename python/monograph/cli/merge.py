@@ -15,8 +15,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from monograph.commands import native
-from monograph.commands.recipe_arguments import why_not_several
+from monograph.cli import native
+from monograph.cli.recipe_arguments import why_not_several
 from monograph.recipe import ConfigError, Recipe, read_config
 from monograph.recipe.remembered import NAME as RECIPE_NAME
 from monograph.recipe.remembered import trained_adapter

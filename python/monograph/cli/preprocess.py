@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from monograph.commands.recipe_arguments import run_recipe
+from monograph.cli.recipe_arguments import run_recipe
 from monograph.recipe import Recipe
 from monograph.recipe.trl.keys import TrlRecipe
 

@@ -12,7 +12,7 @@ import argparse
 import os
 import sys
 
-from monograph.commands.recipe_arguments import run_recipe
+from monograph.cli.recipe_arguments import run_recipe
 from monograph.recipe import ConfigError, Recipe, read_config
 
 
@@ -87,12 +87,12 @@ def _train(recipe: Recipe, options: argparse.Namespace) -> int:
         full = full_disk.reason(failure)  # of this rank, or of the one that failed first
         os._exit(full_disk.EXIT_CODE if full else failure.code)  # the group waits for ranks that are gone
     if outcome.signal is None and recipe.serve_with and outcome.writes:
-        from monograph.commands import serve
+        from monograph.cli import serve
 
         if code := serve.convert(recipe):
             return code
     if outcome.signal is None and recipe.merge_lora and outcome.writes:
-        from monograph.commands import merge, native
+        from monograph.cli import merge, native
 
         return native.hand_over(merge.native_arguments(recipe))
     return 0 if outcome.signal is None else 128 + outcome.signal  # as a shell: 130 Ctrl-C, 143 SIGTERM

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from monograph.commands.recipe_arguments import run_recipe
+from monograph.cli.recipe_arguments import run_recipe
 from monograph.recipe import Recipe
 
 

@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> int:
     asked = [a for a in arguments if a.partition("=")[0] in ("--device", "--verify")]
     if asked and not {"-h", "--help"} & set(arguments):
         return _self_test(arguments)
-    from monograph.commands.recipe_arguments import run_recipe
+    from monograph.cli.recipe_arguments import run_recipe
 
     parser = argparse.ArgumentParser(prog="python -m monograph doctor", description=__doc__)
     parser.add_argument("--device", metavar="cuda", help="the self-test of a device, without a recipe")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from monograph.commands import native
+from monograph.cli import native
 from monograph.recipe import Recipe
 from monograph.recipe.cross_checks import features_not_served
 from monograph.recipe.remembered import trained_adapter
