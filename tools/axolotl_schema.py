@@ -119,7 +119,7 @@ def schema(texts: dict[str, str]) -> list[str]:
 
 def unknown_keys(names: list[str]) -> list[str]:
     """Those that no table of a recipe has."""
-    from monograph.recipe.known_keys import state_of
+    from monograph.recipe.config.key_support import state_of
 
     return [name for name in names if state_of(name) is None]
 

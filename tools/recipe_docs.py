@@ -15,14 +15,14 @@ import sys
 from dataclasses import MISSING, Field
 from typing import Any, get_type_hints
 
-from monograph.recipe.check_value import wanted
-from monograph.recipe.compile_options import OPTIONS
-from monograph.recipe.foreign_keys import IGNORED
-from monograph.recipe.keys import DATASET_KEYS, KEYS, DatasetKeys, Recipe
-from monograph.recipe.known_keys import State, state_of
-from monograph.recipe.refused_keys import DATASET_REFUSED, REFUSED, TYPE_REFUSED
-from monograph.recipe.trl.fields import FIELDS, OF_DOCUMENTS, WITHOUT_FIELD
-from monograph.recipe.trl.keys import TRL_KEYS, TrlDatasetKeys, TrlRecipe
+from monograph.recipe.config.check_value import wanted
+from monograph.recipe.config.compile_options import OPTIONS
+from monograph.recipe.config.ignored_keys import IGNORED
+from monograph.recipe.config.key_support import State, state_of
+from monograph.recipe.config.keys import DATASET_KEYS, KEYS, DatasetKeys, Recipe
+from monograph.recipe.config.refused_keys import DATASET_REFUSED, REFUSED, TYPE_REFUSED
+from monograph.recipe.config.trl_fields import FIELDS, OF_DOCUMENTS, WITHOUT_FIELD
+from monograph.recipe.config.trl_keys import TRL_KEYS, TrlDatasetKeys, TrlRecipe
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "recipe.md"
 AXOLOTL = pathlib.Path(__file__).parent / "axolotl_schema.json"

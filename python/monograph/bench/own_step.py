@@ -19,7 +19,7 @@ from typing import Any
 from monograph.bench.contenders import Contender
 from monograph.bench.report import Report
 from monograph.bench.rounds import Paired
-from monograph.recipe.compile_options import OPTIONS, option_default
+from monograph.recipe.config.compile_options import OPTIONS, option_default
 
 CONFIG = {
     "model_type": "llama",

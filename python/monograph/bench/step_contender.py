@@ -20,7 +20,7 @@ import transformers
 from peft import LoraConfig, get_peft_model
 
 from monograph.packing import PackedCollator, PaddedCollator
-from monograph.recipe.compile_options import compile_options
+from monograph.recipe.config.compile_options import compile_options
 
 Step = Callable[[], float]
 

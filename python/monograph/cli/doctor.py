@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from monograph.distributed import World
     from monograph.recipe import Recipe
-    from monograph.recipe.trl.keys import TrlRecipe
+    from monograph.recipe.config.trl_keys import TrlRecipe
 
 
 MOST_BYTES = 16 << 20  # of a report; a whole one has about 20 KB
@@ -111,8 +111,8 @@ def _verify(path: pathlib.Path) -> int:
 
 def _doctor(recipe: Recipe, options: argparse.Namespace) -> int:
     from monograph.distributed import join, leave
-    from monograph.recipe.output_folder import no_empty_folder
-    from monograph.recipe.trl.keys import TrlRecipe
+    from monograph.recipe.config.trl_keys import TrlRecipe
+    from monograph.recipe.run.output_folder import no_empty_folder
 
     if isinstance(recipe, TrlRecipe):
         with no_empty_folder(recipe.output_dir):  # which a trainer makes
@@ -127,8 +127,8 @@ def _doctor(recipe: Recipe, options: argparse.Namespace) -> int:
 def _doctor_of_trainer(recipe: TrlRecipe, options: argparse.Namespace) -> int:
     """Three steps of TRL's own loop, on its own batches."""
     from monograph.diagnosis import doctor
-    from monograph.recipe.compile_options import compile_options
-    from monograph.recipe.read_config import GENERATED
+    from monograph.recipe.config.compile_options import compile_options
+    from monograph.recipe.config.read_config import GENERATED
     from monograph.recipe.trl.run import make_trainer
 
     trainer = make_trainer(recipe)
@@ -141,14 +141,14 @@ def _doctor_of_trainer(recipe: TrlRecipe, options: argparse.Namespace) -> int:
 
 def _doctor_of(recipe: Recipe, options: argparse.Namespace, world: World) -> int:
     from monograph.diagnosis import doctor
-    from monograph.recipe.batches import Batches
-    from monograph.recipe.compile_options import compile_options
-    from monograph.recipe.device_keys import check_ranks_of_device, device_of
-    from monograph.recipe.encode import load_tokenizer
-    from monograph.recipe.load_model import load_model
-    from monograph.recipe.model_folder import model_folder
-    from monograph.recipe.prepare import prepare
-    from monograph.recipe.read_config import GENERATED
+    from monograph.recipe.config.compile_options import compile_options
+    from monograph.recipe.config.device_keys import check_ranks_of_device, device_of
+    from monograph.recipe.config.model_folder import model_folder
+    from monograph.recipe.config.read_config import GENERATED
+    from monograph.recipe.data.encode import load_tokenizer
+    from monograph.recipe.data.prepare import prepare
+    from monograph.recipe.run.batches import Batches
+    from monograph.recipe.run.load_model import load_model
     from monograph.training.regions import make_regions
 
     check_ranks_of_device(device_of(recipe), world.size)

@@ -11,7 +11,7 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("folder", metavar="FOLDER", help="where to put it")
     options = parser.parse_args(arguments)
 
-    from monograph.recipe.example import write_example
+    from monograph.recipe.run.example import write_example
 
     try:
         path = write_example(options.folder)

@@ -84,7 +84,7 @@ def _write(text: str) -> None:
 
 
 def _generate(recipe: Recipe, options: argparse.Namespace) -> int:
-    from monograph.recipe.generate import Generator, Sampling, find_adapter
+    from monograph.recipe.run.generate import Generator, Sampling, find_adapter
 
     folder = options.config if os.path.isdir(options.config) else None  # the folder of an adapter
     adapter = None if options.base else options.adapter_dir or folder or find_adapter(recipe)

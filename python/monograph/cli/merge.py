@@ -17,9 +17,10 @@ from collections.abc import Sequence
 
 from monograph.cli import native
 from monograph.cli.recipe_arguments import why_not_several
-from monograph.recipe import ConfigError, Recipe, read_config
-from monograph.recipe.remembered import NAME as RECIPE_NAME
-from monograph.recipe.remembered import trained_adapter
+from monograph.recipe import ConfigError, Recipe
+from monograph.recipe import read_config
+from monograph.recipe.run.saved_recipe import NAME as RECIPE_NAME
+from monograph.recipe.run.saved_recipe import trained_adapter
 
 _KEYS = ("--base-model", "--output-dir")
 
@@ -65,8 +66,8 @@ def run(arguments: list[str]) -> int:
 
 def native_arguments(recipe: Recipe, written: Sequence[str] = (), adapter: str | None = None) -> list[str]:
     """The call of the native program that merges the adapter of a recipe; `written` options go first."""
-    from monograph.recipe.base_record import NAME
-    from monograph.recipe.model_folder import model_folder
+    from monograph.recipe.config.model_folder import model_folder
+    from monograph.recipe.run.base_fingerprint import NAME
 
     adapter = adapter or trained_adapter(recipe)
     if adapter is None:

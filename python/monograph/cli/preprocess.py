@@ -8,7 +8,7 @@ from typing import Any
 
 from monograph.cli.recipe_arguments import run_recipe
 from monograph.recipe import Recipe
-from monograph.recipe.trl.keys import TrlRecipe
+from monograph.recipe.config.trl_keys import TrlRecipe
 
 
 def run(arguments: list[str]) -> int:
@@ -21,10 +21,10 @@ def run(arguments: list[str]) -> int:
 def _preprocess(recipe: Recipe, options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from monograph.recipe.encode import load_tokenizer
-    from monograph.recipe.model_folder import model_folder
-    from monograph.recipe.prepare import prepare
-    from monograph.recipe.show_labels import show_labels
+    from monograph.recipe.config.model_folder import model_folder
+    from monograph.recipe.data.encode import load_tokenizer
+    from monograph.recipe.data.prepare import prepare
+    from monograph.recipe.data.show_labels import show_labels
 
     tokenizer = load_tokenizer(recipe, model_folder(recipe))
     if isinstance(recipe, TrlRecipe) and recipe.method.rows != "documents":

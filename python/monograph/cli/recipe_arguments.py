@@ -8,7 +8,9 @@ import sys
 from collections.abc import Callable
 from typing import Literal
 
-from monograph.recipe import ConfigError, Recipe, full_disk, read_config
+from monograph.recipe import ConfigError, Recipe
+from monograph.recipe import read_config
+from monograph.recipe.run import full_disk
 
 
 def why_not_several(program: str) -> str:

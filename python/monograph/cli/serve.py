@@ -11,8 +11,8 @@ import sys
 
 from monograph.cli import native
 from monograph.recipe import Recipe
-from monograph.recipe.cross_checks import features_not_served
-from monograph.recipe.remembered import trained_adapter
+from monograph.recipe.config.cross_checks import features_not_served
+from monograph.recipe.run.saved_recipe import trained_adapter
 
 
 def served_path(recipe: Recipe) -> str:
@@ -22,7 +22,7 @@ def served_path(recipe: Recipe) -> str:
 
 def convert(recipe: Recipe) -> int:
     """The exit code of `monograph adapter convert`; 0 where the recipe was told of no such form."""
-    from monograph.recipe.model_folder import model_folder
+    from monograph.recipe.config.model_folder import model_folder
 
     if features := features_not_served(recipe):
         print(f"no form for {recipe.serve_with} was written: {', '.join(features)}", file=sys.stderr)

@@ -7,7 +7,7 @@ from monograph.bench.delta_rule import _cases, _channels
 from monograph.bench.dequantize import SHAPES
 from monograph.bench.own_step import SEEDS, variants
 from monograph.bench.step import LLAMA, QWEN
-from monograph.recipe.compile_options import OPTIONS, compile_options, option_default
+from monograph.recipe.config.compile_options import OPTIONS, compile_options, option_default
 
 pytestmark = pytest.mark.slow
 

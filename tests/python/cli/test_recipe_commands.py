@@ -8,8 +8,9 @@ import torch
 
 from monograph.__main__ import main
 from monograph.distributed import World
-from monograph.recipe import example, read_config
-from monograph.recipe.ranks import check_ranks
+from monograph.recipe import read_config
+from monograph.recipe.run import example
+from monograph.recipe.run.ranks import check_ranks
 from monograph.training import TrainStep
 from support.recipe_files import make_model, make_tokenizer, write_jsonl
 from support.tiny_models import tiny_llama

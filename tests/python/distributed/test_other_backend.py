@@ -11,7 +11,7 @@ from monograph.distributed import World, alone
 from monograph.distributed.file_ranges import read_range
 from monograph.distributed.layer_bytes import Layout
 from monograph.distributed.same_models import compare, digests
-from monograph.recipe.agreement import Own, agree
+from monograph.recipe.run.agreement import Own, agree
 from monograph.training import TrainStep
 from monograph.upstream.torch_names import all_gathered
 from support import shadow_device

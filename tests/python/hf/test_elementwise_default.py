@@ -14,7 +14,7 @@ import monograph as mg
 from monograph.hf.transformers.fused_layer import FusedLayer
 from monograph.hf.transformers.fused_norm import FusedNorm
 from monograph.recipe import check_keys
-from monograph.recipe.load_model import load_model
+from monograph.recipe.run.load_model import load_model
 from support.elementwise_models import IDS, build
 from support.recipe_files import make_instruction_world, small_recipe
 

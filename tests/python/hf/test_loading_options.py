@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import monograph as mg
 from monograph.hf.transformers import loading
 from monograph.nn import QuantLinear
-from monograph.recipe import model_folder
+from monograph.recipe.config import model_folder
 from support import tiny_models
 
 NF4 = "nf4"

@@ -12,8 +12,8 @@ import monograph as mg
 from monograph.hf.peft.lora_linear import LoraLinear
 from monograph.nn import QuantLinear
 from monograph.packing import PackedCollator
-from monograph.recipe.load_model import check_start, load_model
-from monograph.recipe.read_config import read_config
+from monograph.recipe.config.read_config import read_config
+from monograph.recipe.run.load_model import check_start, load_model
 from support.recipe_files import make_instruction_world, small_recipe
 from support.tiny_models import save_llama
 

@@ -23,8 +23,8 @@ from monograph.memory.base_memory.mapped_base import Reading, mapped_tensors
 from monograph.memory.mapped_memory import MappedMemory
 from monograph.ops.experts import experts
 from monograph.packing import PackedCollator
-from monograph.recipe.keys import Recipe
-from monograph.recipe.load_model import load_base
+from monograph.recipe.config.keys import Recipe
+from monograph.recipe.run.load_model import load_base
 from monograph.training import TrainStep
 
 MIB = 1 << 20
@@ -322,7 +322,7 @@ def test_a_vocabulary_that_grew_is_refused(folder, monkeypatch):
 
     recipe = Recipe(base_model=str(folder), adapter="qlora", base_memory=LIMIT)
     assert base_memory_of(load_base(recipe, str(folder))).numbers.allowed == LIMIT
-    monkeypatch.setattr("monograph.recipe.load_model.grow_vocabulary", grow)
+    monkeypatch.setattr("monograph.recipe.run.load_model.grow_vocabulary", grow)
     with pytest.raises(ValueError, match="base_memory and new tokens: embedding and head have grown"):
         load_base(recipe, str(folder))
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import monograph as mg
-from monograph.recipe.base_record import packing_of
+from monograph.recipe.run.base_fingerprint import packing_of
 from support import tiny_experts
 from support.merge_reference import adapter_on, check_against_float64, stored
 from support.native_tool import run, run_json

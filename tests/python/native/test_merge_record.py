@@ -4,7 +4,7 @@ import torch
 from safetensors.torch import load_file
 
 import monograph as mg
-from monograph.recipe.base_record import packing_of, write_base_record
+from monograph.recipe.run.base_fingerprint import packing_of, write_base_record
 from support.merge_reference import adapter_on
 from support.native_tool import run
 from support.tiny_models import save_llama

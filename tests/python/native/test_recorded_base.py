@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from monograph.ops.checkpoint_sha256 import checkpoint_sha256
-from monograph.recipe.base_record import make_base_record, put_base_record
+from monograph.recipe.run.base_fingerprint import make_base_record, put_base_record
 from support.native_tool import program, run, run_json
 from support.stored_bases import SIZES, write_adapter, write_base
 

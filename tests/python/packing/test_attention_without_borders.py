@@ -7,8 +7,8 @@ import transformers
 
 import monograph as mg
 from monograph.packing import PackedCollator, PaddedCollator
-from monograph.recipe import load_model
-from monograph.recipe.keys import Recipe
+from monograph.recipe.config.keys import Recipe
+from monograph.recipe.run import load_model
 from monograph.training import TrainStep
 
 TINY = {"vocab_size": 64, "hidden_size": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

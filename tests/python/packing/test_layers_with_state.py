@@ -29,8 +29,8 @@ import monograph as mg
 import monograph.hf.transformers.attention
 from monograph.packing import PackedCollator, PaddedCollator
 from monograph.packing.stateful_layers import _Guard, layers_with_state, refuse_packed
-from monograph.recipe import load_model
-from monograph.recipe.keys import Recipe
+from monograph.recipe.config.keys import Recipe
+from monograph.recipe.run import load_model
 from monograph.training import TrainStep
 
 SMALL = {

@@ -109,7 +109,7 @@ def test_the_page_lists_what_nobody_runs():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A Llama with a tokenizer, adapters for it and data, by every name of the pages."""
-    from monograph.recipe.example import make_tokenizer
+    from monograph.recipe.run.example import make_tokenizer
 
     root = tmp_path_factory.mktemp("pages")
     make_tokenizer(str(root / "my-llama"))

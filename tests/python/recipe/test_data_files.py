@@ -5,11 +5,11 @@ import pytest
 import yaml
 
 from monograph.recipe import ConfigError, check_keys
-from monograph.recipe.data_files import files_taken, load_rows
-from monograph.recipe.encode import load_tokenizer
-from monograph.recipe.keys import DatasetKeys
-from monograph.recipe.prepare import prepare
-from monograph.recipe.remembered import write_recipe
+from monograph.recipe.config.data_files import files_taken, load_rows
+from monograph.recipe.config.keys import DatasetKeys
+from monograph.recipe.data.encode import load_tokenizer
+from monograph.recipe.data.prepare import prepare
+from monograph.recipe.run.saved_recipe import write_recipe
 from support.recipe_files import make_tokenizer, small_recipe, write_jsonl
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from monograph.recipe import ConfigError, check_keys
-from monograph.recipe.data_files import load_rows
-from monograph.recipe.documents import document_reader
-from monograph.recipe.encode import encode, load_tokenizer
-from monograph.recipe.keys import DATASET_KEYS, KEYS
-from monograph.recipe.load_model import load_model
+from monograph.recipe.config.data_files import load_rows
+from monograph.recipe.config.keys import DATASET_KEYS, KEYS
+from monograph.recipe.data.documents import document_reader
+from monograph.recipe.data.encode import encode, load_tokenizer
+from monograph.recipe.run.load_model import load_model
 from support.recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 
 TEMPLATE = (

@@ -9,11 +9,12 @@ from safetensors import SafetensorError
 
 import monograph as mg
 from monograph.__main__ import main
-from monograph.recipe import check_keys, full_disk
-from monograph.recipe.checkpoint import write_folder
-from monograph.recipe.encode import load_tokenizer
-from monograph.recipe.load_model import load_model
-from monograph.recipe.prepare import prepare
+from monograph.recipe import check_keys
+from monograph.recipe.data.encode import load_tokenizer
+from monograph.recipe.data.prepare import prepare
+from monograph.recipe.run import full_disk
+from monograph.recipe.run.checkpoint import write_folder
+from monograph.recipe.run.load_model import load_model
 from support.recipe_files import make_instruction_world, make_model, make_tokenizer, small_recipe, write_jsonl
 
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from monograph.recipe import ConfigError, check_keys
-from monograph.recipe.documents import prompt_of
-from monograph.recipe.new_tokens import add_tokens
-from monograph.recipe.schedule import Epochs, checkpoint_steps, evaluation_steps, warmup_steps
+from monograph.recipe.data.documents import prompt_of
+from monograph.recipe.data.new_tokens import add_tokens
+from monograph.recipe.run.schedule import Epochs, checkpoint_steps, evaluation_steps, warmup_steps
 from support.recipe_files import make_tokenizer, small_recipe
 
 

@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from monograph.recipe import check_keys
-from monograph.recipe.output_folder import held, set_aside
-from monograph.recipe.train import train
+from monograph.recipe.run.output_folder import held, set_aside
+from monograph.recipe.run.train import train
 from support.recipe_files import make_instruction_world, small_recipe
 
 HOLDER = """
 import sys
-from monograph.recipe.output_folder import held
+from monograph.recipe.run.output_folder import held
 with held(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()

@@ -6,8 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from monograph.recipe import progress
-from monograph.recipe.progress import Reporter
+from monograph.recipe.run import progress
+from monograph.recipe.run.progress import Reporter
 
 
 @pytest.fixture

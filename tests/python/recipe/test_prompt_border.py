@@ -4,11 +4,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from monograph.recipe import check_keys, generate
-from monograph.recipe.document import joined
-from monograph.recipe.documents import prompt_of
-from monograph.recipe.encode import encode, load_tokenizer, prompt_tokens
-from monograph.recipe.prepare import prepare
+from monograph.recipe import check_keys
+from monograph.recipe.data.document import joined
+from monograph.recipe.data.documents import prompt_of
+from monograph.recipe.data.encode import encode, load_tokenizer, prompt_tokens
+from monograph.recipe.data.prepare import prepare
+from monograph.recipe.run import generate
 from support.recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 
 TEXT = "### Response: Yes no the answer is 42 and Hello world [INST] what is [/INST]\n"

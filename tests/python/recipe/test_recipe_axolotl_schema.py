@@ -10,7 +10,7 @@ import tarfile
 import pytest
 
 from monograph.recipe import ConfigError, check_keys
-from monograph.recipe.known_keys import state_of
+from monograph.recipe.config.key_support import state_of
 
 TOOLS = pathlib.Path(__file__).parents[3] / "tools"
 KEPT = json.loads((TOOLS / "axolotl_schema.json").read_text(encoding="utf-8"))

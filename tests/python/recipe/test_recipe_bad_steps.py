@@ -9,15 +9,15 @@ import torch
 
 from monograph.__main__ import main
 from monograph.recipe import check_keys
-from monograph.recipe.batches import Batches
-from monograph.recipe.checkpoint import checkpoints
-from monograph.recipe.encode import load_tokenizer
-from monograph.recipe.load_model import load_model
-from monograph.recipe.metrics import read_metrics
-from monograph.recipe.prepare import prepare
-from monograph.recipe.progress import Reporter
-from monograph.recipe.schedule import learning_rate
-from monograph.recipe.train import Run, train
+from monograph.recipe.data.encode import load_tokenizer
+from monograph.recipe.data.prepare import prepare
+from monograph.recipe.run.batches import Batches
+from monograph.recipe.run.checkpoint import checkpoints
+from monograph.recipe.run.load_model import load_model
+from monograph.recipe.run.metrics import read_metrics
+from monograph.recipe.run.progress import Reporter
+from monograph.recipe.run.schedule import learning_rate
+from monograph.recipe.run.train import Run, train
 from monograph.training import TrainStep
 from support.recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 

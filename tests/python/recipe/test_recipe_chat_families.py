@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import trl
 
-from monograph.recipe.chat import ChatReader
-from monograph.recipe.encode import encode
-from monograph.recipe.keys import DatasetKeys, Recipe
+from monograph.recipe.config.keys import DatasetKeys, Recipe
+from monograph.recipe.data.chat import ChatReader
+from monograph.recipe.data.encode import encode
 from support.recipe_files import make_tokenizer
 
 OURS = Path(__file__).parents[2] / "files" / "chat_templates"

@@ -6,10 +6,10 @@ import re
 import pytest
 
 from monograph.recipe import check_keys
-from monograph.recipe.chat_template import chat_template
-from monograph.recipe.encode import load_tokenizer
-from monograph.recipe.keys import Recipe
-from monograph.recipe.prepare import prepare
+from monograph.recipe.config.keys import Recipe
+from monograph.recipe.data.chat_template import chat_template
+from monograph.recipe.data.encode import load_tokenizer
+from monograph.recipe.data.prepare import prepare
 from support.recipe_files import make_tokenizer, write_jsonl
 
 # After Qwen3: reasoning is shown behind the last question only, also where it stands inside the content.

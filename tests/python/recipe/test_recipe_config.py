@@ -9,13 +9,14 @@ import sys
 import pytest
 import torch
 
-from monograph.recipe import ConfigError, check_keys, read_config
-from monograph.recipe.compile_options import OPTIONS, compile_options
-from monograph.recipe.foreign_keys import IGNORED, OTHER_NAMES, SYNONYMS
-from monograph.recipe.keys import DATASET_KEYS, KEYS
-from monograph.recipe.meanings import MEANINGS
-from monograph.recipe.refused_keys import DATASET_REFUSED, REFUSED
-from monograph.recipe.trl.keys import TRL_KEYS
+from monograph.recipe import ConfigError, check_keys
+from monograph.recipe import read_config
+from monograph.recipe.config.compile_options import OPTIONS, compile_options
+from monograph.recipe.config.ignored_keys import IGNORED, OTHER_NAMES, SYNONYMS
+from monograph.recipe.config.keys import DATASET_KEYS, KEYS
+from monograph.recipe.config.meanings import MEANINGS
+from monograph.recipe.config.refused_keys import DATASET_REFUSED, REFUSED
+from monograph.recipe.config.trl_keys import TRL_KEYS
 from support.axolotl_keys import DATASET_KEYS_OF_EXAMPLES, KEYS_OF_EXAMPLES
 from support.recipe_files import errors_of
 
@@ -465,7 +466,8 @@ def test_doctor_applies_mode_and_options(good, monkeypatch):
 
     from monograph import diagnosis
     from monograph.cli import doctor as command
-    from monograph.recipe import batches, encode, load_model, prepare
+    from monograph.recipe.data import encode, prepare
+    from monograph.recipe.run import batches, load_model
 
     seen = []
     report = argparse.Namespace(holds=True, to_json=lambda: "")

@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 
 from monograph.recipe import check_keys
-from monograph.recipe.chat_template import CHATML
-from monograph.recipe.documents import PROMPTS
-from monograph.recipe.encode import load_tokenizer
-from monograph.recipe.prepare import prepare
-from monograph.recipe.show_labels import show_labels
+from monograph.recipe.data.chat_template import CHATML
+from monograph.recipe.data.documents import PROMPTS
+from monograph.recipe.data.encode import load_tokenizer
+from monograph.recipe.data.prepare import prepare
+from monograph.recipe.data.show_labels import show_labels
 from support.recipe_files import make_tokenizer, write_jsonl
 
 # Two templates that differ in what trips people: where a turn ends, and what stands in front.

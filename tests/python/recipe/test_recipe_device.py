@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import load_file
 
 import monograph as mg
-from monograph.recipe import device_keys
-from monograph.recipe.compile_options import OPTIONS
-from monograph.recipe.device_keys import check_ranks_of_device, device_of, written_device
-from monograph.recipe.generate import Generator, Sampling
-from monograph.recipe.keys import Recipe
-from monograph.recipe.load_model import attention_on, takes_ours
-from monograph.recipe.read_config import ConfigError, check_keys
-from monograph.recipe.train import train
+from monograph.recipe.config import device_keys
+from monograph.recipe.config.compile_options import OPTIONS
+from monograph.recipe.config.device_keys import check_ranks_of_device, device_of, written_device
+from monograph.recipe.config.keys import Recipe
+from monograph.recipe.config.read_config import ConfigError, check_keys
+from monograph.recipe.run.generate import Generator, Sampling
+from monograph.recipe.run.load_model import attention_on, takes_ours
+from monograph.recipe.run.train import train
 from support import shadow_device, tiny_moe
 from support.recipe_files import errors_of, make_instruction_world, make_model, small_recipe
 

@@ -12,9 +12,9 @@ import torch
 from monograph.__main__ import main
 from monograph.nn import QuantLinear
 from monograph.recipe import check_keys
-from monograph.recipe.generate import Generator, Sampling
-from monograph.recipe.metrics import read_metrics
-from monograph.recipe.train import train
+from monograph.recipe.run.generate import Generator, Sampling
+from monograph.recipe.run.metrics import read_metrics
+from monograph.recipe.run.train import train
 from support import learning, tutorial
 
 pytestmark = pytest.mark.slow

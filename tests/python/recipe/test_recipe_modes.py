@@ -9,8 +9,8 @@ import torch._dynamo
 from torch._dynamo.utils import counters
 
 from monograph.recipe import ConfigError, check_keys
-from monograph.recipe import train as train_module
-from monograph.recipe.metrics import read_metrics
+from monograph.recipe.run import train as train_module
+from monograph.recipe.run.metrics import read_metrics
 from monograph.training import MODES, TrainStep
 from support.recipe_files import make_instruction_world, small_recipe
 

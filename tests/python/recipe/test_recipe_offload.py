@@ -7,9 +7,9 @@ import torch._dynamo
 from torch._dynamo.utils import counters
 
 from monograph.recipe import ConfigError, check_keys
-from monograph.recipe import train as train_module
-from monograph.recipe.metrics import read_metrics
-from monograph.recipe.offload_keys import offload_place
+from monograph.recipe.config.offload_keys import offload_place
+from monograph.recipe.run import train as train_module
+from monograph.recipe.run.metrics import read_metrics
 from monograph.training import TrainStep
 from support.recipe_files import make_instruction_world, small_recipe
 

@@ -8,9 +8,9 @@ import transformers
 from peft.optimizers import create_loraplus_optimizer
 
 from monograph.recipe import ConfigError, Recipe, check_keys
-from monograph.recipe.schedule import learning_rate
-from monograph.recipe.trl.arguments import config_arguments, field_names
-from monograph.recipe.trl.choose import trainer_classes
+from monograph.recipe.config.trl_arguments import config_arguments, field_names
+from monograph.recipe.config.trl_choose import trainer_classes
+from monograph.recipe.run.schedule import learning_rate
 from support.trl_recipes import ANSWERS, PROMPTS, columns, run_recipe, run_script, trl_keys, write_rows
 from support.trl_runs import make_folder
 

@@ -13,15 +13,15 @@ import torch
 
 from monograph.__main__ import main
 from monograph.recipe import check_keys
-from monograph.recipe import train as train_module
-from monograph.recipe.batches import Batches
-from monograph.recipe.checkpoint import checkpoints, write_folder
-from monograph.recipe.encode import load_tokenizer
-from monograph.recipe.metrics import read_metrics
-from monograph.recipe.prepare import prepare
-from monograph.recipe.progress import Reporter
-from monograph.recipe.schedule import Epochs, event_steps, learning_rate
-from monograph.recipe.train import Run, train
+from monograph.recipe.data.encode import load_tokenizer
+from monograph.recipe.data.prepare import prepare
+from monograph.recipe.run import train as train_module
+from monograph.recipe.run.batches import Batches
+from monograph.recipe.run.checkpoint import checkpoints, write_folder
+from monograph.recipe.run.metrics import read_metrics
+from monograph.recipe.run.progress import Reporter
+from monograph.recipe.run.schedule import Epochs, event_steps, learning_rate
+from monograph.recipe.run.train import Run, train
 from monograph.training import TrainStep
 from support.recipe_files import make_instruction_world, make_model, make_tokenizer, small_recipe, write_jsonl
 from support.run_traces import adapter_bytes, trace

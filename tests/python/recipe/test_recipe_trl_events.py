@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from monograph.__main__ import main
-from monograph.recipe.metrics import read_metrics
+from monograph.recipe.run.metrics import read_metrics
 from support.native_tool import program
 from support.trl_recipes import ANSWERS, OTHERS, PROMPTS, TEMPLATE, sft_keys, write_rows
 from support.trl_runs import make_folder, tokenizer

@@ -10,14 +10,14 @@ import yaml
 
 from monograph.__main__ import main
 from monograph.recipe import Recipe, check_keys
-from monograph.recipe.foreign_keys import IGNORED
-from monograph.recipe.keys import KEYS
-from monograph.recipe.refused_keys import REFUSED
-from monograph.recipe.trl.arguments import config_arguments, field_names
-from monograph.recipe.trl.check_values import DPO_LOSSES, SMOOTHED_LOSSES
-from monograph.recipe.trl.choose import METHODS, trainer_classes
-from monograph.recipe.trl.fields import CONVERTED, FIELDS, OF_DOCUMENTS, WITHOUT_FIELD
-from monograph.recipe.trl.keys import TRL_KEYS, TrlRecipe
+from monograph.recipe.config.ignored_keys import IGNORED
+from monograph.recipe.config.keys import KEYS
+from monograph.recipe.config.refused_keys import REFUSED
+from monograph.recipe.config.trl_arguments import config_arguments, field_names
+from monograph.recipe.config.trl_check_values import DPO_LOSSES, SMOOTHED_LOSSES
+from monograph.recipe.config.trl_choose import METHODS, trainer_classes
+from monograph.recipe.config.trl_fields import CONVERTED, FIELDS, OF_DOCUMENTS, WITHOUT_FIELD
+from monograph.recipe.config.trl_keys import TRL_KEYS, TrlRecipe
 from monograph.upstream import trl_names
 from support.recipe_files import errors_of
 

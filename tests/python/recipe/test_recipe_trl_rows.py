@@ -8,12 +8,13 @@ import pytest
 import yaml
 
 from monograph.__main__ import main
-from monograph.recipe import ConfigError, check_keys, read_config
-from monograph.recipe.documents import Prompt
-from monograph.recipe.new_tokens import add_tokens
-from monograph.recipe.trl.by_name import by_name, reward_functions
+from monograph.recipe import ConfigError, check_keys
+from monograph.recipe import read_config
+from monograph.recipe.data.documents import Prompt
+from monograph.recipe.data.new_tokens import add_tokens
+from monograph.recipe.data.preference_rows import prompt_wording
 from monograph.recipe.trl.datasets import make_datasets
-from monograph.recipe.trl.rows import prompt_wording
+from monograph.recipe.trl.import_path import by_name, reward_functions
 from support.trl_recipes import TEMPLATE, trl_keys, write_rows
 from support.trl_runs import tokenizer
 

@@ -3,7 +3,7 @@
 import pytest
 
 from monograph.recipe import check_keys
-from monograph.recipe.sharding_keys import sharding_of
+from monograph.recipe.config.sharding_keys import sharding_of
 from support.recipe_files import errors_of
 
 FSDP_2 = {
@@ -79,7 +79,7 @@ def test_shard_size_times_replicate_size_is_the_world(good):
 
 def test_the_way_the_base_is_held_is_no_part_of_a_run(good, tmp_path):
     """Bits do not depend on it, so that a run may be resumed on other ranks."""
-    from monograph.recipe.run_identity import run_identity
+    from monograph.recipe.run.run_identity import run_identity
 
     (tmp_path / "train.jsonl").write_text("{}")
     plain = run_identity(check_keys(good).recipe)

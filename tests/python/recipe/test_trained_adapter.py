@@ -11,8 +11,8 @@ from monograph.__main__ import main
 from monograph.cli import native, serve
 from monograph.cli.merge import native_arguments
 from monograph.recipe import check_keys
-from monograph.recipe.generate import Generator, find_adapter
-from monograph.recipe.train import train
+from monograph.recipe.run.generate import Generator, find_adapter
+from monograph.recipe.run.train import train
 from support.recipe_files import make_instruction_world, make_model, make_tokenizer, small_recipe
 
 SHORT = {"max_steps": 1, "step_mode": "eager"}
@@ -102,7 +102,7 @@ def test_the_record_of_a_finished_adapter_stays_its_own(root, tmp_path):
     recipe = recipe_of(
         root, out, base_model=str(root / "other"), max_steps=2, max_bad_steps=1, learning_rate=0.1
     )
-    from monograph.recipe.train import Run
+    from monograph.recipe.run.train import Run
 
     def broken(self, *_):
         raise ValueError("stopped here")

@@ -131,7 +131,7 @@ def import_everything() -> None:
     import monograph.hf.peft.lora_experts
     import monograph.hf.transformers.loading
     import monograph.packing.unsupported_attention
-    import monograph.recipe.train  # noqa: F401
+    import monograph.recipe.run.train  # noqa: F401
 
     torch.set_num_threads(1)
 

@@ -23,9 +23,9 @@ import torch
 
 from monograph.hf.optimize import optimize  # noqa: F401  (before the forks)
 from monograph.recipe import check_keys
-from monograph.recipe import checkpoint as checkpoint_module
-from monograph.recipe import train as train_module
-from monograph.recipe.metrics import read_metrics
+from monograph.recipe.run import checkpoint as checkpoint_module
+from monograph.recipe.run import train as train_module
+from monograph.recipe.run.metrics import read_metrics
 from monograph.training import TrainStep
 from support.recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import yaml
 
-from monograph.recipe.example import write_example
+from monograph.recipe.run.example import write_example
 
 
 def open_world(folder: str | pathlib.Path) -> Any:
@@ -43,7 +43,7 @@ def quantised_folder(source: str | pathlib.Path, folder: str | pathlib.Path, for
 
 def exact_match(generator: Any, asked: list[Any]) -> float:
     """The share of questions whose greedy answer is exactly right."""
-    from monograph.recipe.generate import Sampling
+    from monograph.recipe.run.generate import Sampling
 
     right = 0
     for one in asked:
@@ -57,11 +57,11 @@ def peer_losses(recipe: Any, steps: int, seed: int | None = None) -> list[float]
     from peft import get_peft_model
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    from monograph.recipe.batches import Batches
-    from monograph.recipe.encode import load_tokenizer
-    from monograph.recipe.load_model import lora_config
-    from monograph.recipe.prepare import prepare
-    from monograph.recipe.schedule import learning_rate
+    from monograph.recipe.data.encode import load_tokenizer
+    from monograph.recipe.data.prepare import prepare
+    from monograph.recipe.run.batches import Batches
+    from monograph.recipe.run.load_model import lora_config
+    from monograph.recipe.run.schedule import learning_rate
 
     tokenizer = load_tokenizer(recipe, recipe.base_model)
     documents = prepare(recipe, tokenizer).train
@@ -100,8 +100,8 @@ def peer_losses(recipe: Any, steps: int, seed: int | None = None) -> list[float]
 
 def main(path: str) -> None:
     from monograph.recipe import check_keys
-    from monograph.recipe.metrics import plot_losses, read_metrics
-    from monograph.recipe.train import train
+    from monograph.recipe.run.metrics import plot_losses, read_metrics
+    from monograph.recipe.run.train import train
 
     with tempfile.TemporaryDirectory() as folder:
         write_example(folder)

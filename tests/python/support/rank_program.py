@@ -88,7 +88,7 @@ class Deadly:
         if not self.mine:
             return
         from monograph.distributed import world
-        from monograph.recipe import train as recipe
+        from monograph.recipe.run import train as recipe
         from monograph.training import step as training
 
         phases = {"before forward": "micro-batch", "after backward": "sum", "after the optimiser": "check"}

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from monograph.recipe.metrics import read_metrics
+from monograph.recipe.run.metrics import read_metrics
 from support.forked_ranks import Done, Launcher
 from support.recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 

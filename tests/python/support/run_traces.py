@@ -6,7 +6,7 @@ import os
 import pathlib
 from typing import Any
 
-from monograph.recipe.metrics import read_metrics
+from monograph.recipe.run.metrics import read_metrics
 
 
 def trace(folder: str | pathlib.Path) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from monograph.__main__ import main
 from monograph.recipe import check_keys
-from monograph.recipe.example import RECIPE, make_tokenizer, questions, read_lists
-from monograph.recipe.generate import Generator
+from monograph.recipe.run.example import RECIPE, make_tokenizer, questions, read_lists
+from monograph.recipe.run.generate import Generator
 from support import learning
 from support.native_tool import run
 from support.recipe_files import write_jsonl

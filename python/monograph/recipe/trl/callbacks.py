@@ -9,12 +9,12 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from monograph.recipe.adapter_card import write_card
-from monograph.recipe.base_record import put_base_record
-from monograph.recipe.interrupt import Interrupt
-from monograph.recipe.metrics import read_metrics
-from monograph.recipe.remembered import write_recipe
-from monograph.recipe.trl.keys import TrlRecipe
+from monograph.recipe.config.trl_keys import TrlRecipe
+from monograph.recipe.run.adapter_card import write_card
+from monograph.recipe.run.base_fingerprint import put_base_record
+from monograph.recipe.run.interrupt import Interrupt
+from monograph.recipe.run.metrics import read_metrics
+from monograph.recipe.run.saved_recipe import write_recipe
 from monograph.recipe.trl.resumed_run import write_identity
 
 

@@ -6,15 +6,15 @@ import inspect
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from monograph.recipe.chat import ChatReader
-from monograph.recipe.chat_template import chat_template
-from monograph.recipe.data_files import load_rows
-from monograph.recipe.keys import DatasetKeys
-from monograph.recipe.prepare import prepare, split_rows
-from monograph.recipe.trl.by_name import by_name
-from monograph.recipe.trl.keys import TrlRecipe
-from monograph.recipe.trl.row_types import is_function, named_type
-from monograph.recipe.trl.rows import row_reader
+from monograph.recipe.config.data_files import load_rows
+from monograph.recipe.config.keys import DatasetKeys
+from monograph.recipe.config.preference_types import is_function, named_type
+from monograph.recipe.config.trl_keys import TrlRecipe
+from monograph.recipe.data.chat import ChatReader
+from monograph.recipe.data.chat_template import chat_template
+from monograph.recipe.data.preference_rows import row_reader
+from monograph.recipe.data.prepare import prepare, split_rows
+from monograph.recipe.trl.import_path import by_name
 from monograph.recipe.trl.stream import make_stream
 
 

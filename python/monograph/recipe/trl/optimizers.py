@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from monograph.recipe.schedule import rex
-from monograph.recipe.trl.fields import SCHEDULERS
-from monograph.recipe.trl.keys import TrlRecipe
+from monograph.recipe.config.trl_fields import SCHEDULERS
+from monograph.recipe.config.trl_keys import TrlRecipe
+from monograph.recipe.run.schedule import rex
 
 
 def put_optimizer(recipe: TrlRecipe, trainer: Any) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from monograph.recipe.run_identity import compare, run_identity
-from monograph.recipe.trl.keys import TRL_KEYS, TrlRecipe
+from monograph.recipe.config.trl_keys import TRL_KEYS, TrlRecipe
+from monograph.recipe.run.run_identity import compare, run_identity
 
 NAME = "monograph_run.json"
 # Where and how fast things are made and written; no step depends on them.

@@ -13,29 +13,29 @@ from dataclasses import replace
 from typing import Any
 
 from monograph.memory.offload import offload_activations
-from monograph.recipe.adapter_names import check_names
-from monograph.recipe.base_record import make_base_record, packing_of, put_base_record
-from monograph.recipe.checkpoint import STATE, checkpoint_to_resume, move_into, write_folder
-from monograph.recipe.compile_options import compile_options
-from monograph.recipe.encode import load_tokenizer
-from monograph.recipe.full_disk import naming_file
-from monograph.recipe.interrupt import Interrupt
-from monograph.recipe.load_model import adapter_config, is_packed, load_base, set_router_loss
-from monograph.recipe.metrics import plot_losses
-from monograph.recipe.model_folder import model_folder, naming
-from monograph.recipe.new_tokens import check_new_rows_are_trained
-from monograph.recipe.offload_keys import offload_folder, offload_place
-from monograph.recipe.output_folder import finished_run, held, set_aside
-from monograph.recipe.read_config import ConfigError
-from monograph.recipe.token_rows import check_documents
-from monograph.recipe.train import Outcome
-from monograph.recipe.trained_base import check_trained_base
-from monograph.recipe.trl.arguments import config_arguments, field_names
-from monograph.recipe.trl.by_name import callback_classes, reward_functions
+from monograph.recipe.config.compile_options import compile_options
+from monograph.recipe.config.model_folder import model_folder, naming
+from monograph.recipe.config.offload_keys import offload_folder, offload_place
+from monograph.recipe.config.read_config import ConfigError
+from monograph.recipe.config.trl_arguments import config_arguments, field_names
+from monograph.recipe.config.trl_choose import trainer_classes
+from monograph.recipe.config.trl_keys import TrlRecipe
+from monograph.recipe.data.encode import load_tokenizer
+from monograph.recipe.data.new_tokens import check_new_rows_are_trained
+from monograph.recipe.data.token_rows import check_documents
+from monograph.recipe.run.adapter_names import check_names
+from monograph.recipe.run.base_fingerprint import make_base_record, packing_of, put_base_record
+from monograph.recipe.run.checkpoint import STATE, checkpoint_to_resume, move_into, write_folder
+from monograph.recipe.run.full_disk import naming_file
+from monograph.recipe.run.interrupt import Interrupt
+from monograph.recipe.run.load_model import adapter_config, is_packed, load_base, set_router_loss
+from monograph.recipe.run.metrics import plot_losses
+from monograph.recipe.run.output_folder import finished_run, held, set_aside
+from monograph.recipe.run.train import Outcome
+from monograph.recipe.run.trained_base import check_trained_base
 from monograph.recipe.trl.callbacks import Records, Watch
-from monograph.recipe.trl.choose import trainer_classes
 from monograph.recipe.trl.datasets import make_datasets
-from monograph.recipe.trl.keys import TrlRecipe
+from monograph.recipe.trl.import_path import callback_classes, reward_functions
 from monograph.recipe.trl.optimizers import put_optimizer, put_schedule
 from monograph.recipe.trl.resumed_run import NAME as RUN
 from monograph.recipe.trl.resumed_run import compare_run, trl_identity, with_rows

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from monograph.recipe.trl.choose import SFT
-from monograph.recipe.trl.keys import TrlRecipe
+from monograph.recipe.config.trl_choose import SFT
+from monograph.recipe.config.trl_keys import TrlRecipe
 
 
 def check_stream(recipe: TrlRecipe) -> Iterable[str]:
@@ -28,7 +28,7 @@ def make_stream(recipe: TrlRecipe, tokenizer: Any) -> Any:
     """The documents of `datasets`, one file after the other, as tokens and labels."""
     from datasets import concatenate_datasets
 
-    from monograph.recipe.prepare import encoded_stream
+    from monograph.recipe.data.prepare import encoded_stream
 
     parts = [
         encoded_stream(recipe, entry, f"datasets.{number}", tokenizer)

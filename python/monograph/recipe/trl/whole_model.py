@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from typing import Any
 
-from monograph.recipe.keys import Recipe
+from monograph.recipe.config.keys import Recipe
 
 _OF_ADAPTERS = ("lora_", "loraplus_", "peft", "bnb_config_kwargs", "merge_lora", "serve_with")
 _RANGE = re.compile(r"\[\d*:\d*\]$")
@@ -66,7 +66,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def unfreeze(model: Any, patterns: list[str] | None) -> None:
     """Trains all parameters, or those whose names a pattern matches. ValueError for a packed base, or a
     pattern that matches none."""
-    from monograph.recipe.load_model import is_packed
+    from monograph.recipe.run.load_model import is_packed
 
     if is_packed(model):
         raise ValueError("adapter: missing, and the base is quantised; write adapter: qlora")

@@ -1,0 +1,102 @@
+"""What becomes of a key under each engine, by the tables that recipes are read with."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal, NamedTuple
+
+from monograph.recipe.config.data_checks import PROMPT_KEYS, SPECIAL_TOKENS
+from monograph.recipe.config.ignored_keys import IGNORED, SYNONYMS
+from monograph.recipe.config.keys import DATASET_KEYS, KEYS
+from monograph.recipe.config.meanings import MEANINGS
+from monograph.recipe.config.preference_types import USER_DEFINED
+from monograph.recipe.config.refused_keys import DATASET_REFUSED, REFUSED, TYPE_REFUSED
+from monograph.recipe.config.sharding_keys import FSDP_ENTRIES, FSDP_REFUSED
+from monograph.recipe.config.trl_arguments import RENAMED, REWARD_FUNCS, field_names
+from monograph.recipe.config.trl_check import NOT_HERE
+from monograph.recipe.config.trl_choose import METHODS, trainer_classes
+from monograph.recipe.config.trl_fields import FIELDS, OF_DOCUMENTS, WITHOUT_FIELD
+from monograph.recipe.config.trl_keys import TRL_KEYS, TrlDatasetKeys
+
+Answer = Literal["honoured", "ignored", "refused"]
+_UNDER_TRL = FIELDS.keys() | WITHOUT_FIELD | OF_DOCUMENTS
+_PEFT = ("loftq_config", "loftq_config.loftq_bits", "loftq_config.loftq_iter")
+
+
+class State(NamedTuple):
+    """Under Monograph's own trainer, and under TRL's."""
+
+    own: Answer
+    trl: Answer
+
+
+def state_of(name: str) -> State | None:
+    """The state of a key; `a.b` is the key b inside a. None: no table has it; recipes call it unknown."""
+    outer, _, inside = name.partition(".")
+    outer = SYNONYMS.get(outer, outer)
+    whole = _outer(outer)
+    if not inside or whole is None or "honoured" not in whole:
+        return whole
+    found = _inside(outer, inside)
+    if found is None:
+        return None
+    # What is inside a key that an engine does not honour has the state of that key.
+    return State(
+        *(part if of_all == "honoured" else of_all for part, of_all in zip(found, whole, strict=True))
+    )
+
+
+def _outer(name: str) -> State | None:
+    if name in KEYS:
+        return State("honoured", "honoured" if name in _UNDER_TRL else "refused")
+    if name in MEANINGS and name not in TRL_KEYS:
+        return State("honoured", "honoured")
+    own: Answer | None = "ignored" if name in IGNORED else "refused" if name in REFUSED else None
+    if own is None:
+        return None
+    return State(own, "honoured" if name in TRL_KEYS else own)
+
+
+def _both(known: bool, refused: bool = False) -> State | None:
+    return State("honoured", "honoured") if known else State("refused", "refused") if refused else None
+
+
+def _inside(outer: str, name: str) -> State | None:
+    """A key inside one that some engine honours."""
+    if outer in ("datasets", "test_datasets", "pretraining_dataset"):
+        return _of_dataset(name)
+    if outer == "trl":
+        there = RENAMED.get(name, name) in _fields_of_trl() or name == REWARD_FUNCS
+        return State("refused", "honoured" if there and name not in NOT_HERE else "refused")
+    if outer == "fsdp_config":
+        short = name.removeprefix("fsdp_")
+        return _both(short in FSDP_ENTRIES, short in FSDP_REFUSED)
+    if outer == "special_tokens":
+        return _both(name in SPECIAL_TOKENS)
+    return _both(name in _PEFT) if outer == "peft" else None
+
+
+def _of_dataset(name: str) -> State | None:
+    if name.startswith("type."):
+        return _of_type(name.removeprefix("type."))
+    if name in DATASET_KEYS:
+        return State("honoured", "honoured")
+    if name not in DATASET_REFUSED:
+        return None
+    return State("refused", "honoured" if name in TrlDatasetKeys.__dataclass_fields__ else "refused")
+
+
+def _of_type(name: str) -> State | None:
+    """Inside a mapping as `type`: the wording of documents, or of preferences, which TRL trains."""
+    of_preferences = any(name in names.split() for names in USER_DEFINED.values())
+    if name in PROMPT_KEYS:
+        return State("honoured", "honoured")
+    if of_preferences:
+        return State("refused", "honoured")
+    return _both(False, name in TYPE_REFUSED)
+
+
+@cache
+def _fields_of_trl() -> frozenset[str]:
+    """Fields of any config that a method has."""
+    return frozenset().union(*(field_names(trainer_classes(method)[1]) for method in METHODS.values()))

@@ -1,0 +1,42 @@
+"""Where the base of a recipe lies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from monograph.recipe.config.keys import Recipe
+
+# Weights, configs and what a tokenizer may consist of; no *.bin, *.pth, *.gguf, images or logs.
+NEEDED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt", "*.py"]
+# The same weights once more, for other programs: Meta's and Mistral's originals, exports, training states.
+REPEATED = ["original/*", "consolidated*", "metal/*", "onnx/*", "openvino/*", "checkpoint-*/*"]
+
+
+@contextlib.contextmanager
+def naming(key: str, value: str) -> Iterator[None]:
+    """What libraries say of a wrong model, as one line that begins with the key and its value."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        said = " ".join(str(error).split())
+        raise ValueError(said if said.startswith(f"{key}: ") else f"{key}: {value}: {said}") from error
+
+
+def model_folder(recipe: Recipe) -> str:
+    """The folder of the base; a name on the Hub is downloaded once by its library."""
+    folder = os.path.expanduser(recipe.base_model)
+    if os.path.isdir(folder):
+        return folder
+    from huggingface_hub import snapshot_download
+
+    with naming("base_model", f"{recipe.base_model} is no folder here, and from the Hub"):
+        return snapshot_download(
+            recipe.base_model,
+            revision=recipe.revision_of_model,
+            allow_patterns=NEEDED,
+            ignore_patterns=REPEATED,
+        )
