@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from monograph.recipe import ConfigError
-from monograph.recipe import read_config
+from monograph.recipe import ConfigError, read_config
 
 # What is missing, by the keys that ask for it. Of a file with several reasons the first of these counts.
 CAPABILITIES: dict[str, str] = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from monograph import nn, ops, packing
 from monograph.memory.offload.activations import offload_activations
-from monograph.memory.offload.not_offloaded import mark_not_offload
+from monograph.ops.offload_marks import mark_not_offload
 from monograph.ops.show_config import show_config
 from monograph.quant.packed_weight import PackedWeight, linear, quantize
 from monograph.quant.quant_methods.bitsandbytes import dequantize_4bit, from_bitsandbytes, to_bitsandbytes

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 
 from monograph.cli import native
 from monograph.cli.recipe_arguments import why_not_several
-from monograph.recipe import ConfigError, Recipe
-from monograph.recipe import read_config
-from monograph.recipe.run.saved_recipe import NAME as RECIPE_NAME
+from monograph.recipe import ConfigError, Recipe, read_config
+from monograph.recipe.config.recipe_file import NAME as RECIPE_NAME
 from monograph.recipe.run.saved_recipe import trained_adapter
 
 _KEYS = ("--base-model", "--output-dir")

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Literal
 
-from monograph.recipe import ConfigError, Recipe
-from monograph.recipe import read_config
+from monograph.recipe import ConfigError, Recipe, read_config
 from monograph.recipe.run import full_disk
 
 

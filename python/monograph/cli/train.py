@@ -13,8 +13,7 @@ import os
 import sys
 
 from monograph.cli.recipe_arguments import run_recipe
-from monograph.recipe import ConfigError, Recipe
-from monograph.recipe import read_config
+from monograph.recipe import ConfigError, Recipe, read_config
 
 
 def run(arguments: list[str]) -> int:
@@ -78,7 +77,7 @@ def _torchrun(ranks: int, restarts: int, arguments: list[str]) -> int:
 def _train(recipe: Recipe, options: argparse.Namespace) -> int:
     from monograph.distributed.watchdog import RankFailure
     from monograph.recipe.run import full_disk
-    from monograph.recipe.run.train import train
+    from monograph.recipe.train import train
 
     try:
         outcome = train(recipe)

@@ -63,7 +63,7 @@ def doctor(
     if not isinstance(model, nn.Module):
         if batches is not None or loss is not None:
             raise ValueError("doctor: batches and loss are for a model; a trainer has its own")
-        from monograph.hf.transformers.trainer_doctor import doctor_trainer
+        from monograph.diagnosis.trainer_doctor import doctor_trainer
 
         return doctor_trainer(model, steps, inductor, progress)
     if batches is None:

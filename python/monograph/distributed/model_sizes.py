@@ -11,7 +11,7 @@ from monograph.distributed.layer_bytes import Layout
 from monograph.distributed.plan import Sizes, Unit
 from monograph.distributed.shard import units_of
 from monograph.nn import PackedExperts
-from monograph.training.regions.find import repeated_layers
+from monograph.nn.repeated_layers import repeated_layers
 
 
 def read_sizes(model: nn.Module) -> Sizes:

@@ -21,6 +21,7 @@ from monograph.distributed.same_models import adapter_modules, compare, constant
 from monograph.distributed.shard_placeholder import ShardedAway
 from monograph.distributed.sharded_layer import Cut, ShardedLayer, ShardGroup
 from monograph.distributed.world import World, gathered_over
+from monograph.nn.repeated_layers import has_regions, repeated_layers
 from monograph.upstream.instance_class import put_before
 from monograph.upstream.torch_names import children, parameters_of, process_group_named
 
@@ -143,8 +144,6 @@ def _frozen(module: nn.Module, adapters: set[nn.Module]) -> list[tuple[str, nn.P
 
 
 def units_of(model: nn.Module) -> list[_Unit]:
-    from monograph.training.regions.find import repeated_layers  # regions know what is sharded
-
     adapters = adapter_modules(model)
     paths = {module: path for path, module in model.named_modules()}
     causal: Any = model
@@ -180,12 +179,10 @@ def _holder(end: Any) -> Any:
 
 
 def _check(model: nn.Module) -> None:
-    from monograph.training.regions.find import region_layers
-
     if sharded_units(model):
         raise ValueError("shard: the model is sharded already, wanted a whole one")
     refuse_fully_sharded(model, "shard")
-    if region_layers(model):
+    if has_regions(model):
         raise ValueError(
             "shard: the model has regions, wanted monograph.shard before TrainStep and make_regions, or "
             "monograph.training.regions.undo_regions(model) before"

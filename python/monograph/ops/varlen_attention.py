@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from monograph.memory.offload.not_offloaded import mark_attention
 from monograph.ops import library  # noqa: F401  (the schemas are registered there)
 from monograph.ops.argument_checks import (
     check_float,
@@ -29,6 +28,7 @@ from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 from monograph.ops.documents import check_offsets, document_of
 from monograph.ops.flash_documents import flash_documents
+from monograph.ops.offload_marks import mark_attention
 
 
 def varlen_attention(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from monograph.packing.packed_rows_hook import PackedRowsHook
+from monograph.packing.packed_rows_hook import PackedRowsHook, require
 from monograph.upstream.transformers_names import attn_implementation, supports_attention_backend
 
 if TYPE_CHECKING:
@@ -65,3 +65,32 @@ def guard_attention(model: nn.Module) -> None:
         if "needs_our_attention" not in vars(module):
             vars(module)["needs_our_attention"] = True
             module.register_forward_pre_hook(_Guard(), with_kwargs=True)
+
+
+def check_attention_sees(module: nn.Module, name: str, kwargs: dict[str, Any]) -> None:
+    """Refuses offsets that the model's attention would not follow.
+
+    Ours and flash attention read them. The masks of sdpa and eager come from position_ids, if there is no
+    mask and no cache: a document begins where a position is not the last one plus 1.
+    """
+    attention = attn_implementation(module)
+    if attention == OURS or str(attention).startswith("flash"):
+        return
+    wanted = (
+        f"packed rows ({name}) with attention {attention!r}, which sees documents by position_ids alone: "
+        f"wanted position_ids that restart with each document and no attention_mask, or attention {OURS!r}"
+    )
+    positions = kwargs.get("position_ids")
+    if positions is None or kwargs.get("attention_mask") is not None:
+        raise ValueError(wanted)
+    if positions.dim() == 3:
+        if positions.shape[0] != 4:
+            raise ValueError(wanted)
+        positions = positions[0]
+    tokens, cu = positions.shape[-1], kwargs[name].flatten().long()
+    if tokens < 2:
+        return
+    row = positions.reshape(-1, tokens)[0]
+    first = cu.clamp(1, tokens - 1)
+    inside = (cu > 0) & (cu < tokens)
+    require((~inside | (row[first] != row[first - 1] + 1)).all(), wanted)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.hf.transformers.recurrent_documents import check_attention_sees
+from monograph.packing.unsupported_attention import check_attention_sees
 from monograph.training.loss import causal_parts
 
 Tensors = dict[str, torch.Tensor]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from monograph.distributed.__main__ import main
+from monograph.cli.plan_ranks import main
 from monograph.distributed.model_sizes import read_sizes
 from monograph.distributed.plan import Link, Mesh, Plan, Sizes, Step, make_plan
 from monograph.distributed.shard import sharded_units

@@ -258,7 +258,7 @@ def test_the_same_bytes_for_any_threads_and_twice(tmp_path):
 
 def test_a_recipe_writes_it_beside_the_adapter(tmp_path):
     from monograph.recipe import check_keys
-    from monograph.recipe.run.train import train
+    from monograph.recipe.train import train
 
     make_instruction_world(tmp_path)
     keys = {"output_dir": str(tmp_path / "out"), "max_steps": 1, "step_mode": "eager", "micro_batch_size": 2}

@@ -10,7 +10,7 @@ from peft import PeftModel
 
 from monograph.recipe import check_keys
 from monograph.recipe.run.metrics import read_metrics
-from monograph.recipe.run.train import train
+from monograph.recipe.train import train
 from support.recipe_files import make_instruction_world, small_recipe
 
 

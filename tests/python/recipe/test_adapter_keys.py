@@ -11,7 +11,7 @@ from monograph.recipe.config.adapter_keys import ADAPTER_KEYS
 from monograph.recipe.config.keys import KEYS, Recipe
 from monograph.recipe.run.load_model import adapter_config, load_model
 from monograph.recipe.run.run_identity import FREE, compare, run_identity
-from monograph.recipe.run.train import train
+from monograph.recipe.train import train
 from support.recipe_files import make_instruction_world, small_recipe
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from monograph.recipe import check_keys
 from monograph.recipe.run.output_folder import held, set_aside
-from monograph.recipe.run.train import train
+from monograph.recipe.train import train
 from support.recipe_files import make_instruction_world, small_recipe
 
 HOLDER = """

@@ -17,7 +17,8 @@ from monograph.recipe.run.load_model import load_model
 from monograph.recipe.run.metrics import read_metrics
 from monograph.recipe.run.progress import Reporter
 from monograph.recipe.run.schedule import learning_rate
-from monograph.recipe.run.train import Run, train
+from monograph.recipe.run.train import Run
+from monograph.recipe.train import train
 from monograph.training import TrainStep
 from support.recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 

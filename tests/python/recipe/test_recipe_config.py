@@ -9,8 +9,7 @@ import sys
 import pytest
 import torch
 
-from monograph.recipe import ConfigError, check_keys
-from monograph.recipe import read_config
+from monograph.recipe import ConfigError, check_keys, read_config
 from monograph.recipe.config.compile_options import OPTIONS, compile_options
 from monograph.recipe.config.ignored_keys import IGNORED, OTHER_NAMES, SYNONYMS
 from monograph.recipe.config.keys import DATASET_KEYS, KEYS

@@ -21,7 +21,7 @@ from monograph.recipe.config.keys import Recipe
 from monograph.recipe.config.read_config import ConfigError, check_keys
 from monograph.recipe.run.generate import Generator, Sampling
 from monograph.recipe.run.load_model import attention_on, takes_ours
-from monograph.recipe.run.train import train
+from monograph.recipe.train import train
 from support import shadow_device, tiny_moe
 from support.recipe_files import errors_of, make_instruction_world, make_model, small_recipe
 

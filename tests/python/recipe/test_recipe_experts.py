@@ -12,7 +12,7 @@ from monograph.__main__ import main
 from monograph.cli import native
 from monograph.recipe import check_keys
 from monograph.recipe.run.metrics import read_metrics
-from monograph.recipe.run.train import train
+from monograph.recipe.train import train
 from support.dense_experts import dense_copy
 from support.native_tool import run
 from support.recipe_files import make_tokenizer, small_recipe, write_jsonl

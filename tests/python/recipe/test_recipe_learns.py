@@ -14,7 +14,7 @@ from monograph.nn import QuantLinear
 from monograph.recipe import check_keys
 from monograph.recipe.run.generate import Generator, Sampling
 from monograph.recipe.run.metrics import read_metrics
-from monograph.recipe.run.train import train
+from monograph.recipe.train import train
 from support import learning, tutorial
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from monograph.recipe.data.encode import load_tokenizer
 from monograph.recipe.data.new_tokens import grow_vocabulary
 from monograph.recipe.run.generate import Generator, Sampling
 from monograph.recipe.run.load_model import load_base, load_model
-from monograph.recipe.run.train import train
+from monograph.recipe.train import train
 from monograph.training import forward_loss
 from support.native_tool import run
 from support.recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl

@@ -10,8 +10,7 @@ import shutil
 import pytest
 
 from monograph.__main__ import main
-from monograph.recipe import check_keys
-from monograph.recipe import read_config
+from monograph.recipe import check_keys, read_config
 from monograph.recipe.config.keys import Recipe
 from monograph.recipe.run.saved_recipe import write_recipe
 from support.recipe_files import make_model, make_tokenizer, write_jsonl

@@ -34,7 +34,7 @@ def recipe_of(root, name):
 
 
 def trained(world, root):
-    from monograph.recipe.run.train import train
+    from monograph.recipe.train import train
 
     for name in WAYS:
         train(check_keys(recipe_of(pathlib.Path(root), name)).recipe, world)

@@ -11,7 +11,7 @@ from monograph.__main__ import main
 from monograph.recipe import ConfigError, check_keys
 from monograph.recipe.run.checkpoint import checkpoints
 from monograph.recipe.run.load_model import load_model
-from monograph.recipe.run.train import train
+from monograph.recipe.train import train
 from support.recipe_files import make_instruction_world, small_recipe
 
 pytestmark = pytest.mark.slow

@@ -21,7 +21,8 @@ from monograph.recipe.run.checkpoint import checkpoints, write_folder
 from monograph.recipe.run.metrics import read_metrics
 from monograph.recipe.run.progress import Reporter
 from monograph.recipe.run.schedule import Epochs, event_steps, learning_rate
-from monograph.recipe.run.train import Run, train
+from monograph.recipe.run.train import Run
+from monograph.recipe.train import train
 from monograph.training import TrainStep
 from support.recipe_files import make_instruction_world, make_model, make_tokenizer, small_recipe, write_jsonl
 from support.run_traces import adapter_bytes, trace

@@ -11,9 +11,8 @@ import yaml
 from torch._dynamo.utils import counters
 
 from monograph.__main__ import main
-from monograph.recipe import check_keys
-from monograph.recipe import read_config
-from monograph.recipe.run.train import train
+from monograph.recipe import check_keys, read_config
+from monograph.recipe.train import train
 from support.trl_recipes import (
     ANSWERS,
     PROMPTS,

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from monograph.recipe import check_keys
 from monograph.recipe.config.trl_keys import TRL_KEYS
-from monograph.recipe.run.train import train
+from monograph.recipe.train import train
 from monograph.recipe.trl.resumed_run import FREE, trl_identity
 from support.trl_recipes import PROMPTS, run_recipe, sft_keys, write_rows
 from support.trl_runs import make_folder

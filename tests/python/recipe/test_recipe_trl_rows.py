@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from monograph.__main__ import main
-from monograph.recipe import ConfigError, check_keys
-from monograph.recipe import read_config
+from monograph.recipe import ConfigError, check_keys, read_config
 from monograph.recipe.data.documents import Prompt
 from monograph.recipe.data.new_tokens import add_tokens
 from monograph.recipe.data.preference_rows import prompt_wording

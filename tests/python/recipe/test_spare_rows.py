@@ -4,7 +4,7 @@ import pytest
 from safetensors.torch import load_file
 
 from monograph.recipe import check_keys
-from monograph.recipe.run.train import train
+from monograph.recipe.train import train
 from support.recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 
 NEW = [400, 401]

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 import monograph as mg
 from monograph.recipe import check_keys
-from monograph.recipe.run.train import train
+from monograph.recipe.train import train
 from support.native_tool import run, run_json
 from support.recipe_files import make_model, make_tokenizer, small_recipe, write_jsonl
 

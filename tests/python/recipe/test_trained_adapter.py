@@ -12,7 +12,7 @@ from monograph.cli import native, serve
 from monograph.cli.merge import native_arguments
 from monograph.recipe import check_keys
 from monograph.recipe.run.generate import Generator, find_adapter
-from monograph.recipe.run.train import train
+from monograph.recipe.train import train
 from support.recipe_files import make_instruction_world, make_model, make_tokenizer, small_recipe
 
 SHORT = {"max_steps": 1, "step_mode": "eager"}

@@ -101,7 +101,7 @@ def peer_losses(recipe: Any, steps: int, seed: int | None = None) -> list[float]
 def main(path: str) -> None:
     from monograph.recipe import check_keys
     from monograph.recipe.run.metrics import plot_losses, read_metrics
-    from monograph.recipe.run.train import train
+    from monograph.recipe.train import train
 
     with tempfile.TemporaryDirectory() as folder:
         write_example(folder)

@@ -18,7 +18,7 @@ from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 import monograph as mg
 from monograph.recipe import check_keys
-from monograph.recipe.run.train import train
+from monograph.recipe.train import train
 from support.trl_runs import tokenizer
 
 TEMPLATE = (

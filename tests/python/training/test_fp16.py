@@ -12,7 +12,7 @@ import monograph as mg
 from monograph.nn import replace_linears
 from monograph.packing import PackedCollator
 from monograph.recipe import check_keys
-from monograph.recipe.run.train import train
+from monograph.recipe.train import train
 from monograph.training import TrainStep
 from monograph.training.loss_scale import LossScale
 from support.recipe_files import make_instruction_world, small_recipe

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.hf.generation import SharedRows
 from monograph.hf.transformers.fused_head import FusedHead
+from monograph.hf.transformers.shared_rows import SharedRows
 from monograph.nn.quant_linear import QuantLinear
 from monograph.ops.linear_log_probs import linear_log_probs
 from monograph.training.loss import head_weight, logits_map

@@ -13,8 +13,7 @@ from torch import nn
 
 from monograph.hf.transformers.attention import check_contiguous, packed_documents
 from monograph.packing.packed_rows_hook import falls, require
-from monograph.packing.unsupported_attention import OURS
-from monograph.upstream.transformers_names import attn_implementation
+from monograph.packing.unsupported_attention import check_attention_sees
 
 _GIVEN = ("cu_seqlens", "cu_seq_lens_q")  # ours first: there padding is in no document
 _NO_LAST = (
@@ -71,35 +70,6 @@ def _rows(args: tuple[Any, ...], kwargs: dict[str, Any], positions: torch.Tensor
         if isinstance(tensor, torch.Tensor):
             return tensor.shape[0]
     return positions.shape[-2]
-
-
-def check_attention_sees(module: nn.Module, name: str, kwargs: dict[str, Any]) -> None:
-    """Refuses offsets that the model's attention would not follow.
-
-    Ours and flash attention read them. The masks of sdpa and eager come from position_ids, if there is no
-    mask and no cache: a document begins where a position is not the last one plus 1.
-    """
-    attention = attn_implementation(module)
-    if attention == OURS or str(attention).startswith("flash"):
-        return
-    wanted = (
-        f"packed rows ({name}) with attention {attention!r}, which sees documents by position_ids alone: "
-        f"wanted position_ids that restart with each document and no attention_mask, or attention {OURS!r}"
-    )
-    positions = kwargs.get("position_ids")
-    if positions is None or kwargs.get("attention_mask") is not None:
-        raise ValueError(wanted)
-    if positions.dim() == 3:
-        if positions.shape[0] != 4:
-            raise ValueError(wanted)
-        positions = positions[0]
-    tokens, cu = positions.shape[-1], kwargs[name].flatten().long()
-    if tokens < 2:
-        return
-    row = positions.reshape(-1, tokens)[0]
-    first = cu.clamp(1, tokens - 1)
-    inside = (cu > 0) & (cu < tokens)
-    require((~inside | (row[first] != row[first - 1] + 1)).all(), wanted)
 
 
 class DocumentsHook:

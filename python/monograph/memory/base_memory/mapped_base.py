@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from monograph.memory.mapped_memory import MappedMemory
+from monograph.nn.repeated_layers import repeated_layers
 
 SMALL = 1 << 20  # bytes: such tensors may be copies, and are read with what lies beside them
 _GAP = 1 << 16  # bytes between two tensors that are read as one
@@ -48,8 +49,6 @@ def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
 def _units(model: torch.nn.Module) -> tuple[dict[str, int], int]:
     """The unit of each tensor by name, and their number: a unit for each layer that repeats, one for all
     that comes behind them. What comes before belongs to the first layer."""
-    from monograph.training.regions.find import repeated_layers
-
     layers = {path: place for place, path in enumerate(repeated_layers(model))}
     units: dict[str, int] = {}
     behind: list[str] = []

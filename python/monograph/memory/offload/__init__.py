@@ -11,9 +11,9 @@ docs/offload.md says which to use.
 
 from monograph.memory.offload import device_copies
 from monograph.memory.offload.activations import offload_activations
-from monograph.memory.offload.not_offloaded import mark_not_offload
 from monograph.memory.offload.offloader import LeakedView, StorageOffloader
 from monograph.memory.offload.spill import Counts, Spill
+from monograph.ops.offload_marks import mark_not_offload
 
 __all__ = [
     "Counts",

@@ -19,17 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.memory.offload.not_offloaded import (
-    Stayed,
-    enter_context,
-    has_storage,
-    is_marked,
-    leave_context,
-    storages_of,
-)
+from monograph.memory.offload.not_offloaded import Stayed, storages_of
 from monograph.memory.offload.places import Copier, Disk, Host, Place
 from monograph.memory.offload.spill import Counts
 from monograph.memory.offload.storages import Packed, StorageTable
+from monograph.ops.offload_marks import enter_context, has_storage, is_marked, leave_context
 from monograph.upstream.torch_names import transforms_active
 
 SMALLEST_BYTES = 1 << 20

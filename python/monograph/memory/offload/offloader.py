@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from monograph.memory.offload.activations import checked_min_bytes, place_for
-from monograph.memory.offload.not_offloaded import has_storage, is_marked
 from monograph.memory.offload.places import Copier, Place
 from monograph.memory.offload.references import Reference, references_in
 from monograph.memory.offload.spill import Counts
 from monograph.memory.offload.storages import View, whole
+from monograph.ops.offload_marks import has_storage, is_marked
 from monograph.upstream.torch_names import StorageWeakRef
 
 

@@ -12,10 +12,10 @@ from monograph.recipe.config.device_keys import check_device, device_type
 from monograph.recipe.config.event_keys import check_events
 from monograph.recipe.config.keys import Recipe
 from monograph.recipe.config.offload_keys import check_offload
+from monograph.recipe.config.recipe_file import NAME as REMEMBERED
 from monograph.recipe.config.sharding_keys import check_sharding
 from monograph.recipe.config.trl_keys import TrlRecipe
-from monograph.recipe.run.saved_recipe import NAME as REMEMBERED
-from monograph.recipe.trl.whole_model import check_whole_model
+from monograph.recipe.config.whole_model import check_whole_model
 
 # Every AdamW is the same AdamW here: moments of an adapter are small, so they are kept in 32 bits.
 ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "paged_adamw_32bit")

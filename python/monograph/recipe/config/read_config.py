@@ -28,11 +28,11 @@ from monograph.recipe.config.keys import DatasetKeys, Recipe
 from monograph.recipe.config.meanings import MEANINGS, with_meanings
 from monograph.recipe.config.optimizer_arguments import take_optim_args
 from monograph.recipe.config.overrides import apply_overrides, parse_overrides
+from monograph.recipe.config.recipe_file import folder_of_run, recipe_file
 from monograph.recipe.config.refused_keys import DATASET_REFUSED, REFUSED
 from monograph.recipe.config.trl_check import check_trl
 from monograph.recipe.config.trl_choose import wants_trl
 from monograph.recipe.config.trl_keys import TrlDatasetKeys, TrlRecipe
-from monograph.recipe.run.saved_recipe import folder_of_run, recipe_file
 
 # Keys whose `~` is the home folder.
 PATHS = (

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from monograph.recipe.config.device_keys import written_device
+from monograph.recipe.config.streaming_keys import check_stream
 from monograph.recipe.config.trl_arguments import config_arguments, field_names
 from monograph.recipe.config.trl_choose import REWARD
 from monograph.recipe.config.trl_fields import OPTIMIZERS, OWN_OPTIMIZERS, OWN_SCHEDULERS, SCHEDULERS
 from monograph.recipe.config.trl_keys import TrlRecipe
-from monograph.recipe.trl.stream import check_stream
 
 STEP_MODES = (None, "graph", "regions", "inductor", "eager")
 

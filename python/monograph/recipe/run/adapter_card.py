@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from monograph.recipe.config.keys import DatasetKeys, Recipe
-from monograph.recipe.run.saved_recipe import NAME as RECIPE_NAME
+from monograph.recipe.config.recipe_file import NAME as RECIPE_NAME
 
 NAME = "README.md"
 _LIBRARIES = ("monograph", "torch", "transformers", "peft")

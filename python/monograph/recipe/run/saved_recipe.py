@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import asdict
 from typing import Any
 
@@ -11,9 +10,9 @@ import yaml
 
 from monograph.recipe.config.data_files import is_reader
 from monograph.recipe.config.keys import DatasetKeys, Recipe
+from monograph.recipe.config.recipe_file import NAME
 from monograph.recipe.data.chat_template import written_template
 
-NAME = "recipe.yml"
 _HEADING = "# The recipe that made this adapter, overrides of the command line included; absolute paths.\n"
 
 # Of one start of a run, not of the run.
@@ -65,22 +64,6 @@ def write_recipe(recipe: Recipe, folder: str) -> None:
     with open(os.path.join(folder, NAME), "w", encoding="utf-8") as file:
         file.write(_HEADING)
         yaml.safe_dump(remembered_keys(recipe), file, sort_keys=False, allow_unicode=True)
-
-
-def recipe_file(path: str) -> str:
-    """The file that a command is given: itself, or recipe.yml of a folder that has one."""
-    inside = os.path.join(path, NAME)
-    if os.path.isdir(path) and not os.path.isfile(inside):
-        raise ValueError(
-            f"this is a folder without {NAME}; wanted CONFIG.yml, or the output_dir of a finished run"
-        )
-    return inside if os.path.isdir(path) else path
-
-
-def folder_of_run(folder: str) -> str:
-    """The output_dir that the folder of an adapter is, or that holds it as a checkpoint."""
-    parent, name = os.path.split(os.path.normpath(folder))
-    return (parent or ".") if re.fullmatch(r"checkpoint-\d+", name) else folder
 
 
 def adapter_folder(folder: str | None) -> str | None:

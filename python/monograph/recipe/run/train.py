@@ -20,7 +20,6 @@ from monograph.recipe.config.compile_options import compile_options
 from monograph.recipe.config.keys import Recipe
 from monograph.recipe.config.model_folder import model_folder
 from monograph.recipe.config.offload_keys import offload_folder, offload_place
-from monograph.recipe.config.trl_keys import TrlRecipe
 from monograph.recipe.data.encode import load_tokenizer
 from monograph.recipe.data.new_tokens import save_adapter
 from monograph.recipe.data.prepare import prepare, read_prepared
@@ -86,14 +85,7 @@ class Outcome:
 
 
 def train(recipe: Recipe, world: World | None = None) -> Outcome:
-    """Runs a recipe to its end, or to the next Ctrl-C or SIGTERM, on the ranks that a launcher started.
-
-    world: ranks that have joined already; nobody watches them.
-    """
-    if isinstance(recipe, TrlRecipe):
-        from monograph.recipe.trl.run import train as train_by_trl
-
-        return train_by_trl(recipe)
+    """Runs a recipe by Monograph's own step: `monograph.recipe.train` chooses the engine."""
     if world is not None:
         return _train(recipe, world)
     with together(recipe.ddp_timeout) as world, quiet_unless_first(world):

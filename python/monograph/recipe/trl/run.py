@@ -39,7 +39,7 @@ from monograph.recipe.trl.import_path import callback_classes, reward_functions
 from monograph.recipe.trl.optimizers import put_optimizer, put_schedule
 from monograph.recipe.trl.resumed_run import NAME as RUN
 from monograph.recipe.trl.resumed_run import compare_run, trl_identity, with_rows
-from monograph.recipe.trl.whole_model import unfreeze
+from monograph.recipe.trl.unfreeze import unfreeze
 
 _OPTIMIZER = "optimizer.pt"  # as transformers saves it
 

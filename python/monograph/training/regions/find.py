@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
+from monograph.nn.repeated_layers import repeated_layers
 from monograph.training.regions import operator  # noqa: F401  (registers the operators)
 from monograph.training.regions.layer import RegionLayer, give_back, take_over
 from monograph.upstream.torch_names import hooks
-
-
-def repeated_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The blocks that checkpointing works on, by path; of blocks inside blocks the outer ones."""
-    from monograph.upstream.transformers_names import GradientCheckpointingLayer
-
-    found: dict[str, nn.Module] = {}
-    for path, module in model.named_modules():
-        inside = any(path.startswith(f"{outer}.") for outer in found)
-        if isinstance(module, GradientCheckpointingLayer) and not inside:
-            found[path] = module
-    return found
 
 
 def refusals(model: nn.Module) -> dict[str, str]:

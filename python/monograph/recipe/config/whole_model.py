@@ -45,7 +45,7 @@ def _check_whole(recipe: Recipe, patterns: list[str]) -> Iterable[str]:
             )
             continue
         try:
-            _compiled(pattern)
+            compiled_pattern(pattern)
         except re.error as error:
             yield f"unfrozen_parameters: {pattern} is no regular expression: {error}"
 
@@ -58,24 +58,6 @@ def _written(recipe: Recipe) -> Iterable[str]:
             yield entry.name
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def compiled_pattern(pattern: str) -> re.Pattern[str]:
     """As in axolotl a period is a period unless + follows, and a pattern matches from the start of a name."""
     return re.compile(re.sub(r"\.(?!\+)", r"\\.", pattern))
-
-
-def unfreeze(model: Any, patterns: list[str] | None) -> None:
-    """Trains all parameters, or those whose names a pattern matches. ValueError for a packed base, or a
-    pattern that matches none."""
-    from monograph.recipe.run.load_model import is_packed
-
-    if is_packed(model):
-        raise ValueError("adapter: missing, and the base is quantised; write adapter: qlora")
-    model.requires_grad_(not patterns)
-    for pattern in patterns or []:
-        matches = _compiled(pattern).match
-        found = [value for name, value in model.named_parameters() if matches(name)]
-        if not found:
-            name = next(iter(model.named_parameters()))[0]
-            raise ValueError(f"unfrozen_parameters: {pattern} matches no parameter; names are like {name}")
-        for value in found:
-            value.requires_grad_(True)
