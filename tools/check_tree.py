@@ -3,9 +3,10 @@
     python tools/check_tree.py [--build build/release]
 
 File length, no torch in core, no conditional macros outside the listed places, no circle of imports in
-Python, no include upwards in core, no standard containers or algorithms in ISA units, no speed of a GPU in
-a text as long as no report of one is kept and, with --build, no weak symbol in an ISA object that lacks the
-tag of its instruction set: the linker could otherwise hand AVX-512 code to a baseline caller.
+Python and no import of a folder above one's own, no include upwards in core, no standard containers or
+algorithms in ISA units, no speed of a GPU in a text as long as no report of one is kept and, with --build,
+no weak symbol in an ISA object that lacks the tag of its instruction set: the linker could otherwise hand
+AVX-512 code to a baseline caller.
 """
 
 import argparse
@@ -142,6 +143,81 @@ def imported_modules(name: str, tree: ast.Module, known: Iterable[str]) -> set[s
     return {module for module in found & set(known) if not f"{name}.".startswith(f"{module}.")}
 
 
+# The folders of the Python package, lowest first: each may import those before it, inside functions too.
+FLOORS = (
+    "upstream",
+    "ops",
+    "quant",
+    "nn",
+    "memory",
+    "packing",
+    "distributed",
+    "training",
+    "hf",
+    "diagnosis",
+    "recipe",
+    "bench",
+    "cli",
+)
+# Likewise inside two of them; the files of the folder itself stand above its subfolders.
+FLOORS_INSIDE = {
+    "hf": ("accelerate", "transformers", "peft", "trl"),
+    "recipe": ("config", "data", "run", "trl"),
+}
+
+
+def imports_anywhere(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Imports, also those in functions; not those for the type checker."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            for other in child.orelse:
+                yield from imports_anywhere(ast.Module([other], []))
+        else:
+            yield from imports_anywhere(child)
+
+
+def floor_of(parts: tuple[str, ...]) -> tuple[int, int] | None:
+    """Numbers of the folder and the subfolder of a module. None: it is the package itself, above all."""
+    if not parts or parts[0] not in FLOORS:
+        return None
+    inside = FLOORS_INSIDE.get(parts[0], ())
+    sub = inside.index(parts[1]) if len(parts) > 1 and parts[1] in inside else len(inside)
+    return FLOORS.index(parts[0]), sub
+
+
+def check_floors(package: pathlib.Path = ROOT / "python" / "monograph") -> list[str]:
+    """One line per import of a folder above one's own, and per folder that has no floor."""
+    findings = []
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        name = "/".join(parts)
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        if len(parts) == 1 and path.parent == package:
+            if parts[0] != "__main__":
+                findings.append(f"{name}.py lies in the package itself, wanted a folder of FLOORS")
+            continue
+        own = floor_of(parts)
+        if parts and own is None:
+            findings.append(f"{name}.py lies in {parts[0]}/, which has no floor in FLOORS")
+        if own is None:
+            continue
+        for node in imports_anywhere(ast.parse(path.read_text())):
+            modules = [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom):
+                modules = [f"{node.module}.{alias}" for alias in modules]
+            for module in modules:
+                root, *rest = module.split(".")
+                if root != package.name or (package / "__init__.py") == path:
+                    continue
+                # What the package itself has is for bench and cli.
+                other = floor_of(tuple(rest)) or (FLOORS.index("bench"), 0)
+                if other > own:
+                    findings.append(f"{name}.py:{node.lineno}: imports {module}, which stands above it")
+    return findings
+
+
 def check_import_circles(package: pathlib.Path = ROOT / "python" / "monograph") -> list[str]:
     files: dict[str, pathlib.Path] = {}
     for path in package.rglob("*.py"):
@@ -195,7 +271,8 @@ def main() -> int:
     parser.add_argument("--build", type=pathlib.Path, help="a release build folder, for the weak symbols")
     arguments = parser.parse_args()
     findings = check_length() + check_core_is_torch_free() + check_core_layers() + check_conditionals()
-    findings += check_isa_units() + check_import_circles() + check_gpu_speeds()
+    findings += check_isa_units() + check_import_circles() + check_floors()
+    findings += check_gpu_speeds()
     if arguments.build:
         findings += check_weak_symbols(arguments.build)
     print("\n".join(findings) or "tree: ok")

@@ -1,4 +1,4 @@
-"""tools/check_tree.py: circles of imports and speeds of GPUs are found, and nothing else."""
+"""tools/check_tree.py: circles of imports, imports upwards and speeds of GPUs are found, nothing else."""
 
 import importlib.util
 import pathlib
@@ -51,6 +51,63 @@ def test_a_circle_is_found(tool, tmp_path, line):
 )
 def test_what_does_not_run_at_import_is_no_circle(tool, tmp_path, line):
     assert tool.check_import_circles(package(tmp_path, a=line)) == []
+
+
+def floors(folder, where, line):
+    for name in (
+        "__init__",
+        "ops/__init__",
+        "hf/__init__",
+        "hf/peft/__init__",
+        "hf/trl/__init__",
+        "cli/__init__",
+    ):
+        path = folder / "p" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    path = folder / "p" / f"{where}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(line + "\n")
+    return folder / "p"
+
+
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        ("ops/a", "from p.hf import x"),
+        ("ops/a", "from p import hf"),
+        ("ops/a", "import p.hf.peft"),
+        ("ops/a", "import p"),
+        ("ops/a", "def f():\n    if 1:\n        from p.cli import x"),
+        ("ops/__init__", "from p.hf.peft.y import x"),
+        ("hf/peft/a", "from p.hf.trl.b import x"),
+        ("hf/peft/a", "from p.hf.b import x"),
+        ("hf/peft/__init__", "from p.hf import trl"),
+        ("b", ""),
+        ("new/__init__", ""),
+    ],
+)
+def test_an_import_of_a_folder_above_is_found(tool, tmp_path, where, line):
+    assert len(tool.check_floors(floors(tmp_path, where, line))) == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        ("hf/peft/a", "from p.ops.b import x\nfrom p.hf.transformers import y\nimport torch"),
+        ("hf/a", "from p.hf.trl import x"),
+        ("hf/a", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.cli import x"),
+        ("cli/a", "import p\nfrom p.hf import trl"),
+        ("__main__", "from p.cli import x"),
+        ("__init__", "from p.cli import x"),
+    ],
+)
+def test_an_import_of_what_is_below_is_none(tool, tmp_path, where, line):
+    assert tool.check_floors(floors(tmp_path, where, line)) == []
+
+
+def test_the_package_has_no_import_of_a_folder_above(tool):
+    assert tool.check_floors() == []
 
 
 @pytest.mark.parametrize(
