@@ -66,7 +66,7 @@ STAGES = (
     *(Stage(f"long_tests_{part}", ("tests/python", *PRODUCT)) for part in (1, 2, 3, 4)),
     Stage(
         "scale",
-        ("python/monograph/distributed", "python/monograph/training", "python/monograph/training/regions"),
+        ("python/monograph/distributed", "python/monograph/training"),
     ),
     Stage("fault_matrix", ("python/monograph/distributed", "python/monograph/training", "core", "ops")),
     Stage("fuzz_long", ("core",)),

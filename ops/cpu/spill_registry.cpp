@@ -34,7 +34,7 @@ struct State {
     const auto found = files.find(file);
     if (found == files.end())
       throw Error(file == 0 ? std::string("no spill file is open, wanted one: "
-                                          "monograph.offload.spill_folder(folder) opens it")
+                                          "monograph.memory.offload.spill_folder(folder) opens it")
                             : "spill file " + std::to_string(file) + " is not open");
     return found->second;
   }
