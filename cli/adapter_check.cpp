@@ -6,7 +6,7 @@
 #include "adapter.h"
 #include "model.h"
 #include "monograph/adapter/adapter.h"
-#include "monograph/adapter/serving_check.h"
+#include "monograph/serving/check.h"
 #include "monograph/text/utf8.h"
 #include "recorded_base.h"
 #include "server_option.h"

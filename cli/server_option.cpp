@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "monograph/adapter/config.h"
-#include "monograph/adapter/servers.h"
+#include "monograph/serving/servers.h"
 
 namespace monograph::cli {
 

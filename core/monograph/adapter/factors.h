@@ -21,7 +21,7 @@ struct ServingFinding {
   std::string_view rule;  // "pair", "shape", "scale" ...: the table of docs/serving.md
   std::string key;        // of a tensor, or of adapter_config.json
   std::string what;
-  bool convertible = false;  // plan_serving makes a form without it
+  bool convertible = false;  // a ServingForm is without it
 };
 
 struct KeyedTensor {

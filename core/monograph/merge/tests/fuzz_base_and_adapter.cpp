@@ -16,11 +16,11 @@
 
 #include "monograph/adapter/adapter.h"
 #include "monograph/adapter/base_modules.h"
-#include "monograph/adapter/gguf_lora.h"
-#include "monograph/adapter/serving_check.h"
-#include "monograph/adapter/serving_form.h"
 #include "monograph/base/error.h"
+#include "monograph/gguf_adapter/gguf_lora.h"
 #include "monograph/merge/plan.h"
+#include "monograph/serving/check.h"
+#include "monograph/serving/form.h"
 #include "monograph/weights/weight.h"
 
 namespace {

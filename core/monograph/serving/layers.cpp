@@ -1,4 +1,4 @@
-#include "monograph/adapter/server_layers.h"
+#include "monograph/serving/layers.h"
 
 #include <algorithm>
 #include <array>

@@ -1,13 +1,13 @@
-#include "monograph/adapter/gguf_lora.h"
+#include "monograph/gguf_adapter/gguf_lora.h"
 
 #include <algorithm>
 #include <map>
 #include <vector>
 
-#include "monograph/adapter/gguf_names.h"
 #include "monograph/base/error.h"
 #include "monograph/gguf/file_writer.h"
 #include "monograph/gguf/row_order.h"
+#include "monograph/serving/gguf_names.h"
 #include "monograph/text/utf8.h"
 
 namespace monograph {

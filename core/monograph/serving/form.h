@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "monograph/adapter/factors.h"
-#include "monograph/adapter/serving_rules.h"
 #include "monograph/safetensors/plan.h"
 #include "monograph/safetensors/writer.h"
+#include "monograph/serving/rules.h"
 
 namespace monograph {
 

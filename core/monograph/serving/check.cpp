@@ -1,10 +1,10 @@
-#include "monograph/adapter/serving_check.h"
+#include "monograph/serving/check.h"
 
 #include <algorithm>
 
-#include "monograph/adapter/gguf_lora.h"
-#include "monograph/adapter/serving_form.h"
 #include "monograph/base/error.h"
+#include "monograph/gguf_adapter/gguf_lora.h"
+#include "monograph/serving/form.h"
 
 namespace monograph {
 

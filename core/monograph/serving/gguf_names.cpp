@@ -1,6 +1,6 @@
-#include "monograph/adapter/gguf_names.h"
+#include "monograph/serving/gguf_names.h"
 
-#include "monograph/adapter/server_layers.h"
+#include "monograph/serving/layers.h"
 
 namespace monograph {
 

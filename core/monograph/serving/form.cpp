@@ -1,12 +1,12 @@
-#include "monograph/adapter/serving_form.h"
+#include "monograph/serving/form.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "monograph/adapter/server_layers.h"
 #include "monograph/base/error.h"
 #include "monograph/base/float_types.h"
+#include "monograph/serving/layers.h"
 #include "monograph/text/utf8.h"
 
 namespace monograph {

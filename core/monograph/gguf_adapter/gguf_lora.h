@@ -7,8 +7,8 @@
 #include <span>
 #include <string>
 
-#include "monograph/adapter/serving_form.h"
 #include "monograph/files/file_ops.h"
+#include "monograph/serving/form.h"
 
 namespace monograph {
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "monograph/adapter/serving_rules.h"
+#include "monograph/serving/rules.h"
 
 namespace monograph {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "monograph/adapter/factors.h"
-#include "monograph/adapter/servers.h"
+#include "monograph/serving/servers.h"
 
 namespace monograph {
 

@@ -9,7 +9,7 @@
 
 #include "monograph/adapter/base_modules.h"
 #include "monograph/adapter/factors.h"
-#include "monograph/adapter/servers.h"
+#include "monograph/serving/servers.h"
 
 namespace monograph {
 

@@ -1,13 +1,13 @@
-#include "monograph/adapter/serving_rules.h"
+#include "monograph/serving/rules.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 
-#include "monograph/adapter/gguf_names.h"
-#include "monograph/adapter/server_layers.h"
 #include "monograph/base/error.h"
 #include "monograph/base/float_types.h"
+#include "monograph/serving/gguf_names.h"
+#include "monograph/serving/layers.h"
 #include "monograph/text/utf8.h"
 
 namespace monograph {
