@@ -10,6 +10,7 @@
 #include "monograph/files/staged_folder.h"
 #include "monograph/gguf_adapter/gguf_lora.h"
 #include "monograph/serving/form.h"
+#include "monograph/serving/gguf_tensors.h"
 #include "monograph/text/utf8.h"
 #include "recorded_base.h"
 #include "server_option.h"

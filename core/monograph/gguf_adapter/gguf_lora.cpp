@@ -4,68 +4,18 @@
 #include <map>
 #include <vector>
 
-#include "monograph/base/error.h"
 #include "monograph/gguf/file_writer.h"
 #include "monograph/gguf/row_order.h"
 #include "monograph/serving/gguf_names.h"
-#include "monograph/text/utf8.h"
+#include "monograph/serving/gguf_tensors.h"
 
 namespace monograph {
 namespace {
 
-using text::in_quotes;
-
-// One tensor of llama.cpp: the pairs of its experts, or one.
-struct Tensor {
-  std::string name;
-  std::uint64_t turned_heads = 0;
-  std::map<std::uint64_t, const ServedPair*> pairs;  // by expert
-  std::uint64_t experts = 0;                         // 0: one matrix
-  bool embedding = false;
-};
-
 struct StoredFactor {
-  const Tensor* tensor;
+  const GgufTensor* tensor;
   bool right;
 };
-
-std::uint64_t number_of_experts(const BaseModules& base, const ServedPair& pair) {
-  const std::optional<ExpertName> expert = parse_expert_name(pair.module + ".weight");
-  const auto stacks = expert ? base.stacks_of(expert->module) : std::vector<BaseStack>();
-  return stacks.empty() ? 0 : stacks.front().stack->shape[0];
-}
-
-std::map<std::string, Tensor> tensors_of(const ServingForm& form, const BaseModules& base) {
-  std::map<std::string, Tensor> tensors;
-  for (const ServedPair& pair : form.pairs()) {
-    const std::optional<ExpertName> expert = parse_expert_name(pair.module + ".weight");
-    const auto place = gguf_place(base, pair.module, expert ? expert->projection : "");
-    if (!place)
-      throw Error("module " + in_quotes(pair.module) + ": llama.cpp has no tensor for it");
-    Tensor& tensor = tensors[place->tensor];
-    tensor.name = place->tensor;
-    tensor.turned_heads = place->turned_heads;
-    tensor.embedding = pair.embedding;
-    tensor.experts = expert ? number_of_experts(base, pair) : 0;
-    if (expert && expert->expert >= tensor.experts) {
-      throw Error("module " + in_quotes(pair.module) + ": the base has " +
-                  std::to_string(tensor.experts) + " experts there that make one stack");
-    }
-    if (!tensor.pairs.emplace(expert ? expert->expert : 0, &pair).second) {
-      throw Error("tensor " + in_quotes(place->tensor) + ": two modules of the adapter are its");
-    }
-    const std::uint64_t heads = tensor.turned_heads;
-    if (pair.outputs == 0 || pair.inputs == 0) {
-      throw Error("module " + in_quotes(pair.module) + ": is " + std::to_string(pair.outputs) +
-                  " x " + std::to_string(pair.inputs) + ", wanted no dimension of 0");
-    }
-    if (heads != 0 && pair.outputs % (2 * heads) != 0) {
-      throw Error("module " + in_quotes(pair.module) + ": has " + std::to_string(pair.outputs) +
-                  " rows, wanted an even number for each of " + std::to_string(heads) + " heads");
-    }
-  }
-  return tensors;
-}
 
 gguf::TensorInfo info_of(const StoredFactor& part, std::uint64_t rank) {
   const ServedPair& pair = *part.tensor->pairs.begin()->second;
@@ -119,12 +69,10 @@ std::span<const std::uint8_t> as_bytes(const void* data, std::size_t size) {
 
 }  // namespace
 
-void check_gguf_lora(const ServingForm& form, const BaseModules& base) { tensors_of(form, base); }
-
 std::size_t write_gguf_lora(const ServingForm& form, const BaseModules& base,
                             const std::filesystem::path& target, const std::string& name,
                             std::span<const files::FileId> inputs) {
-  const std::map<std::string, Tensor> tensors = tensors_of(form, base);
+  const std::map<std::string, GgufTensor> tensors = gguf_tensors(form, base);
   std::vector<StoredFactor> parts;
   std::vector<gguf::TensorInfo> infos;
   for (const auto& [tensor_name, tensor] : tensors) {

@@ -12,14 +12,10 @@
 
 namespace monograph {
 
-// Throws Error if a module of `form`, made for Server::kLlamaCpp, has no tensor in llama.cpp, or
-// the tensor cannot take it.
-void check_gguf_lora(const ServingForm& form, const BaseModules& base);
-
 // Writes `form`, made for Server::kLlamaCpp, to a new file that appears complete or not at all:
 // version 3, little endian, fp32. lora_a is [rank, inputs] and lora_b [outputs, rank]; of an
 // embedding lora_a is [tokens, rank]; of experts both have the expert in front. Returns the number
-// of tensors. Throws Error as check_gguf_lora does.
+// of tensors. Throws Error as gguf_tensors does.
 std::size_t write_gguf_lora(const ServingForm& form, const BaseModules& base,
                             const std::filesystem::path& target, const std::string& name,
                             std::span<const files::FileId> inputs);

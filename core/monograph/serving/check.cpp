@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "monograph/base/error.h"
-#include "monograph/gguf_adapter/gguf_lora.h"
 #include "monograph/serving/form.h"
+#include "monograph/serving/gguf_tensors.h"
 
 namespace monograph {
 

@@ -21,6 +21,7 @@
 #include "monograph/merge/plan.h"
 #include "monograph/serving/check.h"
 #include "monograph/serving/form.h"
+#include "monograph/serving/gguf_tensors.h"
 #include "monograph/weights/weight.h"
 
 namespace {
