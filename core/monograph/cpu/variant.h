@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "monograph/cpu/isa.h"
-#include "monograph/simd/tags.h"
+#include "monograph/cpu/tags.h"
 
 namespace monograph {
 

@@ -11,8 +11,8 @@
 #include "monograph/base/minifloat.h"
 #include "monograph/base/nibbles.h"
 #include "monograph/base/scaling.h"
+#include "monograph/cpu/tags.h"
 #include "monograph/simd/avx2.h"
-#include "monograph/simd/tags.h"
 
 namespace monograph::simd {
 

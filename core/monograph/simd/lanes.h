@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "monograph/base/float_types.h"
-#include "monograph/simd/tags.h"
+#include "monograph/cpu/tags.h"
 
 namespace monograph {
 

@@ -8,7 +8,7 @@
 #include "monograph/base/minifloat.h"
 #include "monograph/base/nibbles.h"
 #include "monograph/base/scaling.h"
-#include "monograph/simd/tags.h"
+#include "monograph/cpu/tags.h"
 
 namespace monograph::simd {
 

@@ -12,9 +12,9 @@
 #include "monograph/base/error.h"
 #include "monograph/cpu/isa.h"
 #include "monograph/cpu/parallel.h"
+#include "monograph/cpu/tags.h"
 #include "monograph/kernels/dequantize/dequantize.h"
 #include "monograph/kernels/quantize/quantize.h"
-#include "monograph/simd/tags.h"
 
 namespace monograph {
 namespace {

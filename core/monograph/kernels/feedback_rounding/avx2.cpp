@@ -1,6 +1,6 @@
 // Compiled with the flags of this instruction set and nothing else.
+#include "monograph/cpu/tags.h"
 #include "monograph/kernels/feedback_rounding/generic.h"
-#include "monograph/simd/tags.h"
 
 namespace monograph {
 template FeedbackFn* feedback_variant<simd::Avx2>(Format);

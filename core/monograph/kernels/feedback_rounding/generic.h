@@ -6,9 +6,9 @@
 
 #include "monograph/base/float_types.h"
 #include "monograph/base/minifloat.h"
+#include "monograph/cpu/tags.h"
 #include "monograph/formats/all.h"
 #include "monograph/kernels/feedback_rounding/feedback_rounding.h"
-#include "monograph/simd/tags.h"
 #include "monograph/simd/unrolled.h"
 
 namespace monograph {

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "monograph/cpu/tags.h"
 #include "monograph/kernels/gated_delta_rule/gated_delta_rule.h"
-#include "monograph/simd/tags.h"
 
 namespace monograph {
 

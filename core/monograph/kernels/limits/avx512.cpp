@@ -1,8 +1,8 @@
 // Compiled with the flags of this instruction set and nothing else.
 #include <immintrin.h>
 
+#include "monograph/cpu/tags.h"
 #include "monograph/kernels/limits/generic.h"
-#include "monograph/simd/tags.h"
 
 namespace monograph {
 

@@ -1,6 +1,6 @@
 // Compiled with the flags of this instruction set and nothing else.
+#include "monograph/cpu/tags.h"
 #include "monograph/kernels/low_rank/generic.h"
-#include "monograph/simd/tags.h"
 
 namespace monograph {
 template void add_low_rank_with<simd::Avx512>(const LowRankJob&, std::size_t);

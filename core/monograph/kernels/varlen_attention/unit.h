@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "monograph/cpu/tags.h"
 #include "monograph/kernels/varlen_attention/varlen_attention.h"
-#include "monograph/simd/tags.h"
 
 namespace monograph {
 

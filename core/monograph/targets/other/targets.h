@@ -2,7 +2,7 @@
 // in a folder of its own.
 #pragma once
 
-#include "monograph/simd/tags.h"
+#include "monograph/cpu/tags.h"
 
 namespace monograph {
 

@@ -2,7 +2,7 @@
 // include path; this is what stands where other trees have an #if.
 #pragma once
 
-#include "monograph/simd/tags.h"
+#include "monograph/cpu/tags.h"
 
 namespace monograph {
 
