@@ -69,27 +69,49 @@ def check_core_is_torch_free() -> list[str]:
     ]
 
 
-# The folders of the checkpoint library; all others of core are kernels, which know no files.
-CHECKPOINT = {"text", "files", "safetensors", "weights", "convert", "gguf", "adapter", "hash", "merge"}
-# What stands on a folder, so that it must not include it.
-ABOVE = {
-    "text": CHECKPOINT,
-    "files": CHECKPOINT - {"text"},
-    "safetensors": CHECKPOINT - {"text", "files"},
-}
+# The folders of core, lowest first: a folder includes those before it, tests too. The first row is the
+# library of kernels, which knows no files, the second that of checkpoints.
+KERNELS = [
+    "base",
+    "cpu",
+    "targets",
+    "simd",
+    "formats",
+    "documents",
+    "gpu",
+    "kernels",
+    "packing",
+    "read_ahead",
+]
+CHECKPOINT = [
+    "text",
+    "files",
+    "safetensors",
+    "hash",
+    "weights",
+    "convert",
+    "adapter",
+    "gguf",
+    "serving",
+    "gguf_adapter",
+    "merge",
+]
 
 
-def check_core_layers() -> list[str]:
-    findings = []
-    core = ROOT / "core/monograph"
-    for path in sources(".h", ".cpp", ".cuh", ".cu"):
-        if not path.is_relative_to(core):
-            continue
+def check_core_layers(core: pathlib.Path = ROOT / "core/monograph") -> list[str]:
+    order = {folder: place for place, folder in enumerate([*KERNELS, *CHECKPOINT])}
+    findings = [
+        f"{core / folder}: {what} the order of core's folders in tools/check_tree.py"
+        for folder in sorted({p.name for p in core.iterdir() if p.is_dir()} ^ set(order))
+        for what in ("no folder, but in" if folder in order else "not in",)
+    ]
+    for path in sorted(core.rglob("*")):
         folder = path.relative_to(core).parts[0]
-        above = ABOVE.get(folder, set()) if folder in CHECKPOINT else CHECKPOINT
+        if path.suffix not in {".h", ".cpp", ".cuh", ".cu"} or folder not in order:
+            continue
         for included in re.findall(r'#include "monograph/(\w+)/', path.read_text()):
-            if included != folder and included in above:
-                findings.append(f"{path.relative_to(ROOT)}: includes monograph/{included}, not for {folder}/")
+            if order.get(included, len(order)) > order[folder]:
+                findings.append(f"{path}: includes monograph/{included}, which stands above {folder}/")
     return findings
 
 

@@ -1,10 +1,7 @@
 // ISA detection and the cap; the thread pool.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
-#include <cstdlib>
-#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -13,8 +10,6 @@
 #include "monograph/cpu/isa.h"
 #include "monograph/cpu/parallel.h"
 #include "monograph/cpu/tags.h"
-#include "monograph/kernels/dequantize/dequantize.h"
-#include "monograph/kernels/quantize/quantize.h"
 
 namespace monograph {
 namespace {
@@ -64,24 +59,6 @@ TEST(Isa, AnUnknownNameIsAnErrorThatListsTheKnownOnes) {
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("'sse2'"), std::string::npos);
     EXPECT_NE(std::string(e.what()).find("avx512_bf16"), std::string::npos);
-  }
-}
-
-// The proof that the environment's cap reaches the choice: the function picked is a row of that
-// level or below, and the best such row.
-TEST(Isa, TheEnvironmentCapHoldsForWhatIsPicked) {
-  const char* wanted = std::getenv("MONOGRAPH_ISA");
-  const Isa limit = wanted == nullptr ? detected_isa() : capped_isa(detected_isa(), wanted);
-  ASSERT_EQ(best_isa(), limit);
-  for (const FormatInfo& info : formats()) {
-    const auto& variants = dequantize_variants();
-    const auto chosen = std::find_if(variants.begin(), variants.end(), [&](const auto& v) {
-      return v.run == pick(variants, info.kernels) && v.format == info.kernels;
-    });
-    ASSERT_NE(chosen, variants.end());
-    EXPECT_LE(chosen->isa, limit);
-    for (const auto& v : variants)
-      if (v.format == info.kernels && v.isa <= limit) EXPECT_LE(v.isa, chosen->isa);
   }
 }
 
