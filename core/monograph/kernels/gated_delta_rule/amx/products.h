@@ -24,22 +24,22 @@ struct DeltaTileProducts {
   Bf16 *value_high, *value_low, *dout_rows, *dr, *dr_low;  // [rows, value_width]
   float* inverse;                                          // [kChunk, kPairStride]
 
-  [[gnu::always_inline]] static DeltaTileProducts carve(const DeltaWidths& w, bool backward,
-                                                        Carver& carver) {
+  [[gnu::always_inline]] static DeltaTileProducts allocate(const DeltaWidths& w, bool backward,
+                                                           BumpAllocator& allocator) {
     DeltaTileProducts p = {};
     p.backward = backward;
     for (Bf16** const at : {&p.q_rows, &p.k_rows, &p.k_columns, &p.k_transposed})
-      *at = carver.take<Bf16>(kChunk * w.key_width);
-    p.state = carver.take<Bf16>(w.key_width * w.value_width);
-    for (Bf16** const at : {&p.pair_high, &p.pair_low}) *at = carver.take<Bf16>(kChunk * kChunk);
+      *at = allocator.take<Bf16>(kChunk * w.key_width);
+    p.state = allocator.take<Bf16>(w.key_width * w.value_width);
+    for (Bf16** const at : {&p.pair_high, &p.pair_low}) *at = allocator.take<Bf16>(kChunk * kChunk);
     for (Bf16** const at : {&p.value_high, &p.value_low})
-      *at = carver.take<Bf16>(kChunk * w.value_width);
-    p.inverse = carver.take<float>(kChunk * kPairStride);
+      *at = allocator.take<Bf16>(kChunk * w.value_width);
+    p.inverse = allocator.take<float>(kChunk * kPairStride);
     if (!backward) return p;
     for (Bf16** const at : {&p.q_pairs, &p.q_transposed, &p.k_pairs})
-      *at = carver.take<Bf16>(kChunk * w.key_width);
+      *at = allocator.take<Bf16>(kChunk * w.key_width);
     for (Bf16** const at : {&p.dout_rows, &p.dr, &p.dr_low})
-      *at = carver.take<Bf16>(kChunk * w.value_width);
+      *at = allocator.take<Bf16>(kChunk * w.value_width);
     return p;
   }
 

@@ -42,33 +42,33 @@ struct DeltaBackward {
     float *dgate, *dbeta, *columns, *row;       // [kChunk]
   };
 
-  [[gnu::always_inline]] static Memory carve(const DeltaRuleProblem& p, std::int64_t tokens,
-                                             Carver& carver) {
+  [[gnu::always_inline]] static Memory allocate(const DeltaRuleProblem& p, std::int64_t tokens,
+                                                BumpAllocator& allocator) {
     const DeltaWidths w(p, kMultiple);
     const std::size_t group = p.value_heads / p.key_heads;
     const std::int64_t heads = static_cast<std::int64_t>(group);
     const std::int64_t chunks = (tokens + kChunk - 1) / kChunk;
     const std::int64_t kept = kept_chunks(group, w.state_floats(), chunks);
     Memory m;
-    m.chunk = Chunk::carve(w, carver);
-    m.products = Products::carve(w, true, carver);
-    m.segments = carver.take<float>((chunks + kept - 1) / kept * heads * w.state_floats());
-    m.states = carver.take<float>(kept * heads * w.state_floats());
-    m.dstates = carver.take<float>(heads * w.state_floats());
+    m.chunk = Chunk::allocate(w, allocator);
+    m.products = Products::allocate(w, true, allocator);
+    m.segments = allocator.take<float>((chunks + kept - 1) / kept * heads * w.state_floats());
+    m.states = allocator.take<float>(kept * heads * w.state_floats());
+    m.dstates = allocator.take<float>(heads * w.state_floats());
     for (float** const at : {&m.dq, &m.dk, &m.product})
-      *at = carver.take<float>(kChunk * w.key_stride);
+      *at = allocator.take<float>(kChunk * w.key_stride);
     for (float** const at : {&m.dout, &m.dout_scaled, &m.dsolved, &m.dks})
-      *at = carver.take<float>(kChunk * w.value_stride);
-    for (float** const at : {&m.ds, &m.m}) *at = carver.take<float>(kChunk * kPairStride);
+      *at = allocator.take<float>(kChunk * w.value_stride);
+    for (float** const at : {&m.ds, &m.m}) *at = allocator.take<float>(kChunk * kPairStride);
     for (float** const at : {&m.dgate, &m.dbeta, &m.columns, &m.row})
-      *at = carver.take<float>(kChunk);
+      *at = allocator.take<float>(kChunk);
     return m;
   }
 
   static std::size_t bytes(const DeltaRuleProblem& p, std::int64_t tokens) {
-    Carver carver{nullptr};
-    carve(p, tokens, carver);
-    return carver.bytes();
+    BumpAllocator allocator{nullptr};
+    allocate(p, tokens, allocator);
+    return allocator.bytes();
   }
 
   const DeltaBackwardUnit& unit;
@@ -79,8 +79,8 @@ struct DeltaBackward {
 
   [[gnu::always_inline]] DeltaBackward(const DeltaBackwardUnit& of, std::byte* scratch)
       : unit(of), p(of.job.problem), w(p, kMultiple), first(of.key_head * of.group()) {
-    Carver carver{scratch};
-    m = carve(p, unit.tokens, carver);
+    BumpAllocator allocator{scratch};
+    m = allocate(p, unit.tokens, allocator);
   }
 
   static void run(const DeltaBackwardUnit& unit, std::byte* scratch) {

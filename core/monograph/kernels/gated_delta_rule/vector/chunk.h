@@ -4,7 +4,7 @@
 // would fall into few sets of the L1 cache.
 #pragma once
 
-#include "monograph/cpu/carver.h"
+#include "monograph/cpu/bump_allocator.h"
 #include "monograph/kernels/gated_delta_rule/unit.h"
 #include "monograph/kernels/varlen_attention/vector/rows.h"
 
@@ -40,16 +40,17 @@ struct DeltaChunk {
   float *beta, *high, *low, *from_start, *to_end;
   std::int64_t tokens, rows;
 
-  [[gnu::always_inline]] static DeltaChunk carve(const DeltaWidths& w, Carver& carver) {
+  [[gnu::always_inline]] static DeltaChunk allocate(const DeltaWidths& w,
+                                                    BumpAllocator& allocator) {
     DeltaChunk c;
-    for (float** const at : {&c.q, &c.k}) *at = carver.take<float>(kChunk * w.key_stride);
+    for (float** const at : {&c.q, &c.k}) *at = allocator.take<float>(kChunk * w.key_stride);
     for (float** const at : {&c.v, &c.ks, &c.solved, &c.scaled})
-      *at = carver.take<float>(kChunk * w.value_stride);
+      *at = allocator.take<float>(kChunk * w.value_stride);
     for (float** const at : {&c.kk, &c.qk, &c.decay, &c.p, &c.l})
-      *at = carver.take<float>(kChunk * kPairStride);
+      *at = allocator.take<float>(kChunk * kPairStride);
     for (float** const at :
          {&c.q_factor, &c.k_factor, &c.beta, &c.high, &c.low, &c.from_start, &c.to_end})
-      *at = carver.take<float>(kChunk);
+      *at = allocator.take<float>(kChunk);
     c.tokens = c.rows = 0;
     return c;
   }

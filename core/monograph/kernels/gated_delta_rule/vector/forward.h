@@ -15,29 +15,30 @@ struct DeltaForward {
     float *out, *states;  // [kChunk, value_stride]; a state per value head
   };
 
-  [[gnu::always_inline]] static Memory carve(const DeltaRuleProblem& p, Carver& carver) {
+  [[gnu::always_inline]] static Memory allocate(const DeltaRuleProblem& p,
+                                                BumpAllocator& allocator) {
     const DeltaWidths w(p, kMultiple);
     Memory m;
-    m.chunk = DeltaChunk<V>::carve(w, carver);
-    m.products = Products::carve(w, false, carver);
-    m.out = carver.take<float>(kChunk * w.value_stride);
-    m.states = carver.take<float>(static_cast<std::int64_t>(p.value_heads / p.key_heads) *
-                                  w.state_floats());
+    m.chunk = DeltaChunk<V>::allocate(w, allocator);
+    m.products = Products::allocate(w, false, allocator);
+    m.out = allocator.take<float>(kChunk * w.value_stride);
+    m.states = allocator.take<float>(static_cast<std::int64_t>(p.value_heads / p.key_heads) *
+                                     w.state_floats());
     return m;
   }
 
   static std::size_t bytes(const DeltaRuleProblem& p) {
-    Carver carver{nullptr};
-    carve(p, carver);
-    return carver.bytes();
+    BumpAllocator allocator{nullptr};
+    allocate(p, allocator);
+    return allocator.bytes();
   }
 
   static void run(const DeltaForwardUnit& unit, std::byte* scratch) {
     const DeltaRuleForward& job = unit.job;
     const DeltaRuleProblem& p = job.problem;
     const DeltaWidths w(p, kMultiple);
-    Carver carver{scratch};
-    Memory m = carve(p, carver);
+    BumpAllocator allocator{scratch};
+    Memory m = allocate(p, allocator);
     DeltaChunk<V>& c = m.chunk;
     const std::size_t first = unit.key_head * unit.group();
     m.products.begin();

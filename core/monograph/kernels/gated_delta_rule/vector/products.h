@@ -18,14 +18,14 @@ struct DeltaVectorProducts {
   // k [key_width, kPairStride], V^ [value_width, kPairStride], S and dS [value_width, key_stride].
   float *k_transposed, *solved_transposed, *state_transposed, *dstate_transposed;
 
-  [[gnu::always_inline]] static DeltaVectorProducts carve(const DeltaWidths& w, bool backward,
-                                                          Carver& carver) {
+  [[gnu::always_inline]] static DeltaVectorProducts allocate(const DeltaWidths& w, bool backward,
+                                                             BumpAllocator& allocator) {
     DeltaVectorProducts p = {};
-    p.k_transposed = carver.take<float>(w.key_width * kPairStride);
+    p.k_transposed = allocator.take<float>(w.key_width * kPairStride);
     if (!backward) return p;
-    p.solved_transposed = carver.take<float>(w.value_width * kPairStride);
-    p.state_transposed = carver.take<float>(w.value_width * w.key_stride);
-    p.dstate_transposed = carver.take<float>(w.value_width * w.key_stride);
+    p.solved_transposed = allocator.take<float>(w.value_width * kPairStride);
+    p.state_transposed = allocator.take<float>(w.value_width * w.key_stride);
+    p.dstate_transposed = allocator.take<float>(w.value_width * w.key_stride);
     return p;
   }
 

@@ -22,24 +22,24 @@ struct BackwardScratch {
 };
 
 [[gnu::always_inline]] inline BackwardScratch backward_scratch(const AttentionProblem& p,
-                                                               Carver& carver) {
+                                                               BumpAllocator& allocator) {
   BackwardScratch scratch;
-  scratch.scores = carver.take<float>(kStrip * kStrip);
-  scratch.dscores = carver.take<float>(kStrip * kStrip);
-  scratch.probabilities = carver.take<Bf16>(kStrip * kBackwardBlock);
-  scratch.ds = carver.take<Bf16>(kStrip * kBackwardBlock);
-  scratch.ds_pairs = carver.take<Bf16>(kBackwardBlock * kBackwardBlock);
+  scratch.scores = allocator.take<float>(kStrip * kStrip);
+  scratch.dscores = allocator.take<float>(kStrip * kStrip);
+  scratch.probabilities = allocator.take<Bf16>(kStrip * kBackwardBlock);
+  scratch.ds = allocator.take<Bf16>(kStrip * kBackwardBlock);
+  scratch.ds_pairs = allocator.take<Bf16>(kBackwardBlock * kBackwardBlock);
   const std::int64_t key_width = round_up_32(p.key_size), value_width = round_up_32(p.value_size);
-  scratch.dk = carver.take<float>(kBackwardBlock * key_width);
-  scratch.dv = carver.take<float>(kBackwardBlock * value_width);
+  scratch.dk = allocator.take<float>(kBackwardBlock * key_width);
+  scratch.dv = allocator.take<float>(kBackwardBlock * value_width);
   scratch.dq = scratch.dk;  // no phase that takes a block of each
   return scratch;
 }
 
 std::size_t backward_scratch_bytes(const AttentionProblem& p) {
-  Carver carver{nullptr};
-  backward_scratch(p, carver);
-  return carver.bytes();
+  BumpAllocator allocator{nullptr};
+  backward_scratch(p, allocator);
+  return allocator.bytes();
 }
 
 struct Piece {
@@ -349,7 +349,7 @@ void write_query_block(const BackwardUnit& unit, std::size_t head, std::int64_t 
 
 [[gnu::always_inline]] inline BlockPass block_pass(const BackwardUnit& unit, std::byte* memory) {
   const AttentionProblem& p = unit.job.problem;
-  Carver shared{unit.packed}, own{memory};
+  BumpAllocator shared{unit.packed}, own{memory};
   return {p, unit.document, visibility(p, unit.document), backward_packed(p, unit.document, shared),
           backward_scratch(p, own)};
 }
@@ -371,22 +371,23 @@ struct DocumentSums {
 };
 
 [[gnu::always_inline]] inline DocumentSums document_sums(const AttentionProblem& p,
-                                                         const Document& d, Carver& carver) {
+                                                         const Document& d,
+                                                         BumpAllocator& allocator) {
   DocumentSums sums;
   sums.key_block = round_up_32(p.key_size) * kBackwardBlock;
   sums.value_block = round_up_32(p.value_size) * kBackwardBlock;
-  sums.dk = carver.take<float>(blocks(d.keys) * sums.key_block);
-  sums.dv = carver.take<float>(blocks(d.keys) * sums.value_block);
-  sums.dq = carver.take<float>(blocks(d.queries) * sums.key_block);
-  sums.keys_met = carver.take<bool>(blocks(d.keys) * kPieces);
-  sums.queries_met = carver.take<bool>(blocks(d.queries) * kPieces);
+  sums.dk = allocator.take<float>(blocks(d.keys) * sums.key_block);
+  sums.dv = allocator.take<float>(blocks(d.keys) * sums.value_block);
+  sums.dq = allocator.take<float>(blocks(d.queries) * sums.key_block);
+  sums.keys_met = allocator.take<bool>(blocks(d.keys) * kPieces);
+  sums.queries_met = allocator.take<bool>(blocks(d.queries) * kPieces);
   return sums;
 }
 
 std::size_t backward_sums_bytes(const AttentionProblem& p, const Document& d) {
-  Carver carver{nullptr};
-  document_sums(p, d, carver);
-  return carver.bytes();
+  BumpAllocator allocator{nullptr};
+  document_sums(p, d, allocator);
+  return allocator.bytes();
 }
 
 // The whole unit, one head of the group after another; sums of the document stay in `memory`.
@@ -394,8 +395,8 @@ void backward_differentiate(const BackwardUnit& unit, std::byte* scratch, std::b
                             float* dsinks) {
   const Document& d = unit.document;
   const BlockPass pass = block_pass(unit, scratch);
-  Carver carver{memory};
-  const DocumentSums sums = document_sums(unit.job.problem, d, carver);
+  BumpAllocator allocator{memory};
+  const DocumentSums sums = document_sums(unit.job.problem, d, allocator);
   const std::int64_t key_blocks = blocks(d.keys), query_blocks = blocks(d.queries);
   clear(sums.keys_met, key_blocks * kPieces);
   for (std::int64_t k = 0; k < key_blocks; ++k) backward_pack_keys(unit, k);

@@ -28,32 +28,33 @@ struct BackwardPacked {
 
 [[gnu::always_inline]] inline QueryPacked query_packed(const BackwardPacked& packed,
                                                        std::int64_t queries, std::byte* memory,
-                                                       Carver& carver) {
+                                                       BumpAllocator& allocator) {
   const std::int64_t tokens = strips(queries) * kStrip;
-  carver.next = memory;
+  allocator.next = memory;
   QueryPacked q;
-  q.q_columns = carver.take<Bf16>(tokens * packed.key_width);
-  q.q_pairs = carver.take<Bf16>(tokens * packed.key_width);
-  q.dout_columns = carver.take<Bf16>(tokens * packed.value_width);
-  q.dout_pairs = carver.take<Bf16>(tokens * packed.value_width);
-  q.lse = carver.take<float>(tokens);
-  q.delta = carver.take<float>(tokens);
-  q.nonfinite = carver.take<bool>(strips(queries));
+  q.q_columns = allocator.take<Bf16>(tokens * packed.key_width);
+  q.q_pairs = allocator.take<Bf16>(tokens * packed.key_width);
+  q.dout_columns = allocator.take<Bf16>(tokens * packed.value_width);
+  q.dout_pairs = allocator.take<Bf16>(tokens * packed.value_width);
+  q.lse = allocator.take<float>(tokens);
+  q.delta = allocator.take<float>(tokens);
+  q.nonfinite = allocator.take<bool>(strips(queries));
   return q;
 }
 
 [[gnu::always_inline]] inline BackwardPacked backward_packed(const AttentionProblem& p,
-                                                             const Document& d, Carver& carver) {
+                                                             const Document& d,
+                                                             BumpAllocator& allocator) {
   BackwardPacked packed;
   packed.key_width = round_up_32(p.key_size);
   packed.value_width = round_up_32(p.value_size);
   const std::int64_t tokens = strips(d.keys) * kStrip;
-  packed.k_rows = carver.take<Bf16>(tokens * packed.key_width);
-  packed.k_transposed = carver.take<Bf16>(tokens * packed.key_width);
-  packed.v_rows = carver.take<Bf16>(tokens * packed.value_width);
-  packed.nonfinite = carver.take<bool>(strips(d.keys));
-  packed.queries = carver.next;
-  Carver one{nullptr};
+  packed.k_rows = allocator.take<Bf16>(tokens * packed.key_width);
+  packed.k_transposed = allocator.take<Bf16>(tokens * packed.key_width);
+  packed.v_rows = allocator.take<Bf16>(tokens * packed.value_width);
+  packed.nonfinite = allocator.take<bool>(strips(d.keys));
+  packed.queries = allocator.next;
+  BumpAllocator one{nullptr};
   query_packed(packed, d.queries, nullptr, one);
   packed.query_bytes = static_cast<std::int64_t>(one.bytes());
   return packed;
@@ -61,22 +62,22 @@ struct BackwardPacked {
 
 [[gnu::always_inline]] inline QueryPacked slot_of(const BackwardPacked& packed, const Document& d,
                                                   std::size_t slot) {
-  Carver carver{nullptr};
+  BumpAllocator allocator{nullptr};
   std::byte* const memory = packed.queries + static_cast<std::int64_t>(slot) * packed.query_bytes;
-  return query_packed(packed, d.queries, memory, carver);
+  return query_packed(packed, d.queries, memory, allocator);
 }
 
 std::size_t backward_packed_bytes(const AttentionProblem& p, const Document& d, std::size_t slots) {
-  Carver carver{nullptr};
-  const BackwardPacked packed = backward_packed(p, d, carver);
-  return carver.bytes() + slots * static_cast<std::size_t>(packed.query_bytes);
+  BumpAllocator allocator{nullptr};
+  const BackwardPacked packed = backward_packed(p, d, allocator);
+  return allocator.bytes() + slots * static_cast<std::size_t>(packed.query_bytes);
 }
 
 void backward_pack_keys(const BackwardUnit& unit, std::int64_t block) {
   const AttentionProblem& p = unit.job.problem;
   const Document& d = unit.document;
-  Carver carver{unit.packed};
-  const BackwardPacked packed = backward_packed(p, d, carver);
+  BumpAllocator allocator{unit.packed};
+  const BackwardPacked packed = backward_packed(p, d, allocator);
   Square square;
   const std::int64_t first = block * kPieces;
   for (std::int64_t s = first; s < first + kPieces && s < strips(d.keys); ++s) {
@@ -123,8 +124,8 @@ void backward_pack_queries(const BackwardUnit& unit, std::size_t head, std::size
                            std::int64_t block) {
   const AttentionProblem& p = unit.job.problem;
   const Document& d = unit.document;
-  Carver carver{unit.packed};
-  const BackwardPacked packed = backward_packed(p, d, carver);
+  BumpAllocator allocator{unit.packed};
+  const BackwardPacked packed = backward_packed(p, d, allocator);
   const QueryPacked to = slot_of(packed, d, slot);
   Square square;
   const std::int64_t first = block * kPieces;
@@ -153,8 +154,8 @@ void backward_pack_queries(const BackwardUnit& unit, std::size_t head, std::size
 // whatever its dout.
 float backward_sink_gradient(const BackwardUnit& unit, std::size_t head, std::size_t slot) {
   const Document& d = unit.document;
-  Carver carver{unit.packed};
-  const BackwardPacked packed = backward_packed(unit.job.problem, d, carver);
+  BumpAllocator allocator{unit.packed};
+  const BackwardPacked packed = backward_packed(unit.job.problem, d, allocator);
   const QueryPacked q = slot_of(packed, d, slot);
   const __m512 sink = _mm512_set1_ps(unit.job.problem.sinks[head] * kLog2E);
   if (d.keys == 0) return 0;

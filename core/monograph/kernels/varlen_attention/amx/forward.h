@@ -5,7 +5,7 @@
 // the group. Included by amx.cpp only.
 #pragma once
 
-#include "monograph/cpu/carver.h"
+#include "monograph/cpu/bump_allocator.h"
 #include "monograph/kernels/varlen_attention/amx/lanes.h"
 #include "monograph/kernels/varlen_attention/amx/tiles.h"
 #include "monograph/kernels/varlen_attention/unit.h"
@@ -42,27 +42,28 @@ struct ForwardPacked {
 };
 
 [[gnu::always_inline]] inline ForwardPacked forward_packed(const AttentionProblem& p,
-                                                           const Document& d, Carver& carver) {
+                                                           const Document& d,
+                                                           BumpAllocator& allocator) {
   ForwardPacked packed;
   packed.key_width = round_up_32(p.key_size);
   packed.value_width = round_up_32(p.value_size);
-  packed.k = carver.take<Bf16>(strips(d.keys) * kStrip * packed.key_width);
-  packed.v = carver.take<Bf16>(strips(d.keys) * kStrip * packed.value_width);
-  packed.nonfinite = carver.take<bool>(strips(d.keys));
+  packed.k = allocator.take<Bf16>(strips(d.keys) * kStrip * packed.key_width);
+  packed.v = allocator.take<Bf16>(strips(d.keys) * kStrip * packed.value_width);
+  packed.nonfinite = allocator.take<bool>(strips(d.keys));
   return packed;
 }
 
 std::size_t forward_packed_bytes(const AttentionProblem& p, const Document& d) {
-  Carver carver{nullptr};
-  forward_packed(p, d, carver);
-  return carver.bytes();
+  BumpAllocator allocator{nullptr};
+  forward_packed(p, d, allocator);
+  return allocator.bytes();
 }
 
 void forward_pack(const ForwardUnit& unit, std::int64_t block) {
   const AttentionProblem& p = unit.job.problem;
   const Document& d = unit.document;
-  Carver carver{unit.packed};
-  const ForwardPacked packed = forward_packed(p, d, carver);
+  BumpAllocator allocator{unit.packed};
+  const ForwardPacked packed = forward_packed(p, d, allocator);
   const std::int64_t first = block * (kKeyBlock / kStrip);
   const std::int64_t last = first + kKeyBlock / kStrip;
   Square square;
@@ -98,33 +99,34 @@ struct ForwardScratch {
 };
 
 [[gnu::always_inline]] inline StripState strip_state(std::byte* memory, std::int64_t key_width,
-                                                     std::int64_t value_width, Carver& carver) {
-  carver.next = memory;
+                                                     std::int64_t value_width,
+                                                     BumpAllocator& allocator) {
+  allocator.next = memory;
   StripState state;
-  state.q = carver.take<Bf16>(kStrip * key_width);
-  state.out = carver.take<float>(kStrip * value_width);
-  state.peak = carver.take<float>(kStrip);
-  state.sum = carver.take<float>(kStrip);
+  state.q = allocator.take<Bf16>(kStrip * key_width);
+  state.out = allocator.take<float>(kStrip * value_width);
+  state.peak = allocator.take<float>(kStrip);
+  state.sum = allocator.take<float>(kStrip);
   return state;
 }
 
 [[gnu::always_inline]] inline ForwardScratch forward_scratch(const AttentionProblem& p,
-                                                             Carver& carver) {
+                                                             BumpAllocator& allocator) {
   ForwardScratch scratch;
-  Carver one{nullptr};
+  BumpAllocator one{nullptr};
   strip_state(nullptr, round_up_32(p.key_size), round_up_32(p.value_size), one);
   scratch.state_bytes = static_cast<std::int64_t>(one.bytes());
-  scratch.scores = carver.take<float>(kStrip * kKeyBlock);
-  scratch.probabilities = carver.take<Bf16>(kStrip * kKeyBlock);
+  scratch.scores = allocator.take<float>(kStrip * kKeyBlock);
+  scratch.probabilities = allocator.take<Bf16>(kStrip * kKeyBlock);
   const std::int64_t group = static_cast<std::int64_t>(p.heads / p.kv_heads);
-  scratch.states = carver.take<std::byte>(group * (kQueryBlock / kStrip) * scratch.state_bytes);
+  scratch.states = allocator.take<std::byte>(group * (kQueryBlock / kStrip) * scratch.state_bytes);
   return scratch;
 }
 
 std::size_t forward_scratch_bytes(const AttentionProblem& p) {
-  Carver carver{nullptr};
-  forward_scratch(p, carver);
-  return carver.bytes();
+  BumpAllocator allocator{nullptr};
+  forward_scratch(p, allocator);
+  return allocator.bytes();
 }
 
 // Raw products to capped scores in log2; the factor of the exponent is 1 afterwards.
@@ -302,7 +304,7 @@ void forward_attend(const ForwardUnit& unit, std::int64_t block, std::byte* memo
   const AttentionProblem& p = unit.job.problem;
   const Document& d = unit.document;
   const Visibility sees = visibility(p, d);
-  Carver shared{unit.packed}, own{memory}, inner{nullptr};
+  BumpAllocator shared{unit.packed}, own{memory}, inner{nullptr};
   const ForwardPacked packed = forward_packed(p, d, shared);
   const ForwardScratch scratch = forward_scratch(p, own);
   const std::int64_t group = static_cast<std::int64_t>(unit.group());

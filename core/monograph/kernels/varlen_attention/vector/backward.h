@@ -3,7 +3,7 @@
 // += dS K.
 #pragma once
 
-#include "monograph/cpu/carver.h"
+#include "monograph/cpu/bump_allocator.h"
 #include "monograph/kernels/varlen_attention/vector/product.h"
 #include "monograph/kernels/varlen_attention/vector/rows.h"
 
@@ -38,54 +38,54 @@ struct VectorBackward {
   static std::int64_t whole_pages(std::int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
   static Queries queries_at(const AttentionProblem& p, const Document& d, std::byte* memory,
-                            Carver& carver) {
+                            BumpAllocator& allocator) {
     const std::int64_t count = blocks(d.queries, kQueries) * kQueries;
-    carver.next = memory;
+    allocator.next = memory;
     Queries result;
-    result.q = carver.take<float>(count * padded(p.key_size));
-    result.dout = carver.take<float>(count * padded(p.value_size));
-    result.lse = carver.take<float>(count);
-    result.delta = carver.take<float>(count);
-    result.nonfinite = carver.take<bool>(whole_pages(count / kQueries));
+    result.q = allocator.take<float>(count * padded(p.key_size));
+    result.dout = allocator.take<float>(count * padded(p.value_size));
+    result.lse = allocator.take<float>(count);
+    result.delta = allocator.take<float>(count);
+    result.nonfinite = allocator.take<bool>(whole_pages(count / kQueries));
     return result;
   }
-  static Packed packed(const AttentionProblem& p, const Document& d, Carver& carver) {
+  static Packed packed(const AttentionProblem& p, const Document& d, BumpAllocator& allocator) {
     const std::int64_t keys = blocks(d.keys, kKeys) * kKeys;
     Packed result;
-    result.nonfinite = carver.take<bool>(whole_pages(keys / kKeys));
-    result.k = carver.take<float>(keys * padded(p.key_size));
-    result.k_transposed = carver.take<float>(keys * padded(p.key_size));
-    result.v_transposed = carver.take<float>(keys * padded(p.value_size));
-    result.queries = carver.next;
-    Carver one{nullptr};
+    result.nonfinite = allocator.take<bool>(whole_pages(keys / kKeys));
+    result.k = allocator.take<float>(keys * padded(p.key_size));
+    result.k_transposed = allocator.take<float>(keys * padded(p.key_size));
+    result.v_transposed = allocator.take<float>(keys * padded(p.value_size));
+    result.queries = allocator.next;
+    BumpAllocator one{nullptr};
     queries_at(p, d, nullptr, one);
     result.query_bytes = static_cast<std::int64_t>(one.bytes());
     return result;
   }
   static Queries slot_of(const BackwardUnit& unit, std::size_t slot) {
-    Carver carver{unit.packed};
-    const Packed all = packed(unit.job.problem, unit.document, carver);
+    BumpAllocator allocator{unit.packed};
+    const Packed all = packed(unit.job.problem, unit.document, allocator);
     return queries_at(unit.job.problem, unit.document,
-                      all.queries + static_cast<std::int64_t>(slot) * all.query_bytes, carver);
+                      all.queries + static_cast<std::int64_t>(slot) * all.query_bytes, allocator);
   }
   static std::size_t packed_bytes(const AttentionProblem& p, const Document& d, std::size_t slots) {
-    Carver carver{nullptr};
-    const Packed all = packed(p, d, carver);
-    return carver.bytes() + slots * static_cast<std::size_t>(all.query_bytes);
+    BumpAllocator allocator{nullptr};
+    const Packed all = packed(p, d, allocator);
+    return allocator.bytes() + slots * static_cast<std::size_t>(all.query_bytes);
   }
-  static Scratch scratch(const AttentionProblem& p, Carver& carver) {
+  static Scratch scratch(const AttentionProblem& p, BumpAllocator& allocator) {
     Scratch result;
-    result.scores = carver.take<float>(kQueries * kKeys);
-    result.dscores = carver.take<float>(kQueries * kKeys);
-    result.dk = carver.take<float>(kKeys * padded(p.key_size));
-    result.dv = carver.take<float>(kKeys * padded(p.value_size));
+    result.scores = allocator.take<float>(kQueries * kKeys);
+    result.dscores = allocator.take<float>(kQueries * kKeys);
+    result.dk = allocator.take<float>(kKeys * padded(p.key_size));
+    result.dv = allocator.take<float>(kKeys * padded(p.value_size));
     result.dq = result.dk;  // no phase sums a block of each
     return result;
   }
   static std::size_t scratch_bytes(const AttentionProblem& p) {
-    Carver carver{nullptr};
-    scratch(p, carver);
-    return carver.bytes();
+    BumpAllocator allocator{nullptr};
+    scratch(p, allocator);
+    return allocator.bytes();
   }
   static std::size_t sums_bytes(const AttentionProblem& p, const Document& d) {
     const std::int64_t keys = blocks(d.keys, kKeys) * kKeys;
@@ -97,8 +97,8 @@ struct VectorBackward {
   static void pack_keys(const BackwardUnit& unit, std::int64_t block) {
     const AttentionProblem& p = unit.job.problem;
     const Document& d = unit.document;
-    Carver carver{unit.packed};
-    const Packed to = packed(p, d, carver);
+    BumpAllocator allocator{unit.packed};
+    const Packed to = packed(p, d, allocator);
     const std::int64_t j = block * kKeys, rows = d.keys - j < kKeys ? d.keys - j : kKeys;
     const std::int64_t width = padded(p.key_size), size = static_cast<std::int64_t>(p.key_size);
     float row[kLargestHead];
@@ -268,7 +268,7 @@ struct VectorBackward {
     const AttentionProblem& p = unit.job.problem;
     const Document& d = unit.document;
     const Visibility sees = visibility(p, d);
-    Carver shared{unit.packed}, own{memory};
+    BumpAllocator shared{unit.packed}, own{memory};
     const Packed from = packed(p, d, shared);
     const Scratch s = scratch(p, own);
     const std::int64_t kw = padded(p.key_size), vw = padded(p.value_size);
@@ -296,7 +296,7 @@ struct VectorBackward {
   static void key_gradients(const BackwardUnit& unit, std::int64_t block, std::byte* memory) {
     const AttentionProblem& p = unit.job.problem;
     const Visibility sees = visibility(p, unit.document);
-    Carver shared{unit.packed}, own{memory};
+    BumpAllocator shared{unit.packed}, own{memory};
     const Packed from = packed(p, unit.document, shared);
     const Scratch s = scratch(p, own);
     clear_floats<V>(s.dk, kKeys * padded(p.key_size));
@@ -313,7 +313,7 @@ struct VectorBackward {
                               std::byte* memory) {
     const AttentionProblem& p = unit.job.problem;
     const Visibility sees = visibility(p, unit.document);
-    Carver shared{unit.packed}, own{memory};
+    BumpAllocator shared{unit.packed}, own{memory};
     const Packed from = packed(p, unit.document, shared);
     const Scratch s = scratch(p, own);
     const Queries q = slot_of(unit, g);

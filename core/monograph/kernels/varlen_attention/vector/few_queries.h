@@ -4,7 +4,7 @@
 // bits alone against a cache and inside its sequence.
 #pragma once
 
-#include "monograph/cpu/carver.h"
+#include "monograph/cpu/bump_allocator.h"
 #include "monograph/kernels/varlen_attention/vector/forward.h"
 #include "monograph/kernels/varlen_attention/vector/product.h"
 #include "monograph/kernels/varlen_attention/vector/rows.h"
@@ -22,21 +22,21 @@ struct FewQueries {
   struct Scratch {
     float *q, *keys, *scores, *out, *peak, *sum;
   };
-  static Scratch scratch(const AttentionProblem& p, Carver& carver) {
+  static Scratch scratch(const AttentionProblem& p, BumpAllocator& allocator) {
     const std::int64_t rows = kFewQueries * static_cast<std::int64_t>(p.heads / p.kv_heads);
     Scratch result;
-    result.q = carver.take<float>(rows * padded(p.key_size));
-    result.keys = carver.take<float>(kKeys * padded(p.key_size));
-    result.scores = carver.take<float>(rows * kKeys);
-    result.out = carver.take<float>(rows * padded(p.value_size));
-    result.peak = carver.take<float>(rows);
-    result.sum = carver.take<float>(rows);
+    result.q = allocator.take<float>(rows * padded(p.key_size));
+    result.keys = allocator.take<float>(kKeys * padded(p.key_size));
+    result.scores = allocator.take<float>(rows * kKeys);
+    result.out = allocator.take<float>(rows * padded(p.value_size));
+    result.peak = allocator.take<float>(rows);
+    result.sum = allocator.take<float>(rows);
     return result;
   }
   static std::size_t scratch_bytes(const AttentionProblem& p) {
-    Carver carver{nullptr};
-    scratch(p, carver);
-    return carver.bytes();
+    BumpAllocator allocator{nullptr};
+    scratch(p, allocator);
+    return allocator.bytes();
   }
   static std::size_t packed_bytes(const AttentionProblem&, const Document&) { return 0; }
   static void pack(const ForwardUnit&, std::int64_t) {}
@@ -126,7 +126,7 @@ struct FewQueries {
     const AttentionProblem& p = unit.job.problem;
     const Document& d = unit.document;
     const Visibility sees = visibility(p, d);
-    Carver own{memory};
+    BumpAllocator own{memory};
     const Scratch s = scratch(p, own);
     const std::int64_t i = block * kFewQueries;
     const std::int64_t queries = d.queries - i < kFewQueries ? d.queries - i : kFewQueries;

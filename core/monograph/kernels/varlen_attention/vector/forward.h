@@ -2,7 +2,7 @@
 // keys, S = Q K' with keys as lanes, softmax row by row, O += P V.
 #pragma once
 
-#include "monograph/cpu/carver.h"
+#include "monograph/cpu/bump_allocator.h"
 #include "monograph/kernels/varlen_attention/vector/product.h"
 #include "monograph/kernels/varlen_attention/vector/rows.h"
 #include "monograph/kernels/varlen_attention/vector/softmax_row.h"
@@ -22,40 +22,40 @@ struct VectorForward {
     float *q, *scores, *out, *peak, *sum;
   };
 
-  static Packed packed(const AttentionProblem& p, const Document& d, Carver& carver) {
+  static Packed packed(const AttentionProblem& p, const Document& d, BumpAllocator& allocator) {
     const std::int64_t keys = (d.keys + kKeys - 1) / kKeys * kKeys;
     Packed result;
-    result.k = carver.take<float>(keys * padded(p.key_size));
-    result.v = carver.take<float>(keys * padded(p.value_size));
-    result.nonfinite = carver.take<bool>(keys / kKeys);
+    result.k = allocator.take<float>(keys * padded(p.key_size));
+    result.v = allocator.take<float>(keys * padded(p.value_size));
+    result.nonfinite = allocator.take<bool>(keys / kKeys);
     return result;
   }
   static std::size_t packed_bytes(const AttentionProblem& p, const Document& d) {
-    Carver carver{nullptr};
-    packed(p, d, carver);
-    return carver.bytes();
+    BumpAllocator allocator{nullptr};
+    packed(p, d, allocator);
+    return allocator.bytes();
   }
 
-  static Scratch scratch(const AttentionProblem& p, Carver& carver) {
+  static Scratch scratch(const AttentionProblem& p, BumpAllocator& allocator) {
     Scratch result;
-    result.q = carver.take<float>(kQueries * padded(p.key_size));
-    result.scores = carver.take<float>(kQueries * kKeys);
-    result.out = carver.take<float>(kQueries * padded(p.value_size));
-    result.peak = carver.take<float>(kQueries);
-    result.sum = carver.take<float>(kQueries);
+    result.q = allocator.take<float>(kQueries * padded(p.key_size));
+    result.scores = allocator.take<float>(kQueries * kKeys);
+    result.out = allocator.take<float>(kQueries * padded(p.value_size));
+    result.peak = allocator.take<float>(kQueries);
+    result.sum = allocator.take<float>(kQueries);
     return result;
   }
   static std::size_t scratch_bytes(const AttentionProblem& p) {
-    Carver carver{nullptr};
-    scratch(p, carver);
-    return carver.bytes();
+    BumpAllocator allocator{nullptr};
+    scratch(p, allocator);
+    return allocator.bytes();
   }
 
   static void pack(const ForwardUnit& unit, std::int64_t block) {
     const AttentionProblem& p = unit.job.problem;
     const Document& d = unit.document;
-    Carver carver{unit.packed};
-    const Packed to = packed(p, d, carver);
+    BumpAllocator allocator{unit.packed};
+    const Packed to = packed(p, d, allocator);
     const std::int64_t j = block * kKeys, rows = d.keys - j < kKeys ? d.keys - j : kKeys;
     const std::int64_t key_width = padded(p.key_size), value_width = padded(p.value_size);
     const std::int64_t value_size = static_cast<std::int64_t>(p.value_size);
@@ -94,7 +94,7 @@ struct VectorForward {
     const AttentionProblem& p = unit.job.problem;
     const Document& d = unit.document;
     const Visibility sees = visibility(p, d);
-    Carver shared{unit.packed}, own{memory};
+    BumpAllocator shared{unit.packed}, own{memory};
     const Packed from = packed(p, d, shared);
     const Scratch s = scratch(p, own);
     const std::int64_t i = block * kQueries;

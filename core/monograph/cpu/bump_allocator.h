@@ -1,4 +1,5 @@
-// Cuts memory into arrays that start at multiples of 64 bytes; from a null base it measures.
+// Arrays one after the other in memory that is there, each at a multiple of 64 bytes; from a null
+// base it measures.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +7,7 @@
 
 namespace monograph {
 
-struct Carver {
+struct BumpAllocator {
   std::byte* next;
 
   template <class T>
