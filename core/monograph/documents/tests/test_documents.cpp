@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "monograph/base/error.h"
+#include "monograph/cpu/dynamic_schedule.h"
 #include "monograph/cpu/parallel.h"
-#include "monograph/cpu/take_in_turn.h"
 #include "monograph/documents/documents.h"
 #include "monograph/documents/heads_view.h"
 #include "monograph/documents/work_units.h"
@@ -77,7 +77,7 @@ TEST(WorkUnits, LargestFirstAndEqualOnesInOrder) {
 TEST(WorkUnits, EachIsTakenOnce) {
   ThreadPool pool(3);
   std::vector<std::atomic<int>> taken(100);
-  take_in_turn(
+  dynamic_schedule(
       taken.size(),
       [&](std::size_t count, std::size_t grain, ParallelBody body) {
         pool.parallel_for(count, grain, body);

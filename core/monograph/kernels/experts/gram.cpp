@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "monograph/cpu/dynamic_schedule.h"
 #include "monograph/cpu/scratch.h"
-#include "monograph/cpu/take_in_turn.h"
 #include "monograph/kernels/experts/factors.h"
 
 namespace monograph {
@@ -60,7 +60,7 @@ GramRows gram_rows(const ExpertsLayer& layer, const Buffer& u, std::size_t rank,
     bytes += small_tiles(rank, layer.routing.rows(i));
   }
   rows.tiles = Buffer(bytes);
-  take_in_turn(rows.offsets.size(), layer.parallel_for, [&](std::size_t i) {
+  dynamic_schedule(rows.offsets.size(), layer.parallel_for, [&](std::size_t i) {
     rows.kernels->pack_small({rows.small.data() + layer.routing.first(i) * rank, rank,
                               layer.routing.rows(i), rows.tiles.data() + rows.offsets[i]});
   });

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "monograph/base/float_types.h"
+#include "monograph/cpu/dynamic_schedule.h"
 #include "monograph/cpu/scratch.h"
-#include "monograph/cpu/take_in_turn.h"
 #include "monograph/kernels/experts/factors.h"
 #include "monograph/kernels/linear/linear.h"
 
@@ -136,7 +136,7 @@ Buffer ExpertsProduct::narrow_products(const ExpertsTiles& tiles, const ExpertsR
                                        std::size_t stride) const {
   const std::size_t rank = projection_.rank;
   Buffer u(routing_.kept() * rank * element_);
-  take_in_turn(routing_.active.size(), parallel_for_, [&](std::size_t i) {
+  dynamic_schedule(routing_.active.size(), parallel_for_, [&](std::size_t i) {
     const Scratch scratch(ScratchUse::kLocal, narrow_scratch(rows.matrix.cols));
     // PEFT's own have a place for each expert.
     const std::size_t place = factors == projection_.a ? routing_.active[i] : i;

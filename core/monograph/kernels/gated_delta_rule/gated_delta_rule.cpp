@@ -8,8 +8,8 @@
 #include <string>
 
 #include "monograph/base/error.h"
+#include "monograph/cpu/dynamic_schedule.h"
 #include "monograph/cpu/scratch.h"
-#include "monograph/cpu/take_in_turn.h"
 #include "monograph/documents/documents.h"
 #include "monograph/documents/work_units.h"
 #include "monograph/kernels/gated_delta_rule/unit.h"
@@ -121,7 +121,7 @@ void gated_delta_rule_with(const DeltaRuleVariant& variant, const DeltaRuleForwa
   const std::vector<WorkUnit> units = units_of(documents, p.key_heads, is_long);
   const std::vector<WorkUnit> few_units = units_of(documents, p.value_heads, is_short);
   const DeltaRuleKernels& few = *best_row(few_tokens_variants(), variant.isa, variant.dtype)->run;
-  take_in_turn(units.size() + few_units.size(), parallel_for, [&](std::size_t i) {
+  dynamic_schedule(units.size() + few_units.size(), parallel_for, [&](std::size_t i) {
     if (i < units.size()) {
       const WorkUnit& ref = units[i];
       const TokenRange& d = documents[ref.document];
@@ -148,7 +148,7 @@ void gated_delta_rule_backward_with(const DeltaRuleVariant& variant, const Delta
   pass_empty(documents, p, job.dfinal, job.dstate);
   const std::vector<WorkUnit> units =
       units_of(documents, p.key_heads, [](const TokenRange&) { return true; });
-  take_in_turn(units.size(), parallel_for, [&](std::size_t i) {
+  dynamic_schedule(units.size(), parallel_for, [&](std::size_t i) {
     const WorkUnit& ref = units[i];
     const TokenRange& d = documents[ref.document];
     const Scratch scratch(ScratchUse::kLocal, variant.run->backward_bytes(p, d.count));

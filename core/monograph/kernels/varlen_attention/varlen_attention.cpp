@@ -6,8 +6,8 @@
 #include <string>
 
 #include "monograph/base/error.h"
+#include "monograph/cpu/dynamic_schedule.h"
 #include "monograph/cpu/scratch.h"
-#include "monograph/cpu/take_in_turn.h"
 #include "monograph/documents/documents.h"
 #include "monograph/documents/work_units.h"
 #include "monograph/kernels/varlen_attention/unit.h"
@@ -99,11 +99,11 @@ void clear_keys(const std::vector<Document>& documents, const AttentionProblem& 
 
 void run_shared(const ForwardKernel& kernel, const ForwardUnit& unit, ParallelFor parallel_for) {
   const AttentionProblem& p = unit.job.problem;
-  take_in_turn(ceil_div(unit.document.keys, kernel.key_block), parallel_for,
-               [&](std::size_t b) { kernel.pack(unit, static_cast<std::int64_t>(b)); });
+  dynamic_schedule(ceil_div(unit.document.keys, kernel.key_block), parallel_for,
+                   [&](std::size_t b) { kernel.pack(unit, static_cast<std::int64_t>(b)); });
   // The last queries see the most keys: longest first.
   const std::size_t blocks = ceil_div(unit.document.queries, kernel.query_block);
-  take_in_turn(blocks, parallel_for, [&](std::size_t b) {
+  dynamic_schedule(blocks, parallel_for, [&](std::size_t b) {
     const Scratch scratch(ScratchUse::kLocal, kernel.scratch_bytes(p));
     kernel.attend(unit, static_cast<std::int64_t>(blocks - 1 - b), scratch.data());
   });
@@ -124,12 +124,12 @@ void run_shared(const BackwardKernel& kernel, const BackwardUnit& unit, float* d
   const std::size_t group = unit.group(), first_head = unit.kv_head * group;
   const std::size_t keys = ceil_div(unit.document.keys, kernel.key_block);
   const std::size_t queries = ceil_div(unit.document.queries, kernel.query_block);
-  take_in_turn(keys + group * queries, parallel_for, [&](std::size_t b) {
+  dynamic_schedule(keys + group * queries, parallel_for, [&](std::size_t b) {
     if (b < keys) return kernel.pack_keys(unit, static_cast<std::int64_t>(b));
     const std::size_t g = (b - keys) / queries;
     kernel.pack_queries(unit, first_head + g, g, static_cast<std::int64_t>((b - keys) % queries));
   });
-  take_in_turn(keys + group * queries, parallel_for, [&](std::size_t b) {
+  dynamic_schedule(keys + group * queries, parallel_for, [&](std::size_t b) {
     const Scratch scratch(ScratchUse::kLocal, kernel.scratch_bytes(p));
     if (b < keys) return kernel.key_gradients(unit, static_cast<std::int64_t>(b), scratch.data());
     const std::size_t g = (b - keys) / queries;
@@ -194,7 +194,7 @@ void varlen_attention_with(const AttentionVariant& variant, const AttentionForwa
     const Scratch packed(ScratchUse::kShared, kernel_of(d).packed_bytes(p, d));
     run_shared(kernel_of(d), {job, d, units[u].head, packed.data()}, parallel_for);
   }
-  take_in_turn(units.size() - shared, parallel_for, [&](std::size_t i) {
+  dynamic_schedule(units.size() - shared, parallel_for, [&](std::size_t i) {
     const WorkUnit& ref = units[shared + i];
     const Document& d = documents[ref.document];
     const ForwardKernel& kernel = kernel_of(d);
@@ -224,7 +224,7 @@ void varlen_attention_backward_with(const AttentionVariant& variant, const Atten
     const Scratch packed(ScratchUse::kShared, kernel.packed_bytes(p, d, p.heads / p.kv_heads));
     run_shared(kernel, {job, d, units[u].head, packed.data()}, dsinks_of(units[u]), parallel_for);
   }
-  take_in_turn(units.size() - shared, parallel_for, [&](std::size_t i) {
+  dynamic_schedule(units.size() - shared, parallel_for, [&](std::size_t i) {
     const WorkUnit& ref = units[shared + i];
     const Document& d = documents[ref.document];
     const Scratch packed(ScratchUse::kShared, kernel.packed_bytes(p, d, 1));
