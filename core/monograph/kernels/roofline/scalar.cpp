@@ -1,5 +1,5 @@
 #include "monograph/cpu/tags.h"
-#include "monograph/kernels/limits/generic.h"
+#include "monograph/kernels/roofline/generic.h"
 
 namespace monograph {
 

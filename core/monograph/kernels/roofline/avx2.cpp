@@ -1,6 +1,6 @@
 // Compiled with the flags of this instruction set and nothing else.
 #include "monograph/cpu/tags.h"
-#include "monograph/kernels/limits/generic.h"
+#include "monograph/kernels/roofline/generic.h"
 
 namespace monograph {
 

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "monograph/kernels/limits/limits.h"
+#include "monograph/kernels/roofline/roofline.h"
 
 namespace monograph {
 

@@ -1,6 +1,6 @@
 // monograph::limit_move and limit_tiles: the bare loops that monograph.bench measures beside
 // kernels.
-#include "monograph/kernels/limits/limits.h"
+#include "monograph/kernels/roofline/roofline.h"
 
 #include "arguments/device.h"
 

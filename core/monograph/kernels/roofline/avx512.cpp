@@ -2,7 +2,7 @@
 #include <immintrin.h>
 
 #include "monograph/cpu/tags.h"
-#include "monograph/kernels/limits/generic.h"
+#include "monograph/kernels/roofline/generic.h"
 
 namespace monograph {
 

@@ -1,4 +1,4 @@
-#include "monograph/kernels/limits/limits.h"
+#include "monograph/kernels/roofline/roofline.h"
 
 #include "monograph/cpu/variant.h"
 #include "targets.h"

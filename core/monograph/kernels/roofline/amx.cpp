@@ -3,7 +3,7 @@
 
 #include <immintrin.h>
 
-#include "monograph/kernels/limits/generic.h"
+#include "monograph/kernels/roofline/generic.h"
 
 namespace monograph {
 

@@ -1,4 +1,4 @@
-// The bare limits that benchmarks are measured against: not used by any operator.
+// The roofline that benchmarks are measured against: not used by any operator of users.
 #pragma once
 
 #include <cstddef>
