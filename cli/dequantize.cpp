@@ -16,7 +16,7 @@ struct Options {
 };
 
 // Packed experts have outputs for rows; the 16-bit parameters of some models have inputs.
-bool is_turned(const Weight& weight, const json::Value& config) {
+bool is_transposed(const Weight& weight, const json::Value& config) {
   if (!weight.is_packed() || !is_expert_stack(weight) || !stores_experts_transposed(config)) {
     return false;
   }
@@ -27,13 +27,13 @@ int dequantize_folder(const Options& options, const Session& session) {
   const Model model = open_model(options.folder.from);
   const std::optional<DType> wanted = find_dtype(options.to);
   std::vector<Conversion> conversions;
-  std::deque<Weight> turned;
+  std::deque<Weight> transposed_weights;
   bool any = false;
   for (const Weight& weight : model.weights) {
     Conversion conversion;
     conversion.weight = &weight;
-    if (model.config && is_turned(weight, *model.config)) {
-      conversion.weight = &turned.emplace_back(transposed(weight));
+    if (model.config && is_transposed(weight, *model.config)) {
+      conversion.weight = &transposed_weights.emplace_back(transposed(weight));
     }
     const bool cast = options.cast_plain && weight.is_readable() && weight.format != options.to;
     if (weight.is_packed() || cast) {

@@ -83,9 +83,9 @@ void add_piece(Sums& sums, const std::vector<float>& a, const std::vector<float>
 }
 
 bool same_bytes(const Weight& a, const Weight& b) {
-  const bool turned =
+  const bool is_transposed =
       (a.assembly && a.assembly->transposed) != (b.assembly && b.assembly->transposed);
-  if (turned || a.format != b.format || a.spelling != b.spelling) return false;
+  if (is_transposed || a.format != b.format || a.spelling != b.spelling) return false;
   if (a.parts.size() != b.parts.size() || a.shape != b.shape) return false;
   for (std::size_t i = 0; i < a.parts.size(); ++i) {
     const auto x = a.parts[i].tensor.bytes(), y = b.parts[i].tensor.bytes();
@@ -165,9 +165,9 @@ std::pair<Weights, Weights> aligned(const Model& a, const Model& b) {
     const auto other = std::find_if(all_b.begin(), all_b.end(),
                                     [&](const Weight& w) { return w.name == stack.name; });
     if (other == all_b.end()) continue;
-    const auto turned = [](const Weight& w) { return w.assembly && w.assembly->transposed; };
-    const bool alike =
-        member_names(stack) == member_names(*other) && turned(stack) == turned(*other);
+    const auto is_transposed = [](const Weight& w) { return w.assembly && w.assembly->transposed; };
+    const bool alike = member_names(stack) == member_names(*other) &&
+                       is_transposed(stack) == is_transposed(*other);
     if (alike) continue;
     of_a.emplace(stack.name, stack);
     of_b.emplace(stack.name, *other);

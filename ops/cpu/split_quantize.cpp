@@ -47,13 +47,13 @@ std::vector<Tensor> split_quantize_cpu(const Tensor& input, const std::vector<st
   std::vector<Tensor> buffers;
   std::uint8_t* outputs[2] = {};
   try {
-    for (const bool turned : {false, true}) {
-      if (!(turned ? columnwise : rowwise)) continue;
+    for (const bool transposed : {false, true}) {
+      if (!(transposed ? columnwise : rowwise)) continue;
       const SplitPlaces places =
-          place_splits(info, static_cast<std::size_t>(block), rows, cols, turned);
+          place_splits(info, static_cast<std::size_t>(block), rows, cols, transposed);
       buffers.push_back(
           empty(kOp, input, {static_cast<std::int64_t>(places.size_bytes)}, ScalarType::Byte));
-      outputs[turned ? 1 : 0] = static_cast<std::uint8_t*>(buffers.back().mutable_data_ptr());
+      outputs[transposed ? 1 : 0] = static_cast<std::uint8_t*>(buffers.back().mutable_data_ptr());
     }
   } catch (const Error& error) {
     refuse(kOp, ": ", error.what());

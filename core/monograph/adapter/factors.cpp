@@ -80,9 +80,9 @@ class Placer {
     std::optional<BaseMatrix> matrix = base_.find(factors.module);
     if (!matrix) return not_there(factors);
     const auto &a = factors.a->tensor.entry->shape, &b = factors.b->tensor.entry->shape;
-    const bool turned = factors.embedding || (config_ != nullptr && config_->fan_in_fan_out);
+    const bool inputs_first = factors.embedding || (config_ != nullptr && config_->fan_in_fan_out);
     std::vector<std::uint64_t> wanted = matrix->shape;
-    if (turned) std::swap(wanted[0], wanted[1]);
+    if (inputs_first) std::swap(wanted[0], wanted[1]);
     if (a[1] != wanted[1] || b[0] != wanted[0]) {
       const bool transposed = a[1] == wanted[0] && b[0] == wanted[1];
       const bool expert = parse_expert_name(factors.module + ".weight").has_value();

@@ -87,14 +87,14 @@ class Exporter {
     }
     const std::uint64_t cols = tensor.info.shape.back();
     scratch.values.resize((piece.end - piece.begin) * cols);
-    if (tensor.turned_head_rows == 0) {
+    if (tensor.permuted_head_rows == 0) {
       read_values(*tensor.weight, piece.begin * cols, piece.end * cols, scratch.values.data());
       release_pages(source_pages(*tensor.weight, piece.begin * cols, piece.end * cols));
     } else if (tensor.info.shape.size() == 1) {
-      read_turned_vector(tensor, scratch.values);
+      read_permuted_vector(tensor, scratch.values);
     } else {
       for (std::uint64_t row = piece.begin; row < piece.end; ++row) {
-        const std::uint64_t from = source_row(row, tensor.turned_head_rows);
+        const std::uint64_t from = source_row(row, tensor.permuted_head_rows);
         read_values(*tensor.weight, from * cols, (from + 1) * cols,
                     scratch.values.data() + (row - piece.begin) * cols);
       }
@@ -106,11 +106,11 @@ class Exporter {
   }
 
   // A bias: its elements are rows.
-  static void read_turned_vector(const ExportedTensor& tensor, std::vector<float>& values) {
+  static void read_permuted_vector(const ExportedTensor& tensor, std::vector<float>& values) {
     std::vector<float> source(values.size());
     read_values(*tensor.weight, 0, source.size(), source.data());
     for (std::size_t i = 0; i < values.size(); ++i) {
-      values[i] = source[source_row(i, tensor.turned_head_rows)];
+      values[i] = source[source_row(i, tensor.permuted_head_rows)];
     }
   }
 

@@ -20,8 +20,8 @@ struct ExportedTensor {
   TensorInfo info;
   const Weight* weight = nullptr;  // null: `values` are written
   std::vector<float> values;
-  std::uint64_t turned_head_rows = 0;  // not 0: rows in llama.cpp's order (row_order.h)
-  bool add_one = false;                // Gemma's norms are stored as what is added to one
+  std::uint64_t permuted_head_rows = 0;  // not 0: rows in llama.cpp's order (row_order.h)
+  bool add_one = false;                  // Gemma's norms are stored as what is added to one
 };
 
 struct ExportPlan {

@@ -13,9 +13,9 @@ enum class Exported : std::uint8_t { kNo, kYes };
 struct Architecture {
   std::string_view model_type;  // of config.json
   std::string_view name;        // general.architecture
-  // llama.cpp turns neighbours, transformers the two halves of a head: the rows of q and k are
+  // llama.cpp rotates neighbours, transformers the two halves of a head: the rows of q and k are
   // stored in another order (row_order.h).
-  bool neighbours_turned;
+  bool rotates_neighbours;
   Exported exported;  // whether whole models are written, not only adapters
 };
 

@@ -116,10 +116,10 @@ class Planner {
     tensor.info = {name, type_for(name, shape), shape};
     tensor.weight = &weight;
     tensor.add_one = plan_.config.is_gemma() && ends(name, "norm.weight");
-    const bool turned =
+    const bool permuted =
         name.find(".attn_q.") != std::string::npos || name.find(".attn_k.") != std::string::npos;
-    if (plan_.config.architecture->neighbours_turned && turned) {
-      tensor.turned_head_rows = plan_.config.head_dim;
+    if (plan_.config.architecture->rotates_neighbours && permuted) {
+      tensor.permuted_head_rows = plan_.config.head_dim;
     }
   }
 

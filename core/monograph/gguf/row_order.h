@@ -1,4 +1,4 @@
-// The rotary embedding of llama.cpp's "llama" turns neighbouring rows of a head, that of
+// The rotary embedding of llama.cpp's "llama" rotates neighbouring rows of a head, that of
 // transformers the two halves: row t * half + i of a head in the checkpoint is row 2 i + t there.
 #pragma once
 

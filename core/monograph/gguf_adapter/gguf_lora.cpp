@@ -33,8 +33,8 @@ gguf::TensorInfo info_of(const StoredFactor& part, std::uint64_t rank) {
 }
 
 // The rows in llama.cpp's order.
-std::vector<float> turned(const std::vector<float>& matrix, std::uint64_t rows,
-                          std::uint64_t heads) {
+std::vector<float> permuted(const std::vector<float>& matrix, std::uint64_t rows,
+                            std::uint64_t heads) {
   const std::uint64_t cols = matrix.size() / rows;
   std::vector<float> out(matrix.size());
   for (std::uint64_t row = 0; row < rows; ++row) {
@@ -49,8 +49,8 @@ std::vector<float> values_of(const ServingForm& form, const StoredFactor& part,
                              const ServedPair& pair) {
   if (!part.right) {
     std::vector<float> left = form.left(pair);
-    const std::uint64_t heads = part.tensor->turned_heads;
-    return heads == 0 ? left : turned(left, pair.outputs, heads);
+    const std::uint64_t heads = part.tensor->permuted_heads;
+    return heads == 0 ? left : permuted(left, pair.outputs, heads);
   }
   std::vector<float> right = form.right(pair);
   if (!pair.embedding) return right;

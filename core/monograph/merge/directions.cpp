@@ -39,7 +39,7 @@ std::vector<double> multiplied(const std::vector<double>& left, const std::vecto
   return out;
 }
 
-std::vector<double> turned(const std::vector<double>& x, std::size_t rows, std::size_t cols) {
+std::vector<double> transposed(const std::vector<double>& x, std::size_t rows, std::size_t cols) {
   std::vector<double> out(x.size());
   for (std::size_t i = 0; i < rows; ++i) {
     for (std::size_t j = 0; j < cols; ++j) out[j * rows + i] = x[i * cols + j];
@@ -50,7 +50,7 @@ std::vector<double> turned(const std::vector<double>& x, std::size_t rows, std::
 // matrix^T matrix of rows x rank.
 std::vector<double> gram(const std::vector<double>& matrix, std::size_t rows, std::size_t rank,
                          ParallelFor parallel_for) {
-  return multiplied(turned(matrix, rows, rank), matrix, rank, rows, rank, parallel_for);
+  return multiplied(transposed(matrix, rows, rank), matrix, rank, rows, rank, parallel_for);
 }
 
 bool all_finite(const std::vector<double>& values) {
@@ -77,7 +77,7 @@ Directions find_directions(const LowRankFactors& factors, ParallelFor parallel_f
     return multiplied(x, y, rank, rank, rank, parallel_for);
   };
   const SymmetricEigen both =
-      symmetric_eigen(times(times(map, right), turned(map, rank, rank)), rank);
+      symmetric_eigen(times(times(map, right), transposed(map, rank, rank)), rank);
   Directions directions{cols, {}, {}};
   for (const double square : both.values) {
     const double s = std::sqrt(std::max(square, 0.0));
@@ -85,7 +85,7 @@ Directions find_directions(const LowRankFactors& factors, ParallelFor parallel_f
     directions.s.push_back(s);
   }
   const std::size_t count = directions.count();
-  std::vector<double> whole = turned(times(both.vectors, map), rank, rank);
+  std::vector<double> whole = transposed(times(both.vectors, map), rank, rank);
   for (std::size_t k = 0; k < rank; ++k) {
     for (std::size_t d = 0; d < count; ++d) whole[k * count + d] = whole[k * rank + d];
   }

@@ -190,7 +190,8 @@ void MergedPanels::quantize_base(ParallelFor parallel_for) {
 }
 
 // Rows [first, last) of one matrix [inputs, outputs] from a packed copy of [outputs, inputs].
-void MergedPanels::read_turned(std::size_t first, std::size_t last, DType type, float* out) const {
+void MergedPanels::read_transposed(std::size_t first, std::size_t last, DType type,
+                                   float* out) const {
   const std::size_t inputs = matrix_rows_, expert = first / inputs - range_.first;
   std::vector<float> run(last - first);
   for (std::size_t j = 0; j < cols_; ++j) {
@@ -214,7 +215,7 @@ void MergedPanels::read_base(std::size_t first, std::size_t last, std::vector<fl
   const Weight& from = *weight_.base;
   const std::uint64_t begin = std::uint64_t{first} * cols_;
   const DType type = source_dtype(from);
-  if (packed_base_ && weight_.inputs_first) return read_turned(first, last, type, base.data());
+  if (packed_base_ && weight_.inputs_first) return read_transposed(first, last, type, base.data());
   if (packed_base_) {
     const std::size_t before = first_matrix_ * matrix_rows_;
     for (std::size_t i = first; i < last; ++i) {

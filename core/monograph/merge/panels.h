@@ -78,7 +78,7 @@ class MergedPanels {
   };
 
   std::vector<double> unpack_right(const LowRankChange& change, std::size_t expert) const;
-  void read_turned(std::size_t first, std::size_t last, DType type, float* out) const;
+  void read_transposed(std::size_t first, std::size_t last, DType type, float* out) const;
 
   void start(std::size_t first, std::size_t last, const std::vector<float>& base,
              std::vector<double>& merged) const;

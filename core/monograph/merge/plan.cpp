@@ -109,11 +109,11 @@ class Planner {
   // class has it.
   void see_stack(MergedWeight& weight, const Weight& stack) {
     weight.experts = stack.shape[0];
-    const bool turned = stack.assembly != nullptr;  // stored [experts, inputs, outputs]
+    const bool is_transposed = stack.assembly != nullptr;  // stored [experts, inputs, outputs]
     const bool dense = !is_packed_in_output(stack);
-    if (dense && (turned || (stack.is_packed() && stores_experts_transposed(config_)))) {
+    if (dense && (is_transposed || (stack.is_packed() && stores_experts_transposed(config_)))) {
       weight.inputs_first = true;
-      if (!turned) weight.base = &plan_.views.emplace_back(transposed(stack));
+      if (!is_transposed) weight.base = &plan_.views.emplace_back(transposed(stack));
     } else {
       weight.base = &plan_.views.emplace_back(stack);
     }
@@ -215,27 +215,27 @@ class Planner {
     change.factor = config.scale_of(key) * adapter_->weight;
     change.rank = rank;
     change.experts = experts;
-    const bool turned = order == FactorOrder::kSwapped;
+    const bool is_transposed = order == FactorOrder::kSwapped;
     const auto stored = weights_.find(stack.name);
     if (stored == weights_.end() && settings_.format && is_packed_in_output(stack)) {
-      return add_lora_one_by_one(stack, change, turned);
+      return add_lora_one_by_one(stack, change, is_transposed);
     }
     MergedWeight& weight = stored == weights_.end() ? put_together(stack) : stored->second;
     need_float(weight, "LoRA");
     if (weight.replacement != nullptr) fail(weight.name, "is replaced and changed by LoRA");
-    change.transposed = turned != weight.inputs_first;
+    change.transposed = is_transposed != weight.inputs_first;
     weight.low_rank.push_back(change);
   }
 
   // To the matrices of a stack, which are packed each on its own.
-  void add_lora_one_by_one(const Weight& stack, LowRankChange change, bool turned) {
+  void add_lora_one_by_one(const Weight& stack, LowRankChange change, bool is_transposed) {
     const std::vector<std::string> members = member_names(stack);
     const std::uint64_t each = members.size() / stack.shape[0];
     for (std::size_t i = 0; i < members.size(); ++i) {
       MergedWeight& weight = weights_.at(members[i]);
       need_float(weight, "LoRA");
       if (weight.replacement != nullptr) fail(weight.name, "is replaced and changed by LoRA");
-      change.transposed = turned;
+      change.transposed = is_transposed;
       change.first_expert = i / each;
       change.first_row = i % each * weight.shape[0];
       weight.low_rank.push_back(change);
@@ -475,10 +475,11 @@ class Planner {
     if (!weight.low_rank.empty()) weight.rounding = Rounding::kAdapter;
     if (settings_.rounding != Rounding::kCalibrated) return;
     // Rows of a weight with fan_in_fan_out are inputs, feedback runs along columns.
-    const bool turned = std::any_of(
+    const bool is_transposed = std::any_of(
         weight.low_rank.begin(), weight.low_rank.end(),
         [](const LowRankChange& change) { return change.transposed && change.experts == 1; });
-    if (!turned) weight.inputs = settings_.calibration->find(weight.name, weight.shape.back());
+    if (!is_transposed)
+      weight.inputs = settings_.calibration->find(weight.name, weight.shape.back());
     ++(weight.inputs != nullptr ? plan_.calibrated : plan_.not_calibrated);
     if (weight.inputs != nullptr) weight.rounding = Rounding::kCalibrated;
   }

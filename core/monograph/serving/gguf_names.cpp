@@ -15,12 +15,12 @@ std::optional<GgufPlace> gguf_place(const BaseModules& base, std::string_view st
   const std::optional<std::string> name = gguf::matrix_name(stored, projection);
   if (!name) return std::nullopt;
   GgufPlace place{*name + ".weight"};
-  if (!architecture->neighbours_turned) return place;
+  if (!architecture->rotates_neighbours) return place;
   const std::uint64_t heads = base.number("num_attention_heads");
-  if (name->ends_with(".attn_q")) place.turned_heads = heads;
+  if (name->ends_with(".attn_q")) place.permuted_heads = heads;
   if (name->ends_with(".attn_k")) {
     const std::uint64_t of_keys = base.number("num_key_value_heads");
-    place.turned_heads = of_keys == 0 ? heads : of_keys;
+    place.permuted_heads = of_keys == 0 ? heads : of_keys;
   }
   return place;
 }

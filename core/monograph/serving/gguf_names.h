@@ -16,8 +16,8 @@ namespace monograph {
 const gguf::Architecture* find_gguf_architecture(const BaseModules& base);
 
 struct GgufPlace {
-  std::string tensor;              // "blk.0.attn_q.weight"; of experts without their number
-  std::uint64_t turned_heads = 0;  // heads whose rows are put in llama.cpp's order; 0 for none
+  std::string tensor;                // "blk.0.attn_q.weight"; of experts without their number
+  std::uint64_t permuted_heads = 0;  // heads whose rows are put in llama.cpp's order; 0 for none
 };
 
 // The tensor of a module, by its name in the files of the base; `projection` is set for experts:

@@ -26,7 +26,7 @@ std::map<std::string, GgufTensor> gguf_tensors(const ServingForm& form, const Ba
       throw Error("module " + in_quotes(pair.module) + ": llama.cpp has no tensor for it");
     GgufTensor& tensor = tensors[place->tensor];
     tensor.name = place->tensor;
-    tensor.turned_heads = place->turned_heads;
+    tensor.permuted_heads = place->permuted_heads;
     tensor.embedding = pair.embedding;
     tensor.experts = expert ? number_of_experts(base, pair) : 0;
     if (expert && expert->expert >= tensor.experts) {
@@ -36,7 +36,7 @@ std::map<std::string, GgufTensor> gguf_tensors(const ServingForm& form, const Ba
     if (!tensor.pairs.emplace(expert ? expert->expert : 0, &pair).second) {
       throw Error("tensor " + in_quotes(place->tensor) + ": two modules of the adapter are its");
     }
-    const std::uint64_t heads = tensor.turned_heads;
+    const std::uint64_t heads = tensor.permuted_heads;
     if (pair.outputs == 0 || pair.inputs == 0) {
       throw Error("module " + in_quotes(pair.module) + ": is " + std::to_string(pair.outputs) +
                   " x " + std::to_string(pair.inputs) + ", wanted no dimension of 0");

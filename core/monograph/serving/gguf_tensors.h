@@ -13,7 +13,7 @@ namespace monograph {
 // One tensor of llama.cpp: the pairs of its experts, or one.
 struct GgufTensor {
   std::string name;
-  std::uint64_t turned_heads = 0;
+  std::uint64_t permuted_heads = 0;
   std::map<std::uint64_t, const ServedPair*> pairs;  // by expert
   std::uint64_t experts = 0;                         // 0: one matrix
   bool embedding = false;

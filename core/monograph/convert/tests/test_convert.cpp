@@ -187,7 +187,7 @@ TEST_F(Convert, AStackOfExpertsHasTheBytesOfItsMatrices) {
   list.add("m.experts.gate_up_proj", StoredDType::kBF16, {2, kRows, kCols}, one + two);
   open(list);
   // The same elements as [experts, inputs, outputs] give the same bytes.
-  const Weight turned_twice = transposed(transposed(weights_[2]));
+  const Weight transposed_twice = transposed(transposed(weights_[2]));
   for (const Format format :
        {Format::kNf4, Format::kMxfp4, Format::kMxfp8, Format::kNvfp4Divide, Format::kFp8Block}) {
     Conversion pattern;
@@ -198,8 +198,8 @@ TEST_F(Convert, AStackOfExpertsHasTheBytesOfItsMatrices) {
     conversions[2].stack = Stack::kOwn;
     const auto stored = run(conversions, 3);
     conversions = {conversions[2]};
-    conversions[0].weight = &turned_twice;
-    const auto turned = run(conversions, 2);
+    conversions[0].weight = &transposed_twice;
+    const auto of_transposed = run(conversions, 2);
     ASSERT_EQ(stored->weights.size(), 3u);
     const Weight& stack = stored->weights[2];
     EXPECT_EQ(stack.shape, (std::vector<std::uint64_t>{2, kRows, kCols}));
@@ -208,9 +208,10 @@ TEST_F(Convert, AStackOfExpertsHasTheBytesOfItsMatrices) {
     const std::vector<float> both = floats(stack);
     EXPECT_TRUE(std::equal(first.begin(), first.end(), both.begin())) << stack.format;
     EXPECT_TRUE(std::equal(second.begin(), second.end(), both.begin() + kMatrix)) << stack.format;
-    ASSERT_EQ(turned->weights[0].parts.size(), stack.parts.size());
+    ASSERT_EQ(of_transposed->weights[0].parts.size(), stack.parts.size());
     for (std::size_t i = 0; i < stack.parts.size(); ++i) {
-      const auto x = stack.parts[i].tensor.bytes(), y = turned->weights[0].parts[i].tensor.bytes();
+      const auto x = stack.parts[i].tensor.bytes(),
+                 y = of_transposed->weights[0].parts[i].tensor.bytes();
       EXPECT_TRUE(std::equal(x.begin(), x.end(), y.begin(), y.end())) << stack.parts[i].role;
     }
   }

@@ -16,7 +16,7 @@ inline constexpr std::size_t kConvRows = kConvTile + 2 * kConvPast;
 // Elements data[i * stride] of `columns` consecutive places each, i < count, as columns of the
 // rows: where tokens are innermost. An instruction set with a transpose specialises it.
 template <class V>
-struct ConvTurn {
+struct ConvTranspose {
   template <class T>
   [[gnu::noinline]] static void load(const T* data, std::size_t stride, std::size_t tokens,
                                      std::size_t channels, float* rows) {
@@ -129,7 +129,7 @@ struct ConvTiles {
         static_cast<const T*>(view.data) + begin * view.token_stride + from * view.channel_stride;
     if (view.channel_stride != 1) {
       if (count < kConvRow) Rows::clear(rows, end - begin);
-      return ConvTurn<V>::load(data, view.channel_stride, end - begin, count, rows);
+      return ConvTranspose<V>::load(data, view.channel_stride, end - begin, count, rows);
     }
     for (std::size_t t = begin; t < end; ++t, data += view.token_stride, rows += kConvRow) {
       if (count == kConvRow) {

@@ -48,7 +48,7 @@ void pack_rows(const NarrowJob& job, std::size_t first, std::size_t ranks, std::
 }
 
 // The same of a factor whose rows are the columns of x.
-void pack_turned(const NarrowJob& job, std::size_t first, std::size_t ranks, std::byte* out) {
+void pack_transposed(const NarrowJob& job, std::size_t first, std::size_t ranks, std::byte* out) {
   const std::size_t cols = job.x.cols;
   const Bf16* factor = static_cast<const Bf16*>(job.factor) + first;
   const auto words = [&](std::size_t c) __attribute__((always_inline)) {
@@ -61,7 +61,7 @@ void pack_turned(const NarrowJob& job, std::size_t first, std::size_t ranks, std
 }
 
 void pack_factor(const NarrowJob& job, std::size_t first, std::size_t ranks, std::byte* out) {
-  if (job.kind == NarrowFactor::kColumns) return pack_turned(job, first, ranks, out);
+  if (job.kind == NarrowFactor::kColumns) return pack_transposed(job, first, ranks, out);
   if (job.kind == NarrowFactor::kFloats) return pack_rows<float>(job, first, ranks, out);
   pack_rows<Bf16>(job, first, ranks, out);
 }
@@ -122,7 +122,8 @@ void narrow(const NarrowJob& job) {
 }
 
 // Sixteen numbers of up to sixteen tokens, to a vector of tokens for each number.
-void load_turned(const SmallTilesJob& job, std::size_t token, std::size_t rank, __m512i (&v)[16]) {
+void load_transposed(const SmallTilesJob& job, std::size_t token, std::size_t rank,
+                     __m512i (&v)[16]) {
   const __mmask16 mask = floats_of(job.rank - rank);
   for (std::size_t i = 0; i < 16; ++i)
     v[i] = token + i < job.count ? _mm512_castps_si512(_mm512_maskz_loadu_ps(
@@ -142,7 +143,7 @@ void pack_small(const SmallTilesJob& job) {
     for (std::size_t rank = 0; rank < job.rank; rank += 16, out += 2 * kTileBytes) {
       for (std::size_t half = 0; half < 2; ++half) {
         __m512i v[16];
-        load_turned(job, token + 16 * half, rank, v);
+        load_transposed(job, token + 16 * half, rank, v);
         for (std::size_t i = 0; i < 16; ++i) {
           const __m512 number = _mm512_castsi512_ps(v[i]);
           const __m256i upper = V::to_bf16(number);

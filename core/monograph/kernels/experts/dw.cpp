@@ -20,9 +20,9 @@ struct Side {
   const float* factors;
 };
 
-// The rows of an expert, brought together: [count, cols], or [cols, count] if `turned`.
+// The rows of an expert, brought together: [count, cols], or [cols, count] if `transposed`.
 template <class T>
-void gather(const ExpertsLayer& layer, const Side& side, std::size_t i, bool turned, T* out) {
+void gather(const ExpertsLayer& layer, const Side& side, std::size_t i, bool transposed, T* out) {
   const Matrix& matrix = side.rows.matrix;
   const std::size_t first = layer.routing.first(i), count = layer.routing.rows(i);
   constexpr std::size_t kBlock = 16;
@@ -33,7 +33,8 @@ void gather(const ExpertsLayer& layer, const Side& side, std::size_t i, bool tur
       const T* in = static_cast<const T*>(matrix.data) + row * matrix.stride;
       const float factor = side.factors == nullptr ? 1 : side.factors[place];
       for (std::size_t c = 0; c < matrix.cols; ++c)
-        out[turned ? c * count + t : t * matrix.cols + c] = from_float<T>(factor * to_float(in[c]));
+        out[transposed ? c * count + t : t * matrix.cols + c] =
+            from_float<T>(factor * to_float(in[c]));
     }
   };
   layer.parallel_for((count + kBlock - 1) / kBlock, 1, [&](std::size_t begin, std::size_t end) {

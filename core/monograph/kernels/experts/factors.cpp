@@ -12,12 +12,12 @@ namespace monograph {
 namespace {
 
 // To elements of `to`, from those of the same type or of fp32; others are brought to fp32 before.
-auto turning(DType from, DType to) {
+auto transposing(DType from, DType to) {
   const ExpertsKernels& kernels = pick_experts(to);
-  return from == to ? kernels.turn : kernels.turn_floats;
+  return from == to ? kernels.transpose : kernels.transpose_floats;
 }
 
-// What `turning` can take, and what keeps it alive.
+// What `transposing` can take, and what keeps it alive.
 struct Source {
   std::vector<float> widened;
   const std::byte* data;
@@ -59,40 +59,41 @@ void transpose(const void* from, DType from_dtype, std::size_t rows, std::size_t
                DType to_dtype) {
   const Source source = source_of(from, from_dtype, rows * cols, to_dtype);
   const std::size_t in = size_bytes(source.dtype), out = size_bytes(to_dtype);
-  auto* const turn = turning(source.dtype, to_dtype);
-  for (std::size_t r = 0; r < rows; r += kTurned)
-    for (std::size_t c = 0; c < cols; c += kTurned)
-      turn({source.data + (r * cols + c) * in, cols, std::min(kTurned, rows - r),
-            std::min(kTurned, cols - c), kInOrder,
-            static_cast<std::byte*>(to) + (c * rows + r) * out, rows});
+  auto* const transpose_tile = transposing(source.dtype, to_dtype);
+  for (std::size_t r = 0; r < rows; r += kTileSide)
+    for (std::size_t c = 0; c < cols; c += kTileSide)
+      transpose_tile({source.data + (r * cols + c) * in, cols, std::min(kTileSide, rows - r),
+                      std::min(kTileSide, cols - c), kInOrder,
+                      static_cast<std::byte*>(to) + (c * rows + r) * out, rows});
 }
 
 void gather_factors(const FactorsJob& job, ParallelFor parallel_for) {
   const std::size_t rank = job.rank, experts = job.experts, row = rank * experts;
   const Source source = source_of(job.b, job.b_dtype, job.out * row, job.dtype);
   const std::size_t in = size_bytes(source.dtype), out = size_bytes(job.dtype);
-  auto* const turn = turning(source.dtype, job.dtype);
+  auto* const transpose_tile = transposing(source.dtype, job.dtype);
   std::vector<std::uint32_t> index(experts, kSkippedRow);
   for (std::size_t i = 0; i < job.active.size(); ++i)
     index[job.active[i]] = static_cast<std::uint32_t>(i);
   // `rows` entries of sixteen experts: from `from` on, `stride` apart, to `to` within each.
   const auto gather = [&](std::size_t from, std::size_t stride, std::size_t rows, std::size_t to) {
-    for (std::size_t e = 0; e < experts; e += kTurned)
-      turn({source.data + (from + e) * in, stride, rows, std::min(kTurned, experts - e),
-            index.data() + e, static_cast<std::byte*>(job.factors) + to * out,
-            factor_stride(rank * job.out)});
+    for (std::size_t e = 0; e < experts; e += kTileSide)
+      transpose_tile({source.data + (from + e) * in, stride, rows, std::min(kTileSide, experts - e),
+                      index.data() + e, static_cast<std::byte*>(job.factors) + to * out,
+                      factor_stride(rank * job.out)});
   };
-  parallel_for((job.out + kTurned - 1) / kTurned, 1, [&](std::size_t begin, std::size_t end) {
-    for (std::size_t o = begin * kTurned; o < std::min(end * kTurned, job.out); o += kTurned) {
-      const std::size_t rows = std::min(kTurned, job.out - o);
+  parallel_for((job.out + kTileSide - 1) / kTileSide, 1, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t o = begin * kTileSide; o < std::min(end * kTileSide, job.out);
+         o += kTileSide) {
+      const std::size_t rows = std::min(kTileSide, job.out - o);
       if (job.rank_first) {
         for (std::size_t j = 0; j < rank; ++j)
           gather(o * row + j * experts, row, rows, j * job.out + o);
         continue;
       }
       for (std::size_t r = o; r < o + rows; ++r)
-        for (std::size_t j = 0; j < rank; j += kTurned)
-          gather(r * row + j * experts, experts, std::min(kTurned, rank - j), r * rank + j);
+        for (std::size_t j = 0; j < rank; j += kTileSide)
+          gather(r * row + j * experts, experts, std::min(kTileSide, rank - j), r * rank + j);
     }
   });
 }

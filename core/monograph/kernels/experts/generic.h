@@ -219,11 +219,11 @@ void gram(const GramJob& job, const float* small) {
   for (; rank < job.rank; ++rank) gram_ranks<V, T, 1>(job, small, rank);
 }
 
-// kTurned vectors of kTurned lanes; specialised where a set has shuffles for it.
+// kTileSide vectors of kTileSide lanes; specialised where a set has shuffles for it.
 template <class V>
-struct Turn {
+struct TransposeTile {
   template <class From, class To>
-  static void run(const From* in, const TurnJob& job, To* out) {
+  static void run(const From* in, const TransposeJob& job, To* out) {
     for (std::size_t k = 0; k < job.cols; ++k) {
       if (job.index[k] == kSkippedRow) continue;
       To* const to = out + job.index[k] * job.out_stride;
@@ -234,8 +234,8 @@ struct Turn {
 };
 
 template <class V, class From, class To>
-void turn(const TurnJob& job) {
-  Turn<V>::run(static_cast<const From*>(job.in), job, static_cast<To*>(job.out));
+void transpose_tile(const TransposeJob& job) {
+  TransposeTile<V>::run(static_cast<const From*>(job.in), job, static_cast<To*>(job.out));
 }
 
 template <class V, class T>
@@ -254,9 +254,15 @@ void widen_elements(const void* in, std::size_t size, float* out) {
 }
 
 template <class V, class T>
-inline constexpr ExpertsKernels kExpertsKernels = {
-    activate<V, T>, activate_back<V, T>, sum_slots<V, T>,      dot_rows<V, T>,      gram<V, T>,
-    turn<V, T, T>,  turn<V, float, T>,   round_elements<V, T>, widen_elements<V, T>};
+inline constexpr ExpertsKernels kExpertsKernels = {activate<V, T>,
+                                                   activate_back<V, T>,
+                                                   sum_slots<V, T>,
+                                                   dot_rows<V, T>,
+                                                   gram<V, T>,
+                                                   transpose_tile<V, T, T>,
+                                                   transpose_tile<V, float, T>,
+                                                   round_elements<V, T>,
+                                                   widen_elements<V, T>};
 
 template <class V>
 const ExpertsKernels* experts_variant(DType dtype) {

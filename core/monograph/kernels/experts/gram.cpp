@@ -95,7 +95,7 @@ void gram_to_columns(const ExpertsLayer& layer, const GramRows& small, const Exp
   const std::size_t rank = small.rank, width = large.matrix.cols, bytes = size_bytes(dtype);
   const std::size_t experts = layer.problem.experts, stride = rank * experts, each = rank * kCols;
   const std::vector<std::uint32_t>& active = layer.routing.active;
-  auto* const turn = pick_experts(dtype).turn_floats;
+  auto* const transpose_tile = pick_experts(dtype).transpose_floats;
   prefer_huge_pages(out, width * stride * bytes);
   layer.parallel_for((width + kCols - 1) / kCols, 1, [&](std::size_t begin, std::size_t end) {
     // [E, rank, kCols]; zeros for experts without rows.
@@ -107,13 +107,14 @@ void gram_to_columns(const ExpertsLayer& layer, const GramRows& small, const Exp
       const std::size_t cols = std::min(kCols, width - first);
       for (std::size_t i = 0; i < active.size(); ++i)
         run_gram(layer, small, large, i, first, cols, sums + active[i] * each, kCols);
-      for (std::size_t c = 0; c < cols; c += kTurned)
+      for (std::size_t c = 0; c < cols; c += kTileSide)
         for (std::size_t j = 0; j < rank; ++j)
-          for (std::size_t e = 0; e < experts; e += kTurned)
-            turn({sums + (e * rank + j) * kCols + c, each, std::min(kTurned, experts - e),
-                  std::min(kTurned, cols - c), kInOrder,
-                  static_cast<std::byte*>(out) + ((first + c) * stride + j * experts + e) * bytes,
-                  stride});
+          for (std::size_t e = 0; e < experts; e += kTileSide)
+            transpose_tile(
+                {sums + (e * rank + j) * kCols + c, each, std::min(kTileSide, experts - e),
+                 std::min(kTileSide, cols - c), kInOrder,
+                 static_cast<std::byte*>(out) + ((first + c) * stride + j * experts + e) * bytes,
+                 stride});
     }
   });
 }

@@ -50,11 +50,11 @@ struct GramJob {
 };
 
 // out[index[k] * out_stride + i] = in[i * in_stride + k], rounded, for i < rows, k < cols, each at
-// most kTurned; a k whose index is kSkippedRow is left out.
-inline constexpr std::size_t kTurned = 16;
-inline constexpr std::uint32_t kInOrder[kTurned] = {0, 1, 2,  3,  4,  5,  6,  7,
-                                                    8, 9, 10, 11, 12, 13, 14, 15};
-struct TurnJob {
+// most kTileSide; a k whose index is kSkippedRow is left out.
+inline constexpr std::size_t kTileSide = 16;
+inline constexpr std::uint32_t kInOrder[kTileSide] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                      8, 9, 10, 11, 12, 13, 14, 15};
+struct TransposeJob {
   const void* in;
   std::size_t in_stride, rows, cols;
   const std::uint32_t* index;
@@ -68,8 +68,8 @@ struct ExpertsKernels {
   void (*sum_slots)(const SlotSumJob& job);
   float (*dot)(const void* a, const void* b, std::size_t size);
   void (*gram)(const GramJob& job, const float* small);
-  void (*turn)(const TurnJob& job);         // of elements
-  void (*turn_floats)(const TurnJob& job);  // of fp32 to elements
+  void (*transpose)(const TransposeJob& job);         // of elements
+  void (*transpose_floats)(const TransposeJob& job);  // of fp32 to elements
   void (*round)(const float* in, std::size_t size, void* out);
   void (*widen)(const void* in, std::size_t size, float* out);
 };

@@ -72,7 +72,7 @@ Buffer ExpertsProduct::gather_b(bool rank_first) const {
   return factors;
 }
 
-Buffer ExpertsProduct::gather_a(bool turned) const {
+Buffer ExpertsProduct::gather_a(bool transposed) const {
   const std::size_t rank = projection_.rank, in = projection_.in, size = rank * in;
   Buffer factors(routing_.active.size() * factor_stride(size) * element_);
   parallel_for_(routing_.active.size(), 1, [&](std::size_t begin, std::size_t end) {
@@ -80,7 +80,7 @@ Buffer ExpertsProduct::gather_a(bool turned) const {
       const auto* a = static_cast<const std::byte*>(projection_.a) +
                       routing_.active[i] * size * size_bytes(projection_.a_dtype);
       std::byte* const out = factors.data() + i * factor_stride(size) * element_;
-      if (turned)
+      if (transposed)
         transpose(a, projection_.a_dtype, rank, in, out, problem_.dtype);
       else
         convert(a, projection_.a_dtype, size, out, problem_.dtype);
@@ -90,7 +90,7 @@ Buffer ExpertsProduct::gather_a(bool turned) const {
 }
 
 const Buffer& ExpertsProduct::a_rows() const {
-  if (!a_rows_) a_rows_ = gather_a(/*turned=*/false);
+  if (!a_rows_) a_rows_ = gather_a(/*transposed=*/false);
   return a_rows_;
 }
 
@@ -181,26 +181,26 @@ Buffer ExpertsProduct::low_rank_back(const ExpertsRows& dout) const {
 
 void ExpertsProduct::forward(const ExpertsRows& x, const Buffer& u, std::size_t first_col,
                              const MutableMatrix& out) const {
-  const bool turned = problem_.transposed;
+  const bool transposed = problem_.transposed;
   const std::size_t rank = projection_.rank, width = projection_.out;
-  const Buffer b = u ? gather_b(/*rank_first=*/turned) : Buffer();
+  const Buffer b = u ? gather_b(/*rank_first=*/transposed) : Buffer();
   std::vector<std::vector<LinearTerm>> terms;
   std::vector<LinearProduct> products;
   for (std::size_t i = 0; i < routing_.active.size(); ++i) {
-    for (const Part& part : parts(i, turned ? projection_.in : width)) {
+    for (const Part& part : parts(i, transposed ? projection_.in : width)) {
       // The part's share of the columns that are wanted.
-      const std::size_t part_end = turned ? width : part.first + part.weight.packed.rows;
-      const std::size_t begin = std::max(first_col, turned ? 0 : part.first);
+      const std::size_t part_end = transposed ? width : part.first + part.weight.packed.rows;
+      const std::size_t begin = std::max(first_col, transposed ? 0 : part.first);
       const std::size_t end = std::min(first_col + out.cols, part_end);
       if (begin >= end) continue;
-      const std::size_t part_first = turned ? 0 : part.first;
+      const std::size_t part_first = transposed ? 0 : part.first;
       std::vector<LinearTerm>& sum = terms.emplace_back();
       sum.push_back(rows_of(x, i));
       sum.back().weight = part.weight;
       if (u) {
         sum.push_back(places_of(u, i));
         sum.back().weight =
-            turned ? factor(b, i, rank, width) : factor(b, i, width, rank, part_first);
+            transposed ? factor(b, i, rank, width) : factor(b, i, width, rank, part_first);
       }
       LinearProduct product;
       product.rows = routing_.rows(i);
@@ -209,8 +209,8 @@ void ExpertsProduct::forward(const ExpertsRows& x, const Buffer& u, std::size_t 
                      product.rows, end - begin, out.stride};
       product.first_col = begin - part_first;
       if (x.by_token) product.left_rows = routing_.tokens.data() + routing_.first(i);
-      if (projection_.bias != nullptr && !turned) product.bias = bias(i) + begin * element_;
-      if (projection_.bias != nullptr && turned) {
+      if (projection_.bias != nullptr && !transposed) product.bias = bias(i) + begin * element_;
+      if (projection_.bias != nullptr && transposed) {
         LinearTerm term = {{one_of(problem_.dtype), product.rows, 1, 0}, {}, true};
         term.weight.dtype = problem_.dtype;
         term.weight.packed.rows = 1;
@@ -222,25 +222,25 @@ void ExpertsProduct::forward(const ExpertsRows& x, const Buffer& u, std::size_t 
     }
   }
   for (std::size_t i = 0; i < products.size(); ++i) products[i].terms = terms[i];
-  linear_products(problem_.dtype, turned ? Pass::kDx : Pass::kForward, products, parallel_for_);
+  linear_products(problem_.dtype, transposed ? Pass::kDx : Pass::kForward, products, parallel_for_);
 }
 
 void ExpertsProduct::back(const ExpertsRows& dout, const Buffer& du, std::size_t first_col,
                           const MutableMatrix& out) const {
-  const bool turned = problem_.transposed;
+  const bool transposed = problem_.transposed;
   const std::size_t rank = projection_.rank;
   // Gate and up may have been quantised apart. The sum is cut between them for every weight, so
   // that all that hold the same values give the same bits.
   const bool halves = &projection_ == &problem_.up && is_gated(problem_.activation);
   const std::size_t reduction = halves ? projection_.out / 2 : projection_.out;
-  const Buffer a = du && turned ? gather_a(/*turned=*/true) : Buffer();
+  const Buffer a = du && transposed ? gather_a(/*transposed=*/true) : Buffer();
   std::vector<std::vector<LinearTerm>> terms(routing_.active.size());
   std::vector<LinearProduct> products(routing_.active.size());
   for (std::size_t i = 0; i < routing_.active.size(); ++i) {
-    for (const Part& part : parts(i, turned ? projection_.in : reduction)) {
+    for (const Part& part : parts(i, transposed ? projection_.in : reduction)) {
       LinearTerm term = rows_of(dout, i);
       term.weight = part.weight;
-      if (!turned) {
+      if (!transposed) {
         term.left.data = static_cast<const std::byte*>(term.left.data) + part.first * element_;
         term.left.cols = part.weight.packed.rows;
       }
@@ -248,8 +248,8 @@ void ExpertsProduct::back(const ExpertsRows& dout, const Buffer& du, std::size_t
     }
     if (du) {
       terms[i].push_back(places_of(du, i));
-      terms[i].back().weight =
-          turned ? factor(a, i, projection_.in, rank) : factor(a_rows(), i, rank, projection_.in);
+      terms[i].back().weight = transposed ? factor(a, i, projection_.in, rank)
+                                          : factor(a_rows(), i, rank, projection_.in);
     }
     LinearProduct& product = products[i];
     product.terms = terms[i];
@@ -259,7 +259,7 @@ void ExpertsProduct::back(const ExpertsRows& dout, const Buffer& du, std::size_t
     product.first_col = first_col;
     if (dout.by_token) product.left_rows = routing_.tokens.data() + routing_.first(i);
   }
-  linear_products(problem_.dtype, turned ? Pass::kForward : Pass::kDx, products, parallel_for_);
+  linear_products(problem_.dtype, transposed ? Pass::kForward : Pass::kDx, products, parallel_for_);
 }
 
 }  // namespace monograph

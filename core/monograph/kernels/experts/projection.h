@@ -50,7 +50,7 @@ class ExpertsProduct {
   // The factors of each active expert in the type of x: B as [out, rank] or [rank, out], A as
   // [rank, in] or [in, rank].
   Buffer gather_b(bool rank_first) const;
-  Buffer gather_a(bool turned) const;
+  Buffer gather_a(bool transposed) const;
   const Buffer& a_rows() const;  // [rank, in], made once
   LinearTerm rows_of(const ExpertsRows& rows, std::size_t i) const;
   LinearTerm places_of(const Buffer& u, std::size_t i) const;

@@ -112,7 +112,7 @@ template <class F, class N>
   }
 }
 
-// Columns that are turned at once.
+// Columns that are transposed at once.
 inline constexpr std::size_t kFeedbackTile = 64;
 
 template <class F, class V>

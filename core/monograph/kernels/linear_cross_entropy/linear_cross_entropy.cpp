@@ -233,13 +233,13 @@ class SlicedWeightGradient {
       }
     });
     with_type(p_.dtype, [&]<class T>() {
-      T* const turned = reinterpret_cast<T*>(transposed_);
-      transpose(reinterpret_cast<const T*>(logits_), x_.rows, width, turned, parallel_for_);
+      T* const transposed = reinterpret_cast<T*>(transposed_);
+      transpose(reinterpret_cast<const T*>(logits_), x_.rows, width, transposed, parallel_for_);
       if (gradient_.dbias == nullptr) return;
       for (std::size_t v = 0; v < width; ++v) {
         double sum = 0;
         for (std::size_t i = 0; i < x_.rows; ++i)
-          sum += static_cast<double>(to_float(turned[v * x_.rows + i]));
+          sum += static_cast<double>(to_float(transposed[v * x_.rows + i]));
         gradient_.dbias[first + v] = static_cast<float>(sum);
       }
     });

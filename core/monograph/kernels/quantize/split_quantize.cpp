@@ -98,12 +98,12 @@ std::optional<std::size_t> split_quantize(const SplitQuantizeJob& job, ParallelF
   SplitPlaces by_row, by_column;
   if (job.rowwise != nullptr)
     by_row = place_splits(job.info, job.block, job.splits, job.cols, /*columnwise=*/false);
-  std::vector<std::uint8_t> turned;
+  std::vector<std::uint8_t> transposed;
   if (job.columnwise != nullptr) {
     by_column = place_splits(job.info, job.block, job.splits, job.cols, /*columnwise=*/true);
     const std::size_t most =
         job.splits.empty() ? 0 : *std::max_element(job.splits.begin(), job.splits.end());
-    turned.resize(most * job.cols * size_bytes(job.dtype));
+    transposed.resize(most * job.cols * size_bytes(job.dtype));
   }
   std::size_t before = 0;  // elements
   for (std::size_t i = 0; i < job.splits.size(); ++i) {
@@ -126,9 +126,9 @@ std::optional<std::size_t> split_quantize(const SplitQuantizeJob& job, ParallelF
       clear_padding(job.columnwise, by_column.places[i]);
       with_type(job.dtype, [&]<class T>() {
         transpose(reinterpret_cast<const T*>(input), rows, job.cols,
-                  reinterpret_cast<T*>(turned.data()), parallel_for);
+                  reinterpret_cast<T*>(transposed.data()), parallel_for);
       });
-      const auto bad = quantize_into(job, turned.data(), job.cols, rows, given, job.columnwise,
+      const auto bad = quantize_into(job, transposed.data(), job.cols, rows, given, job.columnwise,
                                      by_column.places[i], parallel_for);
       if (bad) return before + *bad % rows * job.cols + *bad / rows;
     }

@@ -25,10 +25,10 @@ constexpr std::size_t kTokens = 211;
 template <class T, class P>
 struct Case {
   std::size_t channels, taps;
-  bool turned, silu, with_bias, with_state;
+  bool transposed, silu, with_bias, with_state;
   std::size_t documents = kBorders.size() - 1, past = taps - 1;
-  std::size_t stride = turned ? kTokens + 5 : channels + 3;
-  std::size_t size = stride * (turned ? channels : kTokens);
+  std::size_t stride = transposed ? kTokens + 5 : channels + 3;
+  std::size_t size = stride * (transposed ? channels : kTokens);
   std::vector<T> x = random_elements<T>(size, 1), dy = random_elements<T>(size, 2);
   std::vector<T> state = random_elements<T>(documents * channels * past + 1, 3);
   std::vector<T> dfinal = random_elements<T>(documents * channels * past + 1, 4);
@@ -36,10 +36,10 @@ struct Case {
   std::vector<P> bias = random_elements<P>(channels, 6);
 
   std::size_t place(std::size_t t, std::size_t c) const {
-    return turned ? c * stride + t : t * stride + c;
+    return transposed ? c * stride + t : t * stride + c;
   }
   TokensView view(const std::vector<T>& v) const {
-    return {v.data(), turned ? 1 : stride, turned ? stride : 1};
+    return {v.data(), transposed ? 1 : stride, transposed ? stride : 1};
   }
   // What lies outside documents must not be read.
   void spoil() {
@@ -194,8 +194,8 @@ void same_bits() {
   std::vector<std::vector<float>> sums;
   for (const auto& row : causal_conv1d_variants()) {
     if (row.dtype != dtype_of<T> || row.isa > best_isa()) continue;
-    for (const bool turned : {false, true}) {
-      Case<T, T> c = {131, 4, turned, true, true, true};
+    for (const bool transposed : {false, true}) {
+      Case<T, T> c = {131, 4, transposed, true, true, true};
       for (std::size_t t = 0; t < kTokens; ++t)
         for (std::size_t k = 0; k < c.channels; ++k) {
           c.x[c.place(t, k)] = given.x[given.place(t, k)];

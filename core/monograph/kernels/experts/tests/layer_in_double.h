@@ -105,12 +105,12 @@ struct Layer {
   // [E, out, in] as the layer stores it.
   Doubles as_stored(const Doubles& dense, const ExpertsProjection& p) const {
     if (!shape.transposed) return dense;
-    Doubles turned(dense.size());
+    Doubles transposed(dense.size());
     for (std::size_t e = 0; e < shape.experts; ++e)
       for (std::size_t i = 0; i < p.in; ++i)
         for (std::size_t o = 0; o < p.out; ++o)
-          turned[(e * p.in + i) * p.out + o] = dense[(e * p.out + o) * p.in + i];
-    return turned;
+          transposed[(e * p.in + i) * p.out + o] = dense[(e * p.out + o) * p.in + i];
+    return transposed;
   }
 
   // The same layer on its dequantised weights.

@@ -25,9 +25,9 @@ constexpr bool sums_over_rows(Layout layout) {
 // left, in `low`.
 template <Layout kLayout, bool kSplit, class Load>
 [[gnu::always_inline]] inline void pack_square(const Load& load, Bf16* high, Bf16* low) {
-  constexpr bool kTurn = kLayout == Layout::kColumns || kLayout == Layout::kTransposed;
-  alignas(64) Bf16 turned[2][kSquare];
-  Bf16* const to[2] = {kTurn ? turned[0] : high, kTurn ? turned[1] : low};
+  constexpr bool kTranspose = kLayout == Layout::kColumns || kLayout == Layout::kTransposed;
+  alignas(64) Bf16 transposed[2][kSquare];
+  Bf16* const to[2] = {kTranspose ? transposed[0] : high, kTranspose ? transposed[1] : low};
   // Words of the first vector to the even places, of the second to the odd ones.
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
                                          8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
@@ -45,10 +45,11 @@ template <Layout kLayout, bool kSplit, class Load>
       _mm512_store_si512(to[1] + t * 32, pairs ? _mm512_permutexvar_epi16(order, rest) : rest);
     }
   }
-  if constexpr (kTurn)
+  if constexpr (kTranspose)
     for (std::int64_t part = 0; part < (kSplit ? 4 : 2); ++part) {
       __m512i words[16];
-      transpose_16x16(reinterpret_cast<const std::uint32_t*>(turned[0] + part * kTile), 16, words);
+      transpose_16x16(reinterpret_cast<const std::uint32_t*>(transposed[0] + part * kTile), 16,
+                      words);
       Bf16* const out = (part < 2 ? high : low) + part % 2 * kTile;
       for (std::int64_t i = 0; i < 16; ++i) _mm512_store_si512(out + i * 32, words[i]);
     }

@@ -52,7 +52,7 @@ Whole alone(const FormatInfo& info, const std::vector<float>& in, std::size_t ro
   return out;
 }
 
-std::vector<float> turned(const std::vector<float>& in, std::size_t rows, std::size_t cols) {
+std::vector<float> transposed(const std::vector<float>& in, std::size_t rows, std::size_t cols) {
   std::vector<float> out(in.size());
   for (std::size_t r = 0; r < rows; ++r)
     for (std::size_t c = 0; c < cols; ++c) out[c * rows + r] = in[r * cols + c];
@@ -113,7 +113,7 @@ TEST(SplitQuantize, EveryPartIsThatOfItsMatrixAlone) {
         const auto end = begin + static_cast<long>(rows * kCols);
         std::vector<float> own(begin, end);
         begin = end;
-        const Whole want = columnwise ? alone(info, turned(own, rows, kCols), kCols, rows)
+        const Whole want = columnwise ? alone(info, transposed(own, rows, kCols), kCols, rows)
                                       : alone(info, own, rows, kCols);
         expect_part(buffer, found.places[i].values, want.values, used);
         expect_part(buffer, found.places[i].scales, want.scales, used);

@@ -35,7 +35,7 @@ template <class V, class T>
 // Blocks of kTokens rows by kElements, widened and transposed at once; kTokens is 0 where an
 // instruction set has nothing for it. Specialised beside the intrinsics.
 template <class V, class T>
-struct TurnTokens {
+struct TransposeTokens {
   static constexpr std::int64_t kTokens = 0;
 };
 
@@ -45,16 +45,17 @@ template <class V, class T>
 void widen_transposed(const HeadsView& view, std::int64_t token, std::int64_t rows,
                       std::size_t head, std::int64_t size, std::int64_t columns, float* row,
                       float* out) {
-  using Turn = TurnTokens<V, T>;
+  using Transpose = TransposeTokens<V, T>;
   std::int64_t r = 0;
-  if constexpr (Turn::kTokens > 0) {
-    for (; r + Turn::kTokens <= rows && Turn::takes(view.token_stride); r += Turn::kTokens) {
+  if constexpr (Transpose::kTokens > 0) {
+    for (; r + Transpose::kTokens <= rows && Transpose::takes(view.token_stride);
+         r += Transpose::kTokens) {
       const T* const from = row_of<T>(view, token + r, head);
       std::int64_t i = 0;
-      for (; i + Turn::kElements <= size; i += Turn::kElements)
-        Turn::run(from + i, view.token_stride, out + i * columns + r, columns);
+      for (; i + Transpose::kElements <= size; i += Transpose::kElements)
+        Transpose::run(from + i, view.token_stride, out + i * columns + r, columns);
       for (; i < size; ++i)
-        for (std::int64_t t = 0; t < Turn::kTokens; ++t)
+        for (std::int64_t t = 0; t < Transpose::kTokens; ++t)
           out[i * columns + r + t] = to_float(from[t * view.token_stride + i]);
     }
   }

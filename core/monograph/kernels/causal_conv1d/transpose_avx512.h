@@ -8,7 +8,7 @@
 namespace monograph {
 
 template <>
-struct ConvTurn<simd::Avx512> {
+struct ConvTranspose<simd::Avx512> {
   template <class T>
   [[gnu::noinline]] static void load(const T* data, std::size_t stride, std::size_t tokens,
                                      std::size_t channels, float* rows) {

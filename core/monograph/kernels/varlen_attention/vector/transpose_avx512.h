@@ -8,7 +8,7 @@
 namespace monograph {
 
 template <class T>
-struct TurnTokens<simd::Avx512, T> {
+struct TransposeTokens<simd::Avx512, T> {
   static constexpr std::int64_t kTokens = 16, kElements = 16;
   static bool takes(std::ptrdiff_t) { return true; }
 
@@ -28,7 +28,7 @@ struct TurnTokens<simd::Avx512, T> {
 
 // bf16: pairs of elements move as words of 32 bits, a quarter of the shuffles.
 template <>
-struct TurnTokens<simd::Avx512, Bf16> {
+struct TransposeTokens<simd::Avx512, Bf16> {
   static constexpr std::int64_t kTokens = 16, kElements = 32;
   static bool takes(std::ptrdiff_t stride) { return stride % 2 == 0; }
 

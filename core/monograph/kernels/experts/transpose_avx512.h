@@ -8,18 +8,18 @@
 namespace monograph {
 
 template <>
-struct Turn<simd::Avx512> {
+struct TransposeTile<simd::Avx512> {
   template <class From, class To>
-  static void run(const From* in, const TurnJob& job, To* out) {
+  static void run(const From* in, const TransposeJob& job, To* out) {
     using W = RowWalk<simd::Avx512>;
-    static_assert(W::kLanes == kTurned);
-    __m512i v[kTurned];
-    if (job.rows == kTurned && job.cols == kTurned) {
-      unrolled<kTurned>([&](auto i) __attribute__((always_inline)) {
+    static_assert(W::kLanes == kTileSide);
+    __m512i v[kTileSide];
+    if (job.rows == kTileSide && job.cols == kTileSide) {
+      unrolled<kTileSide>([&](auto i) __attribute__((always_inline)) {
         v[i] = _mm512_castps_si512(RowLanes<simd::Avx512>::load_as(in + i * job.in_stride));
       });
     } else {
-      for (std::size_t i = 0; i < kTurned; ++i)
+      for (std::size_t i = 0; i < kTileSide; ++i)
         v[i] = i < job.rows ? _mm512_castps_si512(W::load(in + i * job.in_stride, job.cols))
                             : _mm512_setzero_si512();
     }
