@@ -92,7 +92,7 @@ asan() {
   hostile_arguments "${HOSTILE_CALLS:-12000}"
 }
 
-# Wrong calls of all operators under AddressSanitizer: the sanitised library is loaded before the package loads its own.
+# Wrong calls of all operators under AddressSanitizer: the sanitised libraries are loaded before the package loads its own.
 # Scalar and AMX (which falls back to AVX-512) stand for the other instruction sets.
 hostile_arguments() {
   local seed=0
@@ -102,7 +102,8 @@ hostile_arguments() {
       ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=4096 \
       PYTHONPATH="tests/python:${PYTHONPATH:-}" MONOGRAPH_ISA=$isa OMP_NUM_THREADS=2 python -c "
 import runpy, torch
-torch.ops.load_library('build/dev/ops/monograph_ops.so')
+for name in ('monograph_ops', 'monograph_bench_ops'):
+    torch.ops.load_library(f'build/dev/ops/{name}.so')
 runpy.run_path('tests/python/support/hostile_arguments.py', run_name='__main__')
 " --calls "$1" --seed $seed --status build/dev/hostile_call ||
       { echo "the call was: --seed $seed --only $(od -An -tu8 build/dev/hostile_call)"; return 1; }

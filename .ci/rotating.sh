@@ -50,7 +50,7 @@ aarch64_operators() {
   cmake -B build/aarch64-operators -G Ninja --toolchain cmake/aarch64.cmake -DCMAKE_BUILD_TYPE=Release \
     -DMONOGRAPH_WERROR=ON -DMONOGRAPH_BUILD_OPS=ON -DMONOGRAPH_TORCH_DIR="$PWD/$torch/torch" \
     -DCMAKE_MODULE_LINKER_FLAGS="-Wl,-z,defs -Wl,--allow-shlib-undefined" >/dev/null
-  cmake --build build/aarch64-operators --target monograph_ops
+  cmake --build build/aarch64-operators --target monograph_ops monograph_bench_ops
   readelf -h build/aarch64-operators/ops/monograph_ops.so | grep -q AArch64
   python tools/check_abi.py build/aarch64-operators/ops/monograph_ops.so
 }
@@ -108,7 +108,7 @@ fuzz_long() { FUZZ_SECONDS=${FUZZ_SECONDS:-240} fuzz; }
 # 100,000 wrong calls, with the library that asan has built.
 hostile_long() {
   cmake --preset dev >/dev/null
-  cmake --build --preset dev --target monograph_ops
+  cmake --build --preset dev --target monograph_ops monograph_bench_ops
   hostile_arguments 50000
 }
 

@@ -1,6 +1,7 @@
-// The schema of every operator, apart from what implements it: cpu/ registers kernels for CPU
-// tensors, another backend registers its own beside them, and python/monograph/ops/ the fakes, the
-// gradients and the portable implementations. docs/architecture.md says what the arguments mean.
+// The schema of every operator (but for those of bench/), apart from what implements it: cpu/
+// registers kernels for CPU tensors, another backend registers its own beside them, and
+// python/monograph/ops/ the fakes, the gradients and the portable implementations.
+// docs/architecture.md says what the arguments mean.
 //
 // No defaults where there is a gradient: the dispatcher would drop arguments equal to them, and
 // autograd formulas count arguments.
@@ -136,8 +137,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
   m.def("read_ahead_close(int number) -> ()");
   m.def("read_ahead_numbers(int number) -> int[]");
   m.def("read_ahead_events(int number) -> int[]");
-  m.def("limit_move(Tensor input, Tensor(a!) out) -> ()");
-  m.def("limit_tiles(int steps) -> float");
 }
 
 }  // namespace monograph::ops

@@ -16,6 +16,7 @@ import tempfile
 import zipfile
 
 MINIMUM = "2.11.0"
+LIBRARIES = ["monograph/monograph_bench_ops.so", "monograph/monograph_ops.so"]
 SHIMS = re.compile(r"^(aoti_torch_|torch_)")
 TORCH_CPP = re.compile(r"^_Z.*(2at|3c10|5torch)")
 
@@ -60,8 +61,8 @@ def check_wheel(wheel: pathlib.Path) -> list[str]:
         findings.append(f"{wheel.name}: wanted a py3-none wheel")
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
         libraries = [name for name in archive.namelist() if name.endswith(".so")]
-        if libraries != ["monograph/monograph_ops.so"]:
-            findings.append(f"{wheel.name}: libraries are {libraries}, wanted monograph/monograph_ops.so")
+        if sorted(libraries) != LIBRARIES:
+            findings.append(f"{wheel.name}: libraries are {libraries}, wanted {LIBRARIES}")
         for name in libraries:
             library = pathlib.Path(archive.extract(name, folder))
             findings += check_library(library) + audit(library)

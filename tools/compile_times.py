@@ -19,7 +19,14 @@ import sys
 from pathlib import Path
 
 LOG = "MONOGRAPH_COMPILE_TIMES"
-WHEEL = {"monograph_kernels", "monograph_checkpoint", "monograph_arguments", "monograph_ops", "monograph"}
+WHEEL = {
+    "monograph_kernels",
+    "monograph_checkpoint",
+    "monograph_arguments",
+    "monograph_ops",
+    "monograph_bench_ops",
+    "monograph",
+}
 PRECOMPILED = "precompiled_"  # headers; those of tests are no part of a wheel
 SHOWN = 10
 
@@ -45,7 +52,7 @@ def build(folder: Path, wheel: bool) -> None:
     launcher.chmod(0o755)
     options = ["--preset", "release", "-B", str(folder / "tree"), f"-DCCACHE={launcher}"]
     subprocess.run(["cmake", *options], check=True, env=environment, stdout=subprocess.DEVNULL)
-    targets = ["--target", "monograph_ops", "monograph"] if wheel else []
+    targets = ["--target", "monograph_ops", "monograph_bench_ops", "monograph"] if wheel else []
     subprocess.run(["cmake", "--build", str(folder / "tree"), *targets], check=True, env=environment)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from monograph.bench.memory import recycle_large_blocks
 from monograph.bench.report import Report
+from monograph.bench.roofline import limit_move
 from monograph.bench.rounds import Paired, Work, geometric_mean, paired_rounds
 from monograph.bench.weights import AbsmaxWeights, ElementWeights, Weights
 from monograph.ops.formats import ABSMAX_FORMATS
@@ -33,7 +34,8 @@ def _measure(fmt: str, rows: int, cols: int, memory: str, rounds: int) -> Paired
 
     def copy() -> object:
         to = out if memory == "warm" else torch.empty_like(out)
-        return ops.limit_move(values, to)
+        limit_move(values, to)
+        return to
 
     def allocating() -> object:
         return ops.dequantize(values, scales, weights.layout, torch.bfloat16)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
+from monograph.bench.roofline import limit_tiles
 
 Work = Callable[[], object]
 
@@ -35,8 +35,8 @@ def _time(work: Work, repeats: int) -> float:
 def tile_speed() -> float:
     """TFLOP/s of the bare tile loop on this core, now; 0 where there is no AMX."""
     start = time.perf_counter()
-    operations = torch.ops.monograph.limit_tiles(_TILE_STEPS)
-    return float(operations) / (time.perf_counter() - start) / 1e12
+    operations = limit_tiles(_TILE_STEPS)
+    return operations / (time.perf_counter() - start) / 1e12
 
 
 def paired_rounds(

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+import monograph.bench.roofline  # the operators of benchmarks too
 import monograph.ops
 from support import hostile_calls
 

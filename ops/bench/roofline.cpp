@@ -1,5 +1,5 @@
 // monograph::limit_move and limit_tiles: the bare loops that monograph.bench measures beside
-// kernels.
+// kernels. They are a library of their own, which `import monograph` does not load.
 #include "monograph/kernels/roofline/roofline.h"
 
 #include "arguments/device.h"
@@ -40,6 +40,11 @@ double limit_tiles(std::int64_t steps) {
 }
 
 }  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
+  m.def("limit_move(Tensor input, Tensor(a!) out) -> ()");
+  m.def("limit_tiles(int steps) -> float");
+}
 
 // For every device, because there is no portable implementation: limit_move names the device that
 // it is refused on.
