@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "monograph/convert/packed_parts.h"
+#include "monograph/quant_methods/packed_parts.h"
 #include "usage_error.h"
 
 namespace monograph::cli {

@@ -7,11 +7,11 @@
 #include <thread>
 
 #include "monograph/convert/carry_over.h"
-#include "monograph/convert/packed_parts.h"
 #include "monograph/files/atomic_file.h"
 #include "monograph/files/mapped_file.h"
 #include "monograph/files/staged_folder.h"
 #include "monograph/merge/packed.h"
+#include "monograph/quant_methods/packed_parts.h"
 #include "table.h"
 
 namespace monograph::cli {

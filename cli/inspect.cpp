@@ -9,8 +9,8 @@
 #include "command.h"
 #include "model.h"
 #include "monograph/hash/checkpoint_hash.h"
+#include "monograph/quant_methods/spellings.h"
 #include "monograph/text/utf8.h"
-#include "monograph/weights/spellings.h"
 #include "pattern.h"
 #include "table.h"
 

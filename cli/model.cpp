@@ -6,6 +6,7 @@
 
 #include "monograph/base/error.h"
 #include "monograph/files/mapped_file.h"
+#include "monograph/quant_methods/list_weights.h"
 #include "monograph/text/utf8.h"
 #include "session.h"
 

@@ -7,9 +7,9 @@
 #include "block_size.h"
 #include "convert_folder.h"
 #include "monograph/base/error.h"
-#include "monograph/convert/packed_parts.h"
-#include "monograph/convert/quantization_config.h"
-#include "monograph/convert/why_kept.h"
+#include "monograph/quant_methods/packed_parts.h"
+#include "monograph/quant_methods/quantization_config.h"
+#include "monograph/quant_methods/why_kept.h"
 #include "monograph/weights/experts.h"
 #include "pattern.h"
 

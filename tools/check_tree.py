@@ -89,6 +89,7 @@ CHECKPOINT = [
     "safetensors",
     "hash",
     "weights",
+    "quant_methods",
     "convert",
     "adapter",
     "gguf",

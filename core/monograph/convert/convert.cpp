@@ -11,8 +11,8 @@
 
 #include "monograph/base/error.h"
 #include "monograph/base/float_types.h"
-#include "monograph/convert/packed_parts.h"
 #include "monograph/convert/stacked_copy.h"
+#include "monograph/quant_methods/packed_parts.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/assembly.h"
 #include "monograph/weights/source_pages.h"

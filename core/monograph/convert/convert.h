@@ -9,35 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "monograph/base/dtype.h"
-#include "monograph/kernels/quantize/quantize.h"
+#include "monograph/quant_methods/conversion.h"
 #include "monograph/safetensors/plan.h"
 #include "monograph/safetensors/writer.h"
-#include "monograph/weights/weight.h"
 
 namespace monograph {
-
-enum class Action : std::uint8_t {
-  kCopy,      // every part as it is; of a stack of packed matrices: see stacked_copy.h
-  kQuantize,  // to a packed format, in the spelling of a producer: see packed_parts.h
-  kCast,      // decoded if packed, then rounded to a float type
-};
-
-// How the tensors of a quantised weight of several experts are named; see packed_parts.h.
-enum class Stack : std::uint8_t { kNone, kOwn, kGptOss };
-
-struct Conversion {
-  const Weight* weight = nullptr;  // readable, unless it is copied
-  Action action = Action::kCopy;
-  // For kQuantize; a format of packed_parts.h and a block of it.
-  Format format = Format::kNf4;
-  std::size_t block = 64;
-  bool double_quant = false;
-  NonFinite nonfinite = NonFinite::kError;
-  Stack stack = Stack::kNone;  // kOwn and kGptOss: the weight is [experts, outputs, inputs]
-  // For kCast.
-  DType dtype = DType::kBFloat16;
-};
 
 // The tensors that a conversion writes: the values first.
 std::vector<safetensors::TensorSpec> specs_of(const Conversion& conversion);

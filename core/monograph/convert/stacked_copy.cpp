@@ -4,10 +4,10 @@
 #include <optional>
 
 #include "monograph/base/error.h"
-#include "monograph/convert/packed_parts.h"
+#include "monograph/quant_methods/packed_parts.h"
+#include "monograph/quant_methods/quant_state.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/assembly.h"
-#include "monograph/weights/quant_state.h"
 
 namespace monograph {
 namespace {

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "monograph/convert/packed_parts.h"
 #include "monograph/merge/measure.h"
 #include "monograph/merge/packed.h"
 #include "monograph/merge/panels.h"
 #include "monograph/merge/round.h"
+#include "monograph/quant_methods/packed_parts.h"
 
 namespace monograph {
 namespace {

@@ -1,5 +1,5 @@
-#include "monograph/convert/quantization_config.h"
 #include "monograph/merge/plan.h"
+#include "monograph/quant_methods/quantization_config.h"
 #include "monograph/weights/assembly.h"
 
 namespace monograph {

@@ -5,10 +5,10 @@
 #include <optional>
 #include <vector>
 
-#include "monograph/convert/packed_parts.h"
 #include "monograph/merge/measure.h"
 #include "monograph/merge/packed_copy.h"
 #include "monograph/merge/panels.h"
+#include "monograph/quant_methods/packed_parts.h"
 
 namespace monograph {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "monograph/convert/packed_parts.h"
 #include "monograph/cpu/parallel.h"
+#include "monograph/quant_methods/packed_parts.h"
 
 namespace monograph {
 

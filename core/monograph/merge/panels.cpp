@@ -9,8 +9,8 @@
 
 #include "monograph/base/error.h"
 #include "monograph/base/float_types.h"
-#include "monograph/convert/packed_parts.h"
 #include "monograph/kernels/low_rank/low_rank.h"
+#include "monograph/quant_methods/packed_parts.h"
 #include "monograph/text/utf8.h"
 
 namespace monograph {

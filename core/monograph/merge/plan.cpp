@@ -6,7 +6,7 @@
 
 #include "monograph/adapter/factor_order.h"
 #include "monograph/base/error.h"
-#include "monograph/convert/why_kept.h"
+#include "monograph/quant_methods/why_kept.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/experts.h"
 #include "monograph/weights/model_settings.h"

@@ -1,6 +1,5 @@
-// From the tensors of a checkpoint to its weights: a packed weight is several tensors under names
-// that its producer chose. Everything is checked here, once; what a Weight says holds for its
-// bytes.
+// A weight of a checkpoint: plain, or packed, which is several tensors under names that its
+// producer chose. list_weights (quant_methods/) makes it; what it says holds for its bytes.
 #pragma once
 
 #include <cstddef>
@@ -54,12 +53,6 @@ struct Weight {
                          : 8.0 * static_cast<double>(size_bytes) / static_cast<double>(elements);
   }
 };
-
-// Every tensor of the checkpoint is a part of exactly one weight; sorted by name. `config` is the
-// folder's config.json, if there is one. Throws Error if the parts of a packed weight contradict
-// each other or one is missing. The checkpoint must outlive the weights.
-std::vector<Weight> list_weights(const safetensors::Checkpoint& checkpoint,
-                                 const json::Value* config = nullptr);
 
 // Elements [begin, end) of the flattened weight, rounded once to `dtype` (a 64-bit float: to fp32
 // first). Throws Error if the weight is not readable.

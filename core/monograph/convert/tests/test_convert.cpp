@@ -3,10 +3,11 @@
 #include <cmath>
 
 #include "monograph/convert/convert.h"
-#include "monograph/convert/why_kept.h"
 #include "monograph/files/tests/temporary_folder.h"
+#include "monograph/quant_methods/list_weights.h"
+#include "monograph/quant_methods/tests/tensor_list.h"
+#include "monograph/quant_methods/why_kept.h"
 #include "monograph/weights/assembly.h"
-#include "monograph/weights/tests/tensor_list.h"
 
 namespace monograph {
 namespace {

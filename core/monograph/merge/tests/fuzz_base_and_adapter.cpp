@@ -19,6 +19,7 @@
 #include "monograph/base/error.h"
 #include "monograph/gguf_adapter/gguf_lora.h"
 #include "monograph/merge/plan.h"
+#include "monograph/quant_methods/list_weights.h"
 #include "monograph/serving/check.h"
 #include "monograph/serving/form.h"
 #include "monograph/serving/gguf_tensors.h"

@@ -7,6 +7,7 @@
 
 #include "monograph/files/tests/temporary_folder.h"
 #include "monograph/merge/merge.h"
+#include "monograph/quant_methods/list_weights.h"
 #include "monograph/weights/weight.h"
 
 namespace monograph {

@@ -7,8 +7,8 @@
 #include <functional>
 
 #include "monograph/base/error.h"
-#include "monograph/convert/packed_parts.h"
 #include "monograph/merge/tests/merge_case.h"
+#include "monograph/quant_methods/packed_parts.h"
 
 namespace monograph {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "monograph/merge/round.h"
 #include "monograph/merge/tests/merge_case.h"
+#include "monograph/quant_methods/list_weights.h"
 
 namespace monograph {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "monograph/convert/packed_parts.h"
 #include "monograph/merge/tests/merge_case.h"
+#include "monograph/quant_methods/packed_parts.h"
 
 namespace monograph {
 namespace {

@@ -6,7 +6,8 @@
 
 #include "monograph/files/tests/temporary_folder.h"
 #include "monograph/merge/merge.h"
-#include "monograph/weights/tests/tensor_list.h"
+#include "monograph/quant_methods/list_weights.h"
+#include "monograph/quant_methods/tests/tensor_list.h"
 
 namespace monograph {
 namespace {

@@ -30,7 +30,8 @@ inline void PrintTo(const HostileCase& hostile, std::ostream* out) { *out << hos
 std::vector<HostileCase> hostile_headers();
 // A broken model.safetensors.index.json, or shards that disagree with it.
 std::vector<HostileCase> hostile_indexes();
-// A good file whose tensors are no good weights: core/monograph/weights/tests/hostile_weights.cpp.
+// A good file whose tensors are no good weights:
+// core/monograph/quant_methods/tests/hostile_weights.cpp.
 std::vector<HostileCase> hostile_weights();
 
 // Makes the files of a case in `folder`, which must exist.

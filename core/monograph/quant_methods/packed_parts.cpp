@@ -1,14 +1,14 @@
-#include "monograph/convert/packed_parts.h"
+#include "monograph/quant_methods/packed_parts.h"
 
 #include <algorithm>
 #include <array>
 
 #include "monograph/base/error.h"
-#include "monograph/convert/why_kept.h"
 #include "monograph/formats/all.h"
 #include "monograph/formats/dynamic_map.h"
+#include "monograph/quant_methods/quant_state.h"
+#include "monograph/quant_methods/why_kept.h"
 #include "monograph/text/utf8.h"
-#include "monograph/weights/quant_state.h"
 
 namespace monograph {
 namespace {

@@ -1,7 +1,7 @@
 // Files that are right as safetensors and wrong as weights: quant_state that lies, parts of the
 // wrong size, parts that are missing.
+#include "monograph/quant_methods/tests/tensor_list.h"
 #include "monograph/safetensors/tests/hostile_files.h"
-#include "monograph/weights/tests/tensor_list.h"
 
 namespace monograph::safetensors {
 namespace {

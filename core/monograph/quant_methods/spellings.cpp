@@ -1,4 +1,4 @@
-#include "monograph/weights/spellings.h"
+#include "monograph/quant_methods/spellings.h"
 
 #include <algorithm>
 

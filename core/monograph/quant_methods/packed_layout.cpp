@@ -1,4 +1,4 @@
-#include "monograph/convert/packed_layout.h"
+#include "monograph/quant_methods/packed_layout.h"
 
 #include <algorithm>
 #include <array>

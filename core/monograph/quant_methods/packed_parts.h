@@ -17,7 +17,7 @@
 #include <string_view>
 #include <vector>
 
-#include "monograph/convert/packed_layout.h"
+#include "monograph/quant_methods/packed_layout.h"
 
 namespace monograph {
 

@@ -1,4 +1,4 @@
-#include "monograph/convert/why_kept.h"
+#include "monograph/quant_methods/why_kept.h"
 
 #include <algorithm>
 #include <array>

@@ -3,8 +3,9 @@
 #include <numeric>
 
 #include "monograph/files/tests/temporary_folder.h"
+#include "monograph/quant_methods/list_weights.h"
+#include "monograph/quant_methods/tests/tensor_list.h"
 #include "monograph/weights/experts.h"
-#include "monograph/weights/tests/tensor_list.h"
 
 namespace monograph {
 namespace {

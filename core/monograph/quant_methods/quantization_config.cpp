@@ -1,11 +1,11 @@
-#include "monograph/convert/quantization_config.h"
+#include "monograph/quant_methods/quantization_config.h"
 
 #include <algorithm>
 #include <string>
 
 #include "monograph/base/error.h"
-#include "monograph/convert/packed_parts.h"
-#include "monograph/convert/why_kept.h"
+#include "monograph/quant_methods/packed_parts.h"
+#include "monograph/quant_methods/why_kept.h"
 #include "monograph/text/utf8.h"
 
 namespace monograph {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "monograph/convert/convert.h"
+#include "monograph/quant_methods/conversion.h"
 
 namespace monograph {
 

@@ -2,7 +2,7 @@
 
 #include <cfloat>
 
-#include "monograph/weights/quant_state.h"
+#include "monograph/quant_methods/quant_state.h"
 
 namespace monograph {
 namespace {

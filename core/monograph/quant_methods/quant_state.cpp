@@ -1,4 +1,4 @@
-#include "monograph/weights/quant_state.h"
+#include "monograph/quant_methods/quant_state.h"
 
 #include <algorithm>
 #include <array>

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "monograph/base/dtype.h"
-#include "monograph/convert/convert.h"
+#include "monograph/quant_methods/conversion.h"
 #include "monograph/text/json_document.h"
 
 namespace monograph {

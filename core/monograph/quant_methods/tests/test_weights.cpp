@@ -5,8 +5,9 @@
 
 #include "monograph/base/float_types.h"
 #include "monograph/files/tests/temporary_folder.h"
+#include "monograph/quant_methods/list_weights.h"
+#include "monograph/quant_methods/tests/tensor_list.h"
 #include "monograph/safetensors/tests/hostile_files.h"
-#include "monograph/weights/tests/tensor_list.h"
 #include "monograph/weights/weight.h"
 
 namespace monograph {

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "monograph/base/error.h"
-#include "monograph/weights/quant_state.h"
+#include "monograph/quant_methods/quant_state.h"
 
 namespace {
 

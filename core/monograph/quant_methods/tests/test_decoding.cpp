@@ -3,8 +3,9 @@
 
 #include "monograph/files/tests/temporary_folder.h"
 #include "monograph/formats/tests/reference_weight.h"
+#include "monograph/quant_methods/list_weights.h"
+#include "monograph/quant_methods/tests/tensor_list.h"
 #include "monograph/safetensors/tests/hostile_files.h"
-#include "monograph/weights/tests/tensor_list.h"
 #include "monograph/weights/weight.h"
 
 namespace monograph {

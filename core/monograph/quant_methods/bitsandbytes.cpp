@@ -6,8 +6,8 @@
 #include "monograph/base/error.h"
 #include "monograph/formats/all.h"
 #include "monograph/formats/bind.h"
-#include "monograph/weights/quant_state.h"
-#include "monograph/weights/spellings.h"
+#include "monograph/quant_methods/quant_state.h"
+#include "monograph/quant_methods/spellings.h"
 
 namespace monograph {
 namespace {

@@ -1,0 +1,117 @@
+#include "monograph/quant_methods/list_weights.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "monograph/base/error.h"
+#include "monograph/quant_methods/spellings.h"
+#include "monograph/text/utf8.h"
+
+namespace monograph {
+namespace {
+
+using safetensors::Checkpoint;
+using safetensors::LocatedTensor;
+
+// Suffixes that mean nothing on their own: such a tensor belongs to a weight that is not there.
+constexpr std::array<std::string_view, 5> kOrphans = {
+    ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".quant_state.bitsandbytes__"};
+
+class Lister {
+ public:
+  Lister(const Checkpoint& checkpoint, const json::Value* config)
+      : checkpoint_(checkpoint), config_(config) {}
+
+  std::vector<Weight> run() {
+    for (const Spelling& spelling : spellings()) {
+      for (const LocatedTensor& tensor : checkpoint_.tensors()) {
+        if (!claimed_.contains(tensor.entry)) try_spelling(spelling, tensor);
+      }
+    }
+    for (const LocatedTensor& tensor : checkpoint_.tensors()) {
+      if (!claimed_.contains(tensor.entry)) add_plain(tensor);
+    }
+    std::sort(weights_.begin(), weights_.end(),
+              [](const Weight& a, const Weight& b) { return a.name < b.name; });
+    check_names();
+    return std::move(weights_);
+  }
+
+ private:
+  void try_spelling(const Spelling& spelling, const LocatedTensor& tensor) {
+    const std::string& name = tensor.entry->name;
+    if (!name.ends_with(spelling.values)) return;
+    const std::string stem = name.substr(0, name.size() - spelling.values.size());
+    Weight weight;
+    weight.name = stem + std::string(spelling.logical);
+    weight.spelling = spelling.name;
+    weight.format = spelling.format;
+    weight.parts.push_back({"values", tensor});
+    for (const PartName& part : spelling.parts) {
+      if (part.suffix.empty()) continue;
+      const LocatedTensor* found = checkpoint_.find(stem + std::string(part.suffix));
+      if (found != nullptr && !claimed_.contains(found->entry)) {
+        weight.parts.push_back({part.role, *found});
+      } else if (part.required) {
+        return;
+      }
+    }
+    const Candidate candidate(config_, weight);
+    if (!spelling.matches(candidate)) return;
+    spelling.describe(candidate);
+    for (const Part& part : weight.parts) {
+      claimed_.insert(part.tensor.entry);
+      weight.size_bytes += part.tensor.entry->size_bytes;
+    }
+    weights_.push_back(std::move(weight));
+  }
+
+  void add_plain(const LocatedTensor& tensor) {
+    const std::string& name = tensor.entry->name;
+    for (const std::string_view suffix : kOrphans) {
+      const auto at = name.rfind(suffix);
+      if (at == std::string::npos || at == 0) continue;
+      // .quant_state.bitsandbytes__nf4: the suffix goes on.
+      if (at + suffix.size() != name.size() && suffix.back() != '_') continue;
+      throw Error(tensor.file->path().string() + ": tensor " + text::in_quotes(name) +
+                  ": belongs to a bitsandbytes weight " + text::in_quotes(name.substr(0, at)) +
+                  " that lacks values, absmax or "
+                  "quant_state");
+    }
+    Weight weight;
+    weight.name = name;
+    weight.spelling = "plain";
+    weight.dtype = tensor.entry->dtype;
+    weight.format = short_name(weight.dtype);
+    weight.shape = tensor.entry->shape;
+    weight.elements = tensor.entry->elements;
+    weight.size_bytes = tensor.entry->size_bytes;
+    weight.parts.push_back({"values", tensor});
+    weights_.push_back(std::move(weight));
+  }
+
+  // x.weight_packed and x.weight would both be x.weight.
+  void check_names() const {
+    const auto twice =
+        std::adjacent_find(weights_.begin(), weights_.end(),
+                           [](const Weight& a, const Weight& b) { return a.name == b.name; });
+    if (twice == weights_.end()) return;
+    throw Error(twice->parts.front().tensor.file->path().string() + ": weight " +
+                text::in_quotes(twice->name) + ": is stored twice, as " +
+                std::string(twice->format) + " and as " + std::string(std::next(twice)->format));
+  }
+
+  const Checkpoint& checkpoint_;
+  const json::Value* config_;
+  std::set<const safetensors::TensorEntry*> claimed_;
+  std::vector<Weight> weights_;
+};
+
+}  // namespace
+
+std::vector<Weight> list_weights(const Checkpoint& checkpoint, const json::Value* config) {
+  return Lister(checkpoint, config).run();
+}
+
+}  // namespace monograph
