@@ -16,7 +16,7 @@
 #include "monograph/files/staged_folder.h"
 #include "monograph/merge/model_card.h"
 #include "monograph/quant_methods/packed_parts.h"
-#include "monograph/quant_methods/why_kept.h"
+#include "monograph/quant_methods/skip_reason.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/experts.h"
 #include "recorded_base.h"

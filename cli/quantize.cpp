@@ -9,7 +9,7 @@
 #include "monograph/base/error.h"
 #include "monograph/quant_methods/packed_parts.h"
 #include "monograph/quant_methods/quantization_config.h"
-#include "monograph/quant_methods/why_kept.h"
+#include "monograph/quant_methods/skip_reason.h"
 #include "monograph/weights/experts.h"
 #include "pattern.h"
 
@@ -53,7 +53,7 @@ class Chooser {
         rules_(type_rules(options.tensor_types)) {}
 
   Conversion choose(const Weight& weight) {
-    std::string_view why = why_kept(weight);
+    std::string_view why = skip_reason(weight);
     if (why == "expert" && options_.experts == "separate") why = {};
     const std::string type = type_of(weight, why);
     if (options_.experts == "stack" && is_so_already(weight, type)) return {.weight = &weight};
@@ -221,7 +221,7 @@ int quantize_folder(const Options& options, const Session& session) {
   for (const Weight& weight : model.weights) {
     if (chosen.done.contains(&weight)) continue;
     Conversion conversion = chooser.choose(weight);
-    if (experts_alone && conversion.action == Action::kQuantize && why_kept(weight).empty() &&
+    if (experts_alone && conversion.action == Action::kQuantize && skip_reason(weight).empty() &&
         !chooser.names(weight)) {
       conversion = {.weight = &weight};
     }

@@ -6,7 +6,7 @@
 
 #include "monograph/adapter/factor_order.h"
 #include "monograph/base/error.h"
-#include "monograph/quant_methods/why_kept.h"
+#include "monograph/quant_methods/skip_reason.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/experts.h"
 #include "monograph/weights/model_settings.h"
@@ -416,7 +416,7 @@ class Planner {
   bool is_packed(const MergedWeight& weight, bool linear) const {
     if (weight.experts != 0) return is_packed_in_output(*weight.base);
     if (!linear) {
-      return settings_.experts == ExpertsOutput::kSeparate && why_kept(*weight.base) == "expert";
+      return settings_.experts == ExpertsOutput::kSeparate && skip_reason(*weight.base) == "expert";
     }
     // As OpenAI ships it, gpt-oss in MXFP4 has packed experts and 16-bit linear layers.
     const bool experts_alone =
@@ -435,14 +435,14 @@ class Planner {
     const std::optional<DType> of_base = float_type(weight.base->dtype);
     const bool is_float = weight.base->is_packed() || of_base.has_value();
     if (!is_float) {
-      if (settings_.base_as && why_kept(*weight.base).empty()) {
+      if (settings_.base_as && skip_reason(*weight.base).empty()) {
         throw Error("weight " + in_quotes(weight.name) + ": is " +
                     std::string(weight.base->format) +
                     ", which is never loaded in a packed format; wanted fp32, bf16 or fp16");
       }
       return;
     }
-    const bool linear = weight.base->is_packed() || why_kept(*weight.base).empty();
+    const bool linear = weight.base->is_packed() || skip_reason(*weight.base).empty();
     const bool stored = weight.name == weight.base->name;
     if (settings_.base_as && stored && (weight.experts != 0 ? settings_.base_as_experts : linear)) {
       weight.base_as = Conversion{.weight = outputs_first(weight),

@@ -91,7 +91,7 @@ enum class ExpertsOutput : std::uint8_t { kKeep, kStack, kSeparate };
 
 struct MergeSettings {
   std::optional<DType> dtype;  // of every float weight; none: each keeps that of the base
-  // Of the weights of linear layers (see why_kept) and of those that are packed in the base.
+  // Of the weights of linear layers (see skip_reason) and of those that are packed in the base.
   std::optional<Format> format;
   std::size_t block = 64;
   bool double_quant = false;

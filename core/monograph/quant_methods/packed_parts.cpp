@@ -7,7 +7,7 @@
 #include "monograph/formats/all.h"
 #include "monograph/formats/dynamic_map.h"
 #include "monograph/quant_methods/quant_state.h"
-#include "monograph/quant_methods/why_kept.h"
+#include "monograph/quant_methods/skip_reason.h"
 #include "monograph/text/utf8.h"
 
 namespace monograph {

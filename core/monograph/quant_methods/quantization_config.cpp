@@ -5,7 +5,7 @@
 
 #include "monograph/base/error.h"
 #include "monograph/quant_methods/packed_parts.h"
-#include "monograph/quant_methods/why_kept.h"
+#include "monograph/quant_methods/skip_reason.h"
 #include "monograph/text/utf8.h"
 
 namespace monograph {
@@ -20,7 +20,7 @@ Value skipped_modules(std::span<const Conversion> conversions) {
   list.append(Value::string("lm_head"));
   for (const Conversion& conversion : conversions) {
     const Weight& weight = *conversion.weight;
-    const std::string_view why = why_kept(weight);
+    const std::string_view why = skip_reason(weight);
     if (conversion.action == Action::kQuantize || weight.is_packed()) continue;
     if (why == "not a matrix" || why == "not a float" || why == "embedding") continue;
     if (weight.name != "lm_head.weight") list.append(Value::string(module_of(weight.name)));

@@ -5,8 +5,8 @@
 #include "monograph/convert/convert.h"
 #include "monograph/files/tests/temporary_folder.h"
 #include "monograph/quant_methods/list_weights.h"
+#include "monograph/quant_methods/skip_reason.h"
 #include "monograph/quant_methods/tests/tensor_list.h"
-#include "monograph/quant_methods/why_kept.h"
 #include "monograph/weights/assembly.h"
 
 namespace monograph {
@@ -308,7 +308,7 @@ TEST(WhyKept, ChoosesLinearLayersOnly) {
     weight.name = name;
     weight.spelling = "plain";
     weight.shape = std::move(shape);
-    return why_kept(weight);
+    return skip_reason(weight);
   };
   EXPECT_EQ(why("model.layers.0.mlp.up_proj.weight", {8, 8}), "");
   EXPECT_EQ(why("model.layers.0.mlp.gate_proj.weight", {8, 8}), "");

@@ -1,4 +1,4 @@
-#include "monograph/quant_methods/why_kept.h"
+#include "monograph/quant_methods/skip_reason.h"
 
 #include <algorithm>
 #include <array>
@@ -42,7 +42,7 @@ std::string_view module_of(std::string_view weight_name) {
                                         : weight_name;
 }
 
-std::string_view why_kept(const Weight& weight) {
+std::string_view skip_reason(const Weight& weight) {
   if (!weight.is_readable() && !weight.is_packed()) return "not a float";
   if (weight.shape.size() != 2 || !weight.name.ends_with(kWeight)) return "not a matrix";
   const std::string_view module = module_of(weight.name);

@@ -19,7 +19,7 @@ namespace monograph {
 //   "router"        of a mixture of experts: a parameter of its own in transformers
 //   "expert"        transformers 5 holds experts as one 3-D parameter, and bitsandbytes does not
 //                   load that packed: weights/experts.h stacks them
-std::string_view why_kept(const Weight& weight);
+std::string_view skip_reason(const Weight& weight);
 
 // Throws Error for a model whose linear layers are stored transposed (Conv1D: gpt2 and kin), which
 // bitsandbytes transposes before it quantises.
