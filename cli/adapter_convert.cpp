@@ -5,7 +5,7 @@
 #include "adapter.h"
 #include "model.h"
 #include "monograph/adapter/adapter.h"
-#include "monograph/convert/carry_over.h"
+#include "monograph/convert/copy_sidecars.h"
 #include "monograph/files/atomic_file.h"
 #include "monograph/files/staged_folder.h"
 #include "monograph/gguf_adapter/gguf_lora.h"
@@ -141,7 +141,7 @@ class Convert {
     form.write(writer);
     writer.finish();
     files::write_file(folder.path() / "adapter_config.json", json::dump(form.config()));
-    carry_over(options_.adapter, folder.path());
+    copy_sidecars(options_.adapter, folder.path());
     throw_if_interrupted();
     folder.commit();
   }

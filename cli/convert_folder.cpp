@@ -6,7 +6,7 @@
 #include <map>
 #include <thread>
 
-#include "monograph/convert/carry_over.h"
+#include "monograph/convert/copy_sidecars.h"
 #include "monograph/files/atomic_file.h"
 #include "monograph/files/mapped_file.h"
 #include "monograph/files/staged_folder.h"
@@ -164,7 +164,7 @@ void write_folder(const char* label, const Model& model, const std::vector<Conve
   writer.finish();
   // A single file without a config has no folder of its own: its neighbours are not part of it.
   if (config) {
-    carry_over(inputs[0], folder.path());
+    copy_sidecars(inputs[0], folder.path());
     files::write_file(folder.path() / "config.json", json::dump(*config));
     const fs::path card = inputs[0] / "README.md";
     if (fs::exists(card)) {

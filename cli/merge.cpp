@@ -11,7 +11,7 @@
 #include "merge_report.h"
 #include "model.h"
 #include "monograph/adapter/adapter.h"
-#include "monograph/convert/carry_over.h"
+#include "monograph/convert/copy_sidecars.h"
 #include "monograph/files/atomic_file.h"
 #include "monograph/files/staged_folder.h"
 #include "monograph/merge/model_card.h"
@@ -362,7 +362,7 @@ class Merge {
     }
     report_.format =
         options_.to == "same" && !report_.rows.empty() ? report_.rows.front().format : options_.to;
-    carry_over_files(plan, folder.path());
+    copy_sidecar_files(plan, folder.path());
     if (model_.config) {
       files::write_file(folder.path() / "config.json",
                         json::dump(merged_config(config_, plan, settings_)));
@@ -371,16 +371,16 @@ class Merge {
   }
 
   // An adapter that trains tokens may have added them to the tokenizer beside it.
-  void carry_over_files(const MergePlan& plan, const fs::path& to) {
+  void copy_sidecar_files(const MergePlan& plan, const fs::path& to) {
     const fs::path own = plan.trains_vocabulary ? plan.trains_vocabulary->folder() : fs::path();
     std::error_code ignored;
     if (plan.trains_vocabulary != nullptr && fs::exists(own / "tokenizer.json", ignored)) {
-      carry_over(own, to, CarriedFiles::kTokenizer);
-      carry_over(model_.folder, to, CarriedFiles::kAllButTokenizer);
+      copy_sidecars(own, to, Sidecars::kTokenizer);
+      copy_sidecars(model_.folder, to, Sidecars::kAllButTokenizer);
       report_.notes.push_back("the tokenizer is that of " + own.string());
       return;
     }
-    carry_over(model_.folder, to);
+    copy_sidecars(model_.folder, to);
     if (plan.vocabulary == 0) return;
     report_.notes.push_back("the vocabulary has " + std::to_string(plan.vocabulary) +
                             " rows, and " + own.string() +

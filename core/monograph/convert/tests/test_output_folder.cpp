@@ -7,7 +7,7 @@
 
 #include <set>
 
-#include "monograph/convert/carry_over.h"
+#include "monograph/convert/copy_sidecars.h"
 #include "monograph/files/atomic_file.h"
 #include "monograph/files/staged_folder.h"
 #include "monograph/files/tests/failing_allocator.h"
@@ -41,7 +41,7 @@ void write_model(const fs::path& source, const fs::path& target, Existing existi
       plan_shards({{"a", StoredDType::kU8, {4}}, {"b", StoredDType::kU8, {4}}}, {}, 4), options);
   for (const char* name : {"a", "b"}) writer.write(name, 0, std::vector<std::uint8_t>(4, 'n'));
   writer.finish();
-  carry_over(source, folder.path(), CarriedFiles::kAll, ops);
+  copy_sidecars(source, folder.path(), Sidecars::kAll, ops);
   write_file(folder.path() / "config.json", "new", ops);
   folder.commit();
 }
@@ -294,9 +294,9 @@ TEST(CarryOver, TheTokenizerAloneAndAllElse) {
   make_source(folder / "source");
   write_all(folder / "source/generation_config.json", "{}");
   for (const char* to : {"tokenizer", "rest"}) fs::create_directory(folder / to);
-  EXPECT_EQ(carry_over(folder / "source", folder / "tokenizer", CarriedFiles::kTokenizer),
+  EXPECT_EQ(copy_sidecars(folder / "source", folder / "tokenizer", Sidecars::kTokenizer),
             (std::vector<std::string>{"tokenizer.json", "additional_chat_templates/rag.jinja"}));
-  EXPECT_EQ(carry_over(folder / "source", folder / "rest", CarriedFiles::kAllButTokenizer),
+  EXPECT_EQ(copy_sidecars(folder / "source", folder / "rest", Sidecars::kAllButTokenizer),
             std::vector<std::string>{"generation_config.json"});
   EXPECT_FALSE(fs::exists(folder / "rest/additional_chat_templates"));
 }
@@ -307,12 +307,12 @@ TEST(CarryOver, LinksOutOfTheFolderAreRefusedAndCachesAllowed) {
   fs::create_directory(folder / "to");
   write_all(folder / "secret", "secret");
   fs::create_symlink("tokenizer.json", folder / "source/vocab.txt");
-  const std::vector<std::string> copied = carry_over(folder / "source", folder / "to");
+  const std::vector<std::string> copied = copy_sidecars(folder / "source", folder / "to");
   EXPECT_EQ(copied, (std::vector<std::string>{"tokenizer.json", "vocab.txt",
                                               "additional_chat_templates/rag.jinja"}));
   EXPECT_FALSE(fs::is_symlink(folder / "to/vocab.txt"));
   fs::create_symlink("../secret", folder / "source/merges.txt");
-  EXPECT_NE(error_of([&] { carry_over(folder / "source", folder / "to"); }).find("leaves"),
+  EXPECT_NE(error_of([&] { copy_sidecars(folder / "source", folder / "to"); }).find("leaves"),
             std::string::npos);
   // REPO/snapshots/REVISION/tokenizer.json -> ../../blobs/HASH
   fs::create_directories(folder / "repo/snapshots/main");
@@ -320,21 +320,21 @@ TEST(CarryOver, LinksOutOfTheFolderAreRefusedAndCachesAllowed) {
   write_all(folder / "repo/blobs/0123", "blob");
   fs::create_symlink("../../blobs/0123", folder / "repo/snapshots/main/tokenizer.json");
   fs::create_directory(folder / "to2");
-  carry_over(folder / "repo/snapshots/main", folder / "to2");
+  copy_sidecars(folder / "repo/snapshots/main", folder / "to2");
   EXPECT_EQ(read_all(folder / "to2/tokenizer.json"), "blob");
 }
 
 TEST(CarryOver, LeavesWeightsAndAdaptersBehind) {
   for (const char* name : {"tokenizer.json", "chat_template.jinja", "generation_config.json",
                            "special_tokens_map.json", "LICENSE", "modeling_x.py", "merges.txt"}) {
-    EXPECT_TRUE(is_carried_over(name)) << name;
+    EXPECT_TRUE(is_sidecar(name)) << name;
   }
   for (const char* name :
        {"model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
         "pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_config.json",
         "adapter_model.safetensors", "config.json", "README.md", "x.gguf", "training_args.bin",
         ".gitattributes", "hf_quant_config.json", "model.manifest.json"}) {
-    EXPECT_FALSE(is_carried_over(name)) << name;
+    EXPECT_FALSE(is_sidecar(name)) << name;
   }
 }
 

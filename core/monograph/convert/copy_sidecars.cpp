@@ -1,4 +1,4 @@
-#include "monograph/convert/carry_over.h"
+#include "monograph/convert/copy_sidecars.h"
 
 #include <algorithm>
 #include <array>
@@ -58,32 +58,32 @@ bool copy_file(const fs::path& from, const std::string& name, const fs::path& to
 
 }  // namespace
 
-bool is_carried_over(const std::string& name) {
+bool is_sidecar(const std::string& name) {
   if (name.starts_with('.') || name.starts_with("adapter_")) return false;
   if (std::find(kLeftNames.begin(), kLeftNames.end(), name) != kLeftNames.end()) return false;
   return std::none_of(kLeftExtensions.begin(), kLeftExtensions.end(),
                       [&](std::string_view extension) { return name.ends_with(extension); });
 }
 
-std::vector<std::string> carry_over(const fs::path& from, const fs::path& to, CarriedFiles which,
-                                    files::FileOps& ops) {
+std::vector<std::string> copy_sidecars(const fs::path& from, const fs::path& to, Sidecars which,
+                                       files::FileOps& ops) {
   std::error_code ignored;
   const fs::path folder = fs::canonical(from, ignored);
   if (ignored) throw IoError(from, "cannot be found", ignored.value());
   std::vector<std::string> copied;
   for (const std::string& name : files::list_folder(folder)) {
     const bool wanted =
-        which == CarriedFiles::kAll || is_of_tokenizer(name) == (which == CarriedFiles::kTokenizer);
-    if (wanted && is_carried_over(name) && copy_file(folder, name, to, ops)) copied.push_back(name);
+        which == Sidecars::kAll || is_of_tokenizer(name) == (which == Sidecars::kTokenizer);
+    if (wanted && is_sidecar(name) && copy_file(folder, name, to, ops)) copied.push_back(name);
   }
-  if (which == CarriedFiles::kAllButTokenizer) return copied;
+  if (which == Sidecars::kAllButTokenizer) return copied;
   if (!fs::is_directory(fs::symlink_status(folder / kTemplates, ignored))) return copied;
   if (ops.mkdir((to / kTemplates).c_str(), 0777) != 0 && errno != EEXIST) {
     throw IoError(to / kTemplates, "cannot make the folder", errno);
   }
   for (const std::string& name : files::list_folder(folder / kTemplates)) {
     const std::string path = std::string(kTemplates) + "/" + name;
-    if (is_carried_over(name) && copy_file(folder, path, to, ops)) copied.push_back(path);
+    if (is_sidecar(name) && copy_file(folder, path, to, ops)) copied.push_back(path);
   }
   return copied;
 }

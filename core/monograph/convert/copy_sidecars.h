@@ -11,7 +11,7 @@
 
 namespace monograph {
 
-enum class CarriedFiles : std::uint8_t { kAll, kTokenizer, kAllButTokenizer };
+enum class Sidecars : std::uint8_t { kAll, kTokenizer, kAllButTokenizer };
 
 // Copies the files of `from` to `to`, synced, and returns their names, sorted. Left behind:
 //   weights and their indexes in any format (.safetensors .bin .pt .pth .ckpt .h5 .msgpack .gguf
@@ -22,12 +22,12 @@ enum class CarriedFiles : std::uint8_t { kAll, kTokenizer, kAllButTokenizer };
 // kTokenizer: of these the files of the tokenizer and chat templates alone, or all others.
 // A file that exists in `to` is kept. Throws Error if a symbolic link leaves `from` (see
 // resolve_inside) or a file is longer than 1 GiB.
-std::vector<std::string> carry_over(const std::filesystem::path& from,
-                                    const std::filesystem::path& to,
-                                    CarriedFiles which = CarriedFiles::kAll,
-                                    files::FileOps& ops = files::system_file_ops());
+std::vector<std::string> copy_sidecars(const std::filesystem::path& from,
+                                       const std::filesystem::path& to,
+                                       Sidecars which = Sidecars::kAll,
+                                       files::FileOps& ops = files::system_file_ops());
 
-// Whether carry_over copies a file of this name, if all are wanted.
-bool is_carried_over(const std::string& name);
+// Whether copy_sidecars copies a file of this name, if all are wanted.
+bool is_sidecar(const std::string& name);
 
 }  // namespace monograph
