@@ -84,7 +84,7 @@ void add_piece(Sums& sums, const std::vector<float>& a, const std::vector<float>
 
 bool same_bytes(const Weight& a, const Weight& b) {
   const bool is_transposed =
-      (a.assembly && a.assembly->transposed) != (b.assembly && b.assembly->transposed);
+      (a.composed && a.composed->transposed) != (b.composed && b.composed->transposed);
   if (is_transposed || a.format != b.format || a.spelling != b.spelling) return false;
   if (a.parts.size() != b.parts.size() || a.shape != b.shape) return false;
   for (std::size_t i = 0; i < a.parts.size(); ++i) {
@@ -165,7 +165,7 @@ std::pair<Weights, Weights> aligned(const Model& a, const Model& b) {
     const auto other = std::find_if(all_b.begin(), all_b.end(),
                                     [&](const Weight& w) { return w.name == stack.name; });
     if (other == all_b.end()) continue;
-    const auto is_transposed = [](const Weight& w) { return w.assembly && w.assembly->transposed; };
+    const auto is_transposed = [](const Weight& w) { return w.composed && w.composed->transposed; };
     const bool alike = member_names(stack) == member_names(*other) &&
                        is_transposed(stack) == is_transposed(*other);
     if (alike) continue;

@@ -66,7 +66,7 @@ class Chooser {
     const std::string type = type_of(stack, wanted ? "" : "expert");
     if (!written_format(type)) return std::nullopt;
     if (is_so_already(stack, type)) {
-      if (stack.assembly && !stack.assembly->transposed) {
+      if (stack.composed && !stack.composed->transposed) {
         return Conversion{.weight = &stack, .stack = Stack::kOwn};
       }
       return std::nullopt;
@@ -156,7 +156,7 @@ Chosen choose_stacks(const ExpertStacks& experts, Chooser& chooser, const Option
   Chosen chosen;
   for (const Weight& stack : experts.stacks) {
     const bool stored_so =
-        is_expert_stack(stack) && (!stack.assembly || stack.assembly->transposed);
+        is_expert_stack(stack) && (!stack.composed || stack.composed->transposed);
     if (!stored_so && options.experts != "stack") continue;
     std::optional<Conversion> conversion = chooser.choose_stack(stack);
     if (!conversion) continue;

@@ -49,8 +49,8 @@ std::string packed_experts_sha256(const std::vector<Weight>& weights, const json
   for (const Weight& stack : stack_experts(weights, config).stacks) {
     if (!stack.is_packed()) continue;
     Sha256 one;
-    if (stack.assembly) {
-      for (const Weight& source : stack.assembly->sources) {
+    if (stack.composed) {
+      for (const Weight& source : stack.composed->sources) {
         one.add(source.parts.front().tensor.bytes());
       }
     } else {

@@ -14,7 +14,7 @@
 #include "monograph/convert/stacked_copy.h"
 #include "monograph/quant_methods/packed_parts.h"
 #include "monograph/text/utf8.h"
-#include "monograph/weights/assembly.h"
+#include "monograph/weights/composed_weight.h"
 #include "monograph/weights/source_pages.h"
 
 namespace monograph {
@@ -104,7 +104,7 @@ class Converter {
     Job& job = *jobs_.emplace_back(std::make_unique<Job>());
     job.conversion = &conversion;
     const std::size_t first = pieces_.size();
-    if (conversion.action == Action::kCopy && conversion.weight->assembly) {
+    if (conversion.action == Action::kCopy && conversion.weight->composed) {
       copy_stacked(job);
     } else if (conversion.action == Action::kCopy) {
       for (const Part& part : conversion.weight->parts) {
@@ -214,7 +214,7 @@ class Converter {
   // The elements of a piece in a float type: in place if they lie there aligned, else decoded.
   const void* input_of(const Piece& piece, DType dtype, Scratch& scratch) {
     const Weight& weight = *piece.job->conversion->weight;
-    if (!weight.assembly && !weight.is_packed() && weight.dtype == stored(dtype)) {
+    if (!weight.composed && !weight.is_packed() && weight.dtype == stored(dtype)) {
       const std::uint8_t* at =
           weight.parts.front().tensor.bytes().data() + piece.begin * size_bytes(dtype);
       if (reinterpret_cast<std::uintptr_t>(at) % size_bytes(dtype) == 0) return at;
@@ -323,7 +323,7 @@ std::vector<TensorSpec> specs_of(const Conversion& conversion) {
     return {{weight.name, stored(conversion.dtype), weight.shape}};
   }
   std::vector<TensorSpec> specs;
-  if (weight.assembly) {
+  if (weight.composed) {
     for (StackedPart& part : stacked_parts(conversion)) specs.push_back(std::move(part.spec));
     return specs;
   }
@@ -335,7 +335,7 @@ std::vector<TensorSpec> specs_of(const Conversion& conversion) {
 
 std::uint64_t source_bytes(const Conversion& conversion) {
   const Weight& weight = *conversion.weight;
-  if (conversion.action == Action::kCopy && weight.assembly) {
+  if (conversion.action == Action::kCopy && weight.composed) {
     std::uint64_t bytes = 0;
     for (const StackedPart& part : stacked_parts(conversion)) {
       for (const LocatedTensor& source : part.sources) bytes += source.entry->size_bytes;
@@ -343,9 +343,9 @@ std::uint64_t source_bytes(const Conversion& conversion) {
     return bytes;
   }
   if (conversion.action == Action::kCopy) return weight.size_bytes;
-  if (!weight.assembly) return weight.parts.front().tensor.entry->size_bytes;
+  if (!weight.composed) return weight.parts.front().tensor.entry->size_bytes;
   std::uint64_t bytes = 0;
-  for (const Weight& source : weight.assembly->sources) {
+  for (const Weight& source : weight.composed->sources) {
     bytes += source.parts.front().tensor.entry->size_bytes;
   }
   return bytes;

@@ -7,7 +7,7 @@
 #include "monograph/quant_methods/packed_parts.h"
 #include "monograph/quant_methods/quant_state.h"
 #include "monograph/text/utf8.h"
-#include "monograph/weights/assembly.h"
+#include "monograph/weights/composed_weight.h"
 
 namespace monograph {
 namespace {
@@ -17,7 +17,7 @@ using safetensors::LocatedTensor;
 class Stacker {
  public:
   explicit Stacker(const Conversion& conversion)
-      : stack_(*conversion.weight), sources_(stack_.assembly->sources) {
+      : stack_(*conversion.weight), sources_(stack_.composed->sources) {
     const std::string_view format = stack_.format;
     const auto known = written_format(format);
     if (!known || stack_.spelling != producer_of(*known) || !stack_.is_readable()) {

@@ -15,8 +15,8 @@ struct StackedPart {
   std::string text;
 };
 
-// For Action::kCopy of a stack of packed matrices (assembly.h). Throws Error naming the stack and
-// why it cannot hold them as they are:
+// For Action::kCopy of a stack of packed matrices (composed_weight.h). Throws Error naming the
+// stack and why it cannot hold them as they are:
 //   quantised scales   each matrix has an offset of its own
 //   fp8-block          gate and up must be whole blocks
 //   nvfp4              gate and up of an expert must share their scale

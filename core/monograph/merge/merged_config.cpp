@@ -1,6 +1,6 @@
 #include "monograph/merge/plan.h"
 #include "monograph/quant_methods/quantization_config.h"
-#include "monograph/weights/assembly.h"
+#include "monograph/weights/composed_weight.h"
 
 namespace monograph {
 
@@ -25,7 +25,7 @@ json::Value merged_config(json::Value config, const MergePlan& plan,
         conversions.push_back(weight.packed ? *weight.packed : Conversion{.weight = weight.base});
         continue;
       }
-      for (const Weight& member : weight.base->assembly->sources) {
+      for (const Weight& member : weight.base->composed->sources) {
         conversions.push_back({.weight = &member});
       }
     }

@@ -109,7 +109,7 @@ class Planner {
   // class has it.
   void see_stack(MergedWeight& weight, const Weight& stack) {
     weight.experts = stack.shape[0];
-    const bool is_transposed = stack.assembly != nullptr;  // stored [experts, inputs, outputs]
+    const bool is_transposed = stack.composed != nullptr;  // stored [experts, inputs, outputs]
     const bool dense = !is_packed_in_output(stack);
     if (dense && (is_transposed || (stack.is_packed() && stores_experts_transposed(config_)))) {
       weight.inputs_first = true;

@@ -66,7 +66,7 @@ std::optional<std::string> single_expert(const BaseModules& base, const PlacedFa
     return std::nullopt;
   }
   const Weight& stack = *placed.matrix.weight;
-  if (!stack.assembly || stack.assembly->transposed) {
+  if (!stack.composed || stack.composed->transposed) {
     constexpr std::string_view kEnd = ".experts.";
     const std::size_t at = stack.name.rfind(kEnd);
     if (layout == nullptr || at == std::string::npos) return std::nullopt;

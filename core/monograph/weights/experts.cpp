@@ -161,9 +161,9 @@ std::optional<StackOrder> order_of(const Weight& stack, const json::Value& confi
 }
 
 std::vector<std::string> member_names(const Weight& stack) {
-  if (!stack.assembly) return {stack.name};
+  if (!stack.composed) return {stack.name};
   std::vector<std::string> names;
-  for (const Weight& source : stack.assembly->sources) names.push_back(source.name);
+  for (const Weight& source : stack.composed->sources) names.push_back(source.name);
   return names;
 }
 

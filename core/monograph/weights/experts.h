@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "monograph/weights/assembly.h"
+#include "monograph/weights/composed_weight.h"
 #include "monograph/weights/expert_layout.h"
 
 namespace monograph {

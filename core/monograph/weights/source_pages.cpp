@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "monograph/weights/assembly.h"
+#include "monograph/weights/composed_weight.h"
 
 namespace monograph {
 namespace {
@@ -24,7 +24,7 @@ void advise(MappedBytes bytes, int advice) {
 std::vector<MappedBytes> source_pages(const Weight& weight, std::uint64_t begin,
                                       std::uint64_t end) {
   if (weight.elements == 0) return {};
-  if (weight.assembly) return weight.assembly->bytes(begin, end);
+  if (weight.composed) return weight.composed->bytes(begin, end);
   const MappedBytes values = weight.parts.front().tensor.bytes();
   const auto at = [&](std::uint64_t element) {
     return static_cast<std::size_t>(

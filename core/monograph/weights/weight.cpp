@@ -7,7 +7,7 @@
 #include "monograph/base/float_types.h"
 #include "monograph/kernels/dequantize/dequantize.h"
 #include "monograph/text/utf8.h"
-#include "monograph/weights/assembly.h"
+#include "monograph/weights/composed_weight.h"
 
 namespace monograph {
 namespace {
@@ -61,7 +61,7 @@ void convert_from(StoredDType dtype, const std::uint8_t* bytes, std::uint64_t be
 }  // namespace
 
 bool Weight::is_readable() const {
-  if (assembly) return assembly->is_readable();
+  if (composed) return composed->is_readable();
   if (is_packed()) return view.has_value();
   return float_type(dtype).has_value() || dtype == StoredDType::kF64;
 }
@@ -78,7 +78,7 @@ void read_elements(const Weight& weight, std::uint64_t begin, std::uint64_t end,
                 " to " + std::to_string(end) + " wanted of " + std::to_string(weight.elements));
   }
   if (begin == end) return;
-  if (weight.assembly) return read_assembled(weight, begin, end, dtype, out);
+  if (weight.composed) return read_composed(weight, begin, end, dtype, out);
   if (!weight.view) {
     const std::uint8_t* bytes = weight.parts.front().tensor.bytes().data();
     with_type(dtype, [&]<class T>() {

@@ -24,7 +24,7 @@ struct Part {
   safetensors::LocatedTensor tensor;
 };
 
-struct Assembly;
+struct ComposedWeight;
 
 struct Weight {
   std::string name;           // as the model knows it: "model.layers.0.mlp.up_proj.weight"
@@ -42,8 +42,8 @@ struct Weight {
   std::vector<Part> parts;         // the values first
   std::uint64_t size_bytes = 0;    // of all parts
   std::optional<PackedView> view;  // set if this library can decode the format
-  // Set: the elements are those of other weights, put together (assembly.h).
-  std::shared_ptr<const Assembly> assembly;
+  // Set: the elements are those of other weights, put together (composed_weight.h).
+  std::shared_ptr<const ComposedWeight> composed;
 
   bool is_packed() const { return spelling != "plain"; }
   // Whether read_elements works.

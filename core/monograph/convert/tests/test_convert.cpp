@@ -7,7 +7,7 @@
 #include "monograph/quant_methods/list_weights.h"
 #include "monograph/quant_methods/skip_reason.h"
 #include "monograph/quant_methods/tests/tensor_list.h"
-#include "monograph/weights/assembly.h"
+#include "monograph/weights/composed_weight.h"
 
 namespace monograph {
 namespace {

@@ -11,7 +11,7 @@
 
 namespace monograph {
 
-struct Assembly {
+struct ComposedWeight {
   std::vector<Weight> sources;  // their elements one behind the other; one if transposed
   bool transposed = false;      // the weight is [.., a, b], its source [.., b, a]
 
@@ -26,8 +26,8 @@ Weight stacked(std::string name, std::vector<std::uint64_t> shape, std::vector<W
 // The last two dimensions of `weight`, of at least two, exchanged.
 Weight transposed(const Weight& weight);
 
-// read_elements of a weight with an assembly.
-void read_assembled(const Weight& weight, std::uint64_t begin, std::uint64_t end, DType dtype,
-                    void* out);
+// read_elements of a weight that is composed.
+void read_composed(const Weight& weight, std::uint64_t begin, std::uint64_t end, DType dtype,
+                   void* out);
 
 }  // namespace monograph

@@ -1,4 +1,4 @@
-#include "monograph/weights/assembly.h"
+#include "monograph/weights/composed_weight.h"
 
 #include <algorithm>
 #include <cstring>
@@ -13,8 +13,8 @@ namespace {
 constexpr std::uint64_t kRowsAtOnce = 64;
 
 // Parts, sizes and formats of the sources under another name and shape.
-Weight seen_as(std::string name, std::vector<std::uint64_t> shape, Assembly assembly) {
-  const Weight& first = assembly.sources.front();
+Weight seen_as(std::string name, std::vector<std::uint64_t> shape, ComposedWeight composed) {
+  const Weight& first = composed.sources.front();
   Weight weight;
   weight.name = std::move(name);
   weight.format = first.format;
@@ -23,12 +23,12 @@ Weight seen_as(std::string name, std::vector<std::uint64_t> shape, Assembly asse
   weight.double_quant = first.double_quant;
   weight.dtype = first.dtype;
   weight.shape = std::move(shape);
-  for (const Weight& source : assembly.sources) {
+  for (const Weight& source : composed.sources) {
     weight.elements += source.elements;
     weight.size_bytes += source.size_bytes;
     weight.parts.insert(weight.parts.end(), source.parts.begin(), source.parts.end());
   }
-  weight.assembly = std::make_shared<const Assembly>(std::move(assembly));
+  weight.composed = std::make_shared<const ComposedWeight>(std::move(composed));
   return weight;
 }
 
@@ -36,7 +36,7 @@ Weight seen_as(std::string name, std::vector<std::uint64_t> shape, Assembly asse
 class Transposer {
  public:
   Transposer(const Weight& weight, DType dtype)
-      : source_(weight.assembly->sources.front()),
+      : source_(weight.composed->sources.front()),
         rows_(weight.shape[weight.shape.size() - 2]),
         cols_(weight.shape.back()),
         dtype_(dtype) {}
@@ -101,13 +101,13 @@ std::span<const std::uint8_t> share(std::span<const std::uint8_t> bytes, std::ui
 
 }  // namespace
 
-bool Assembly::is_readable() const {
+bool ComposedWeight::is_readable() const {
   return std::all_of(sources.begin(), sources.end(),
                      [](const Weight& source) { return source.is_readable(); });
 }
 
-std::vector<std::span<const std::uint8_t>> Assembly::bytes(std::uint64_t begin,
-                                                           std::uint64_t end) const {
+std::vector<std::span<const std::uint8_t>> ComposedWeight::bytes(std::uint64_t begin,
+                                                                 std::uint64_t end) const {
   std::vector<std::span<const std::uint8_t>> spans;
   const std::uint64_t each = sources.front().elements;
   if (each == 0 || begin == end) return spans;
@@ -137,14 +137,14 @@ Weight transposed(const Weight& weight) {
   return seen_as(weight.name, std::move(shape), {{weight}, true});
 }
 
-void read_assembled(const Weight& weight, std::uint64_t begin, std::uint64_t end, DType dtype,
-                    void* out) {
+void read_composed(const Weight& weight, std::uint64_t begin, std::uint64_t end, DType dtype,
+                   void* out) {
   auto* to = static_cast<std::byte*>(out);
-  if (weight.assembly->transposed) return Transposer(weight, dtype).read(begin, end, to);
-  const std::uint64_t each = weight.assembly->sources.front().elements;
+  if (weight.composed->transposed) return Transposer(weight, dtype).read(begin, end, to);
+  const std::uint64_t each = weight.composed->sources.front().elements;
   while (begin < end) {
     const std::uint64_t first = begin % each, count = std::min(each - first, end - begin);
-    read_elements(weight.assembly->sources[begin / each], first, first + count, dtype, to);
+    read_elements(weight.composed->sources[begin / each], first, first + count, dtype, to);
     begin += count;
     to += count * size_bytes(dtype);
   }
