@@ -15,7 +15,7 @@
 #include "monograph/quant_methods/packed_parts.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/composed_weight.h"
-#include "monograph/weights/source_pages.h"
+#include "monograph/weights/page_advice.h"
 
 namespace monograph {
 namespace {

@@ -10,7 +10,7 @@
 #include "monograph/gguf/blocks.h"
 #include "monograph/gguf/row_order.h"
 #include "monograph/text/utf8.h"
-#include "monograph/weights/source_pages.h"
+#include "monograph/weights/page_advice.h"
 
 namespace monograph::gguf {
 namespace {

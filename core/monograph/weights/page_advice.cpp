@@ -1,4 +1,4 @@
-#include "monograph/weights/source_pages.h"
+#include "monograph/weights/page_advice.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
