@@ -28,10 +28,11 @@ std::string no_such_command(const std::string& word) {
 
 int run(int argc, char** argv) {
   const std::span<char* const> arguments(argv + 1, argv + argc);
-  for (const HandedOver& row : handed_over()) {
-    if (!arguments.empty() && std::strcmp(arguments[0], row.name) == 0) return hand_over(arguments);
+  for (const PythonCommand& row : python_commands()) {
+    if (!arguments.empty() && std::strcmp(arguments[0], row.name) == 0)
+      return exec_python(arguments);
   }
-  if (merges_a_recipe(arguments)) return hand_over(arguments);
+  if (merges_a_recipe(arguments)) return exec_python(arguments);
   if (arguments.empty()) {
     return report(
         "a command is wanted, such as 'monograph train RECIPE.yml' or 'monograph inspect MODEL'; "

@@ -72,7 +72,7 @@ Run declare(CommandLine&) {
       print_command(*command, program.subcommand(command->name), command->name);
     }
     std::printf(".SH COMMANDS OF THE PYTHON PACKAGE\n");
-    for (const HandedOver& row : handed_over()) {
+    for (const PythonCommand& row : python_commands()) {
       std::printf(".TP\n.B monograph %s\n%s\n", roff(row.name).c_str(), roff(row.summary).c_str());
     }
     std::printf(".SH EXIT STATUS\n");

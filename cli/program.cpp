@@ -21,13 +21,13 @@ constexpr std::array kCommands = {
     &kMan,         //
 };
 
-constexpr std::array kHandedOver = {
-    HandedOver{"example", "a small model, data and a recipe to try, offline (Python)"},
-    HandedOver{"preprocess", "tokenise and pack a dataset (Python)"},
-    HandedOver{"train", "fine-tune from a YAML file (Python)"},
-    HandedOver{"generate", "generate text with a checkpoint and an adapter (Python)"},
-    HandedOver{"doctor", "report graphs, breaks and recompiles of a training step (Python)"},
-    HandedOver{"estimate", "bytes that training takes: base, adapter, activations (Python)"},
+constexpr std::array kPythonCommand = {
+    PythonCommand{"example", "a small model, data and a recipe to try, offline (Python)"},
+    PythonCommand{"preprocess", "tokenise and pack a dataset (Python)"},
+    PythonCommand{"train", "fine-tune from a YAML file (Python)"},
+    PythonCommand{"generate", "generate text with a checkpoint and an adapter (Python)"},
+    PythonCommand{"doctor", "report graphs, breaks and recompiles of a training step (Python)"},
+    PythonCommand{"estimate", "bytes that training takes: base, adapter, activations (Python)"},
 };
 
 struct CodeText {
@@ -71,13 +71,13 @@ std::size_t edits_between(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::span<const Command* const> commands() { return kCommands; }
-std::span<const HandedOver> handed_over() { return kHandedOver; }
+std::span<const PythonCommand> python_commands() { return kPythonCommand; }
 
 std::string_view summary_of(std::string_view command) {
   for (const Command* row : kCommands) {
     if (command == row->name) return row->summary;
   }
-  for (const HandedOver& row : kHandedOver) {
+  for (const PythonCommand& row : kPythonCommand) {
     if (command == row.name) return row.summary;
   }
   return {};
@@ -95,7 +95,7 @@ std::string nearest_command(std::string_view word) {
     }
   };
   for (const Command* row : kCommands) look(row->name);
-  for (const HandedOver& row : kHandedOver) look(row.name);
+  for (const PythonCommand& row : kPythonCommand) look(row.name);
   return nearest;
 }
 
@@ -117,7 +117,8 @@ Program::Program()
   CommandLine root = parser_.root();
   root.require_subcommand();
   for (const Command* command : kCommands) add(root, *command);
-  for (const HandedOver& row : kHandedOver) root.add_foreign_subcommand(row.name, row.summary);
+  for (const PythonCommand& row : kPythonCommand)
+    root.add_foreign_subcommand(row.name, row.summary);
 }
 
 void Program::add(CommandLine& parent, const Command& command) {

@@ -12,13 +12,13 @@
 namespace monograph::cli {
 
 // Done by Python: `monograph train ...` becomes `python3 -m monograph train ...`.
-struct HandedOver {
+struct PythonCommand {
   const char* name;
   const char* summary;
 };
 
 std::span<const Command* const> commands();
-std::span<const HandedOver> handed_over();
+std::span<const PythonCommand> python_commands();
 // Of any command; empty if there is none of this name.
 std::string_view summary_of(std::string_view command);
 
@@ -55,6 +55,6 @@ bool merges_a_recipe(std::span<char* const> arguments);
 
 // Replaces the program by Python's; returns an exit code only if that is impossible. `arguments`
 // begin with the name of the subcommand.
-int hand_over(std::span<char* const> arguments);
+int exec_python(std::span<char* const> arguments);
 
 }  // namespace monograph::cli

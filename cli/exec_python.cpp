@@ -43,7 +43,7 @@ bool merges_a_recipe(std::span<char* const> arguments) {
          std::filesystem::is_regular_file(std::filesystem::path(first) / "recipe.yml", ignored);
 }
 
-int hand_over(std::span<char* const> arguments) {
+int exec_python(std::span<char* const> arguments) {
   std::string python = find_python(), flag = "-m", module = "monograph";
   std::vector<char*> command = {python.data(), flag.data(), module.data()};
   command.insert(command.end(), arguments.begin(), arguments.end());
