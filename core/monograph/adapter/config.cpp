@@ -270,7 +270,7 @@ class ConfigParser {
       names.push_back(name);
       const double value = ranks ? static_cast<double>(rank(key)) : number(key);
       const std::string where = std::string(source_) + ": " + std::string(key);
-      result.push_back({std::string(name), Pattern(name, where), value});
+      result.push_back({std::string(name), ModulePattern(name, where), value});
       pattern_states_ += result.back().pattern.size();
       if (pattern_states_ > kMaxPatternStates) {
         scanner_.fail(std::string(key) + ": the patterns together have more than 100000 states");

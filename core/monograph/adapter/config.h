@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "monograph/adapter/pattern.h"
+#include "monograph/adapter/module_pattern.h"
 
 namespace monograph {
 
@@ -34,7 +34,7 @@ std::span<const AdapterField> adapter_fields();
 
 struct RankRule {
   std::string text;
-  Pattern pattern;
+  ModulePattern pattern;
   double value;
 };
 

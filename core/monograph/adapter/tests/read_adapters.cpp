@@ -35,7 +35,7 @@ int main(int argc, char** argv) {
   for (std::string line; what == "match" && std::getline(std::cin, line);) {
     const std::size_t tab = line.find('\t');
     try {
-      const Pattern pattern(line.substr(0, tab), "match");
+      const ModulePattern pattern(line.substr(0, tab), "match");
       std::cout << pattern.matches(line.substr(tab + 1)) << '\n';
     } catch (const Error&) {
       std::cout << "error\n";

@@ -1,4 +1,4 @@
-#include "monograph/adapter/pattern.h"
+#include "monograph/adapter/module_pattern.h"
 
 #include <memory>
 #include <string>
@@ -44,27 +44,30 @@ bool is_punctuation(char c) {
 }  // namespace
 
 // Recursive descent to a syntax tree, then the tree to states from the back.
-class PatternParser {
+class ModulePatternParser {
  public:
-  PatternParser(std::string_view text, std::string_view source) : text_(text), source_(source) {}
+  ModulePatternParser(std::string_view text, std::string_view source)
+      : text_(text), source_(source) {}
 
   // The whole pattern: (.*\.)?(text)$
-  void build(Pattern& pattern) {
+  void build(ModulePattern& pattern) {
     std::unique_ptr<Node> body = alternation(0);
     if (position_ != text_.size()) fail("has an unmatched ')'");
     pattern_ = &pattern;
-    const std::uint32_t accept = add({.kind = Pattern::Kind::kAccept});
-    const std::uint32_t end = add({.kind = Pattern::Kind::kEnd, .next = accept});
+    const std::uint32_t accept = add({.kind = ModulePattern::Kind::kAccept});
+    const std::uint32_t end = add({.kind = ModulePattern::Kind::kEnd, .next = accept});
     const std::uint32_t inner = emit(*body, end);
     Class dot, any;
     dot.set('.');
     any.set();
     any.reset('\n');
-    const std::uint32_t last = add({.kind = Pattern::Kind::kClass, .next = inner, .accepted = dot});
-    const std::uint32_t loop = add({.kind = Pattern::Kind::kSplit, .next = last});
-    const std::uint32_t one = add({.kind = Pattern::Kind::kClass, .next = loop, .accepted = any});
+    const std::uint32_t last =
+        add({.kind = ModulePattern::Kind::kClass, .next = inner, .accepted = dot});
+    const std::uint32_t loop = add({.kind = ModulePattern::Kind::kSplit, .next = last});
+    const std::uint32_t one =
+        add({.kind = ModulePattern::Kind::kClass, .next = loop, .accepted = any});
     pattern.states_[loop].other = one;
-    pattern.start_ = add({.kind = Pattern::Kind::kSplit, .next = loop, .other = inner});
+    pattern.start_ = add({.kind = ModulePattern::Kind::kSplit, .next = loop, .other = inner});
   }
 
  private:
@@ -237,7 +240,7 @@ class PatternParser {
     return negated ? ~members : members;
   }
 
-  std::uint32_t add(Pattern::State state) {
+  std::uint32_t add(ModulePattern::State state) {
     if (pattern_->states_.size() == kMaxStates) fail("is too large");
     pattern_->states_.push_back(state);
     return static_cast<std::uint32_t>(pattern_->states_.size() - 1);
@@ -250,11 +253,11 @@ class PatternParser {
       case Node::Kind::kEmpty:
         return next;
       case Node::Kind::kClass:
-        return add({.kind = Pattern::Kind::kClass, .next = next, .accepted = node.accepted});
+        return add({.kind = ModulePattern::Kind::kClass, .next = next, .accepted = node.accepted});
       case Node::Kind::kBegin:
-        return add({.kind = Pattern::Kind::kBegin, .next = next});
+        return add({.kind = ModulePattern::Kind::kBegin, .next = next});
       case Node::Kind::kEnd:
-        return add({.kind = Pattern::Kind::kEnd, .next = next});
+        return add({.kind = ModulePattern::Kind::kEnd, .next = next});
       case Node::Kind::kSequence:
         for (auto child = node.children.rbegin(); child != node.children.rend(); ++child) {
           next = emit(**child, next);
@@ -264,7 +267,7 @@ class PatternParser {
         std::uint32_t first = emit(*node.children.back(), next);
         for (std::size_t i = node.children.size() - 1; i-- > 0;) {
           const std::uint32_t other = emit(*node.children[i], next);
-          first = add({.kind = Pattern::Kind::kSplit, .next = first, .other = other});
+          first = add({.kind = ModulePattern::Kind::kSplit, .next = first, .other = other});
         }
         return first;
       }
@@ -278,13 +281,13 @@ class PatternParser {
     const Node& child = *node.children.front();
     std::uint32_t first = next;
     if (node.most == SIZE_MAX) {
-      first = add({.kind = Pattern::Kind::kSplit, .next = next, .other = kOpenEnd});
+      first = add({.kind = ModulePattern::Kind::kSplit, .next = next, .other = kOpenEnd});
       const std::uint32_t body = emit(child, first);
       pattern_->states_[first].other = body;
     } else {
       for (std::size_t i = node.least; i < node.most; ++i) {
         const std::uint32_t body = emit(child, first);
-        first = add({.kind = Pattern::Kind::kSplit, .next = next, .other = body});
+        first = add({.kind = ModulePattern::Kind::kSplit, .next = next, .other = body});
       }
     }
     for (std::size_t i = 0; i < node.least; ++i) first = emit(child, first);
@@ -293,10 +296,10 @@ class PatternParser {
 
   std::string_view text_, source_;
   std::size_t position_ = 0, steps_ = 0;
-  Pattern* pattern_ = nullptr;
+  ModulePattern* pattern_ = nullptr;
 };
 
-Pattern::Pattern(std::string_view text, std::string_view source) {
+ModulePattern::ModulePattern(std::string_view text, std::string_view source) {
   const auto refuse = [&](const char* what) {
     throw Error(std::string(source) + ": pattern " + text::in_quotes(text) + what);
   };
@@ -305,13 +308,14 @@ Pattern::Pattern(std::string_view text, std::string_view source) {
     if (const auto byte = static_cast<unsigned char>(c); byte < 0x20 || byte >= 0x7f)
       refuse(" holds a character that is not printable ASCII");
   }
-  PatternParser(text, source).build(*this);
+  ModulePatternParser(text, source).build(*this);
 }
 
 // Adds the states reached from `state` without a character. Iterative: patterns nest, and a chain
 // of optional parts is as long as the pattern.
-void Pattern::enter(std::uint32_t state, std::size_t position, std::size_t end,
-                    std::vector<std::uint32_t>& list, std::vector<std::size_t>& listed) const {
+void ModulePattern::enter(std::uint32_t state, std::size_t position, std::size_t end,
+                          std::vector<std::uint32_t>& list,
+                          std::vector<std::size_t>& listed) const {
   std::vector<std::uint32_t> open = {state};
   while (!open.empty()) {
     const std::uint32_t at = open.back();
@@ -337,7 +341,7 @@ void Pattern::enter(std::uint32_t state, std::size_t position, std::size_t end,
   }
 }
 
-bool Pattern::matches(std::string_view module) const {
+bool ModulePattern::matches(std::string_view module) const {
   std::vector<std::uint32_t> now, later;
   std::vector<std::size_t> listed(states_.size(), 0);  // behind how many characters, and one
   enter(start_, 0, module.size(), now, listed);

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <string>
 
-#include "monograph/adapter/pattern.h"
+#include "monograph/adapter/module_pattern.h"
 #include "monograph/files/tests/temporary_folder.h"
 
 namespace monograph {
@@ -12,10 +12,10 @@ namespace {
 using files::error_of;
 
 bool matches(const char* pattern, const char* module) {
-  return Pattern(pattern, "test").matches(module);
+  return ModulePattern(pattern, "test").matches(module);
 }
 
-TEST(Pattern, MatchesTheEndOfAModuleAtADot) {
+TEST(ModulePattern, MatchesTheEndOfAModuleAtADot) {
   EXPECT_TRUE(matches("q_proj", "q_proj"));
   EXPECT_TRUE(matches("q_proj", "model.layers.0.self_attn.q_proj"));
   EXPECT_FALSE(matches("q_proj", "model.layers.0.self_attn.xq_proj"));
@@ -26,7 +26,7 @@ TEST(Pattern, MatchesTheEndOfAModuleAtADot) {
   EXPECT_FALSE(matches("layers\\.0.q", "layersX0.q"));
 }
 
-TEST(Pattern, AnchorsAlternativesClassesAndCounts) {
+TEST(ModulePattern, AnchorsAlternativesClassesAndCounts) {
   EXPECT_TRUE(matches("^model.a", "model.a"));
   EXPECT_FALSE(matches("^a", "model.a"));
   EXPECT_TRUE(matches("a$", "model.a"));
@@ -46,27 +46,28 @@ TEST(Pattern, AnchorsAlternativesClassesAndCounts) {
   EXPECT_FALSE(matches("", "model"));
 }
 
-TEST(Pattern, RefusesWhatItDoesNotKnow) {
+TEST(ModulePattern, RefusesWhatItDoesNotKnow) {
   const char* kBad[] = {"(",       ")",        "[a",   "a**",    "*a",         "(?=a)",
                         "(?i)a",   "a\\1",     "\\ba", "a{3,2}", "a{",         "a{1001}",
                         "\\",      "[z-a]",    "^*",   "a\n",    "\\xff",      "a++",
                         "[\\d-z]", "(?P<n>a)", "{1}",  "a|*",    "caf\xc3\xa9"};
   for (const char* pattern : kBad) {
-    EXPECT_NE(error_of([&] { Pattern(pattern, "test"); }), "no error") << pattern;
+    EXPECT_NE(error_of([&] { ModulePattern(pattern, "test"); }), "no error") << pattern;
   }
 }
 
-TEST(Pattern, HostilePatternsTakeNoTime) {
+TEST(ModulePattern, HostilePatternsTakeNoTime) {
   const auto start = std::chrono::steady_clock::now();
   const std::string name(5000, 'a');
-  EXPECT_FALSE(Pattern("(a*)*b", "test").matches(name));
-  EXPECT_FALSE(Pattern("(a|a)*b", "test").matches(name));
-  EXPECT_FALSE(Pattern("(.*.*.*.*.*.*)*b", "test").matches(name));
+  EXPECT_FALSE(ModulePattern("(a*)*b", "test").matches(name));
+  EXPECT_FALSE(ModulePattern("(a|a)*b", "test").matches(name));
+  EXPECT_FALSE(ModulePattern("(.*.*.*.*.*.*)*b", "test").matches(name));
   for (const char* pattern : {"((a{1000}){1000}){1000}", "((((){1000}){1000}){1000}){1000}"}) {
-    EXPECT_NE(error_of([&] { Pattern(pattern, "test"); }).find("too large"), std::string::npos);
+    EXPECT_NE(error_of([&] { ModulePattern(pattern, "test"); }).find("too large"),
+              std::string::npos);
   }
   const std::string deep = std::string(400, '(') + "a" + std::string(400, ')');
-  EXPECT_NE(error_of([&] { Pattern(deep, "test"); }).find("50 groups"), std::string::npos);
+  EXPECT_NE(error_of([&] { ModulePattern(deep, "test"); }).find("50 groups"), std::string::npos);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
 }
 

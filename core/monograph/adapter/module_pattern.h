@@ -14,19 +14,19 @@
 
 namespace monograph {
 
-class Pattern {
+class ModulePattern {
  public:
   // `text` as in re.match(rf"(.*\.)?({text})$", name): the rule by which PEFT matches modules.
   // Throws Error, beginning with `source`, if the pattern is longer than 1000 characters, not
   // ASCII, not valid, or outside the subset.
-  Pattern(std::string_view text, std::string_view source);
+  ModulePattern(std::string_view text, std::string_view source);
 
   bool matches(std::string_view module) const;
   // What a character of a module's name may cost at most.
   std::size_t size() const { return states_.size(); }
 
  private:
-  friend class PatternParser;
+  friend class ModulePatternParser;
   using Class = std::bitset<256>;
   enum class Kind : std::uint8_t { kClass, kSplit, kBegin, kEnd, kAccept };
   struct State {
