@@ -40,7 +40,7 @@ int dequantize_folder(const Options& options, const Session& session) {
       if (!weight.is_readable()) {
         throw Error(weight.parts.front().tensor.file->path().string() + ": weight " +
                     printable(weight.name) + ": cannot decode " + std::string(weight.format) +
-                    " (" + std::string(weight.spelling) + ")");
+                    " (" + std::string(weight.quant_method) + ")");
       }
       conversion.action = Action::kCast;
       conversion.dtype = wanted ? *wanted : float_type(weight.dtype).value_or(DType::kBFloat16);

@@ -85,7 +85,7 @@ void add_piece(Sums& sums, const std::vector<float>& a, const std::vector<float>
 bool same_bytes(const Weight& a, const Weight& b) {
   const bool is_transposed =
       (a.composed && a.composed->transposed) != (b.composed && b.composed->transposed);
-  if (is_transposed || a.format != b.format || a.spelling != b.spelling) return false;
+  if (is_transposed || a.format != b.format || a.quant_method != b.quant_method) return false;
   if (a.parts.size() != b.parts.size() || a.shape != b.shape) return false;
   for (std::size_t i = 0; i < a.parts.size(); ++i) {
     const auto x = a.parts[i].tensor.bytes(), y = b.parts[i].tensor.bytes();

@@ -9,7 +9,7 @@
 #include "command.h"
 #include "model.h"
 #include "monograph/hash/checkpoint_hash.h"
-#include "monograph/quant_methods/spellings.h"
+#include "monograph/quant_methods/quant_method.h"
 #include "monograph/text/utf8.h"
 #include "pattern.h"
 #include "table.h"
@@ -109,7 +109,7 @@ void print_text(const Report& report, const Options& options) {
     Table table({"name", "format", "written by", ">shape", ">block", ">bits", ">size"});
     for (const Weight* weight : report.weights) {
       table.add({printable(weight->name), format_text(*weight),
-                 weight->is_packed() ? std::string(weight->spelling) : "-",
+                 weight->is_packed() ? std::string(weight->quant_method) : "-",
                  shape_text(weight->shape), block_text(*weight),
                  fixed_text(weight->bits_per_weight(), 2), bytes_text(weight->size_bytes)});
     }
@@ -148,7 +148,7 @@ json::Value weight_json(const Weight& weight) {
   json::Value value;
   value.set("name", json::Value::string(weight.name));
   value.set("format", json::Value::string(weight.format));
-  value.set("written_by", json::Value::string(weight.spelling));
+  value.set("written_by", json::Value::string(weight.quant_method));
   json::Value& shape = value.set("shape", json::Value::array());
   for (const std::uint64_t dimension : weight.shape) shape.append(count(dimension));
   json::Value& block = value.set("block", json::Value::array());

@@ -169,10 +169,11 @@ Chosen choose_stacks(const ExpertStacks& experts, Chooser& chooser, const Option
 
 // What would stay packed beside the new format must be a weight that its loader knows.
 void check_kept(const Weight& weight, Format format, const Options& options) {
-  const bool of_producer = weight.spelling == producer_of(format) ||
-                           weight.spelling == "Monograph" || weight.spelling == "transformers";
+  const bool of_producer = weight.quant_method == producer_of(format) ||
+                           weight.quant_method == "Monograph" ||
+                           weight.quant_method == "transformers";
   const bool fits =
-      of_producer && (weight.format == options.to || weight.spelling == "bitsandbytes");
+      of_producer && (weight.format == options.to || weight.quant_method == "bitsandbytes");
   if (!weight.is_packed() || fits) return;
   throw Error(options.folder.from + ": weight " + printable(weight.name) + " would stay " +
               std::string(weight.format) + " beside " + options.to +

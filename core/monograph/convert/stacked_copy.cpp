@@ -20,9 +20,9 @@ class Stacker {
       : stack_(*conversion.weight), sources_(stack_.composed->sources) {
     const std::string_view format = stack_.format;
     const auto known = written_format(format);
-    if (!known || stack_.spelling != producer_of(*known) || !stack_.is_readable()) {
+    if (!known || stack_.quant_method != producer_of(*known) || !stack_.is_readable()) {
       fail("a stack has no names for " + std::string(format) + " of " +
-           std::string(stack_.spelling));
+           std::string(stack_.quant_method));
     }
     as_ = conversion;
     as_.action = Action::kQuantize;
@@ -36,7 +36,7 @@ class Stacker {
     for (const Part& part : sources_.front().parts) {
       if (part.role == "input_scale") fail("it has input scales, which belong to activations");
     }
-    const bool bitsandbytes = stack_.spelling == "bitsandbytes";
+    const bool bitsandbytes = stack_.quant_method == "bitsandbytes";
     if (stack_.double_quant) fail("each matrix has quantised scales with an offset of its own");
     const std::uint64_t rows = sources_.front().shape[0];
     if (as_.format == Format::kFp8Block && each_ > 1 && rows % as_.block != 0) {

@@ -110,7 +110,7 @@ class Planner {
     }
     if (!weight.is_readable()) {
       throw Error("weight " + in_quotes(weight.name) + ": cannot decode " +
-                  std::string(weight.format) + " (" + std::string(weight.spelling) + ")");
+                  std::string(weight.format) + " (" + std::string(weight.quant_method) + ")");
     }
     ExportedTensor& tensor = plan_.tensors.emplace_back();
     tensor.info = {name, type_for(name, shape), shape};

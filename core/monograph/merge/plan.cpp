@@ -527,7 +527,7 @@ MergePlan plan_merge(const std::vector<Weight>& weights, const json::Value& conf
   for (const Weight& weight : weights) {
     if (weight.is_packed() && !weight.is_readable()) {
       throw Error("weight " + in_quotes(weight.name) + ": cannot decode " +
-                  std::string(weight.format) + " (" + std::string(weight.spelling) + ")");
+                  std::string(weight.format) + " (" + std::string(weight.quant_method) + ")");
     }
   }
   Planner planner(weights, config, settings);

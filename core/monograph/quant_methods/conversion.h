@@ -12,7 +12,7 @@ namespace monograph {
 
 enum class Action : std::uint8_t {
   kCopy,      // every part as it is; of a stack of packed matrices: see convert/stacked_copy.h
-  kQuantize,  // to a packed format, in the spelling of a producer: see packed_parts.h
+  kQuantize,  // to a packed format, in the form of a producer: see packed_parts.h
   kCast,      // decoded if packed, then rounded to a float type
 };
 

@@ -1,11 +1,10 @@
 #include "monograph/quant_methods/list_weights.h"
 
 #include <algorithm>
-#include <array>
 #include <set>
 
 #include "monograph/base/error.h"
-#include "monograph/quant_methods/spellings.h"
+#include "monograph/quant_methods/quant_method.h"
 #include "monograph/text/utf8.h"
 
 namespace monograph {
@@ -14,20 +13,14 @@ namespace {
 using safetensors::Checkpoint;
 using safetensors::LocatedTensor;
 
-// Suffixes that mean nothing on their own: such a tensor belongs to a weight that is not there.
-constexpr std::array<std::string_view, 5> kOrphans = {
-    ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".quant_state.bitsandbytes__"};
-
 class Lister {
  public:
   Lister(const Checkpoint& checkpoint, const json::Value* config)
       : checkpoint_(checkpoint), config_(config) {}
 
   std::vector<Weight> run() {
-    for (const Spelling& spelling : spellings()) {
-      for (const LocatedTensor& tensor : checkpoint_.tensors()) {
-        if (!claimed_.contains(tensor.entry)) try_spelling(spelling, tensor);
-      }
+    for (const QuantMethod* method : quant_methods()) {
+      for (const StoredForm& form : method->stored) try_form(*method, form);
     }
     for (const LocatedTensor& tensor : checkpoint_.tensors()) {
       if (!claimed_.contains(tensor.entry)) add_plain(tensor);
@@ -39,16 +32,22 @@ class Lister {
   }
 
  private:
-  void try_spelling(const Spelling& spelling, const LocatedTensor& tensor) {
+  void try_form(const QuantMethod& method, const StoredForm& form) {
+    for (const LocatedTensor& tensor : checkpoint_.tensors()) {
+      if (!claimed_.contains(tensor.entry)) try_tensor(method, form, tensor);
+    }
+  }
+
+  void try_tensor(const QuantMethod& method, const StoredForm& form, const LocatedTensor& tensor) {
     const std::string& name = tensor.entry->name;
-    if (!name.ends_with(spelling.values)) return;
-    const std::string stem = name.substr(0, name.size() - spelling.values.size());
+    if (!name.ends_with(form.values)) return;
+    const std::string stem = name.substr(0, name.size() - form.values.size());
     Weight weight;
-    weight.name = stem + std::string(spelling.logical);
-    weight.spelling = spelling.name;
-    weight.format = spelling.format;
+    weight.name = stem + std::string(form.logical);
+    weight.quant_method = method.name;
+    weight.format = form.format;
     weight.parts.push_back({"values", tensor});
-    for (const PartName& part : spelling.parts) {
+    for (const PartName& part : form.parts) {
       if (part.suffix.empty()) continue;
       const LocatedTensor* found = checkpoint_.find(stem + std::string(part.suffix));
       if (found != nullptr && !claimed_.contains(found->entry)) {
@@ -58,8 +57,8 @@ class Lister {
       }
     }
     const Candidate candidate(config_, weight);
-    if (!spelling.matches(candidate)) return;
-    spelling.describe(candidate);
+    if (!form.matches(candidate)) return;
+    form.describe(candidate);
     for (const Part& part : weight.parts) {
       claimed_.insert(part.tensor.entry);
       weight.size_bytes += part.tensor.entry->size_bytes;
@@ -67,21 +66,27 @@ class Lister {
     weights_.push_back(std::move(weight));
   }
 
-  void add_plain(const LocatedTensor& tensor) {
+  // A tensor that belongs to a weight that is not there.
+  static void check_orphan(const QuantMethod& method, const LocatedTensor& tensor) {
     const std::string& name = tensor.entry->name;
-    for (const std::string_view suffix : kOrphans) {
+    for (const std::string_view suffix : method.orphans) {
       const auto at = name.rfind(suffix);
       if (at == std::string::npos || at == 0) continue;
       // .quant_state.bitsandbytes__nf4: the suffix goes on.
       if (at + suffix.size() != name.size() && suffix.back() != '_') continue;
       throw Error(tensor.file->path().string() + ": tensor " + text::in_quotes(name) +
-                  ": belongs to a bitsandbytes weight " + text::in_quotes(name.substr(0, at)) +
-                  " that lacks values, absmax or "
-                  "quant_state");
+                  ": belongs to a " + std::string(method.name) + " weight " +
+                  text::in_quotes(name.substr(0, at)) + " that lacks " +
+                  std::string(method.orphan_lacks));
     }
+  }
+
+  void add_plain(const LocatedTensor& tensor) {
+    const std::string& name = tensor.entry->name;
+    for (const QuantMethod* method : quant_methods()) check_orphan(*method, tensor);
     Weight weight;
     weight.name = name;
-    weight.spelling = "plain";
+    weight.quant_method = "plain";
     weight.dtype = tensor.entry->dtype;
     weight.format = short_name(weight.dtype);
     weight.shape = tensor.entry->shape;

@@ -1,14 +1,7 @@
-// The tensors of a quantised weight, in the spelling of a producer that loaders know:
-//   nf4, fp4      bitsandbytes         X.weight, X.weight.absmax, .quant_map, .quant_state ...
-//   mxfp4         compressed-tensors   X.weight_packed, X.weight_scale
-//   mxfp8         compressed-tensors   X.weight, X.weight_scale
-//   nvfp4-divide  compressed-tensors   X.weight_packed, X.weight_scale, X.weight_global_scale
-//   fp8-block     DeepSeek             X.weight, X.weight_scale_inv
-// and those of a stack P of experts, with one dimension more in front:
-//   nf4, fp4      P, P.absmax ...; the blocks run on from expert to expert
-//   others        the same endings behind P: P_packed or P, P_scale, P_global_scale [experts],
-//                 P_scale_inv
-//   mxfp4 of gpt-oss   P_blocks [experts, rows, blocks, 16], P_scales
+// The tensors of a quantised weight, as its producer names them (producers/). Those of a stack P of
+// experts have one dimension more in front: the blocks of bitsandbytes run on from expert to
+// expert, of others the endings stand behind P: P_packed or P, P_scale, P_global_scale [experts],
+// P_scale_inv; of gpt-oss P_blocks and P_scales.
 #pragma once
 
 #include <algorithm>
@@ -18,14 +11,16 @@
 #include <vector>
 
 #include "monograph/quant_methods/packed_layout.h"
+#include "monograph/safetensors/plan.h"
+#include "monograph/safetensors/writer.h"
 
 namespace monograph {
 
-// The format of the table above that a user calls so: "nvfp4" is nvfp4-divide.
+// The format that is written and that a user calls so: "nvfp4" is nvfp4-divide.
 std::optional<Format> written_format(std::string_view name);
 std::vector<std::string> written_names();
 std::string_view written_name(Format format);
-// Who spells it so: "bitsandbytes", "compressed-tensors" or "DeepSeek".
+// Who writes it so: "bitsandbytes", "compressed-tensors" or "DeepSeek".
 std::string_view producer_of(Format format);
 
 // All tensors of the weight, the values first. Throws Error if the producer has no name for it:
@@ -57,5 +52,12 @@ struct PackedScales {
 // Everything but the values, from the scales of all blocks.
 void write_packed_parts(const Conversion& conversion, const PackedScales& scales,
                         safetensors::ShardedWriter& writer);
+
+// A whole tensor.
+template <class T>
+void write_array(safetensors::ShardedWriter& writer, const std::string& name, const T* data,
+                 std::size_t count) {
+  writer.write(name, 0, {reinterpret_cast<const std::uint8_t*>(data), count * sizeof(T)});
+}
 
 }  // namespace monograph

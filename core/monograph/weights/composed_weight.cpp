@@ -18,7 +18,7 @@ Weight seen_as(std::string name, std::vector<std::uint64_t> shape, ComposedWeigh
   Weight weight;
   weight.name = std::move(name);
   weight.format = first.format;
-  weight.spelling = first.spelling;
+  weight.quant_method = first.quant_method;
   weight.block = first.block;
   weight.double_quant = first.double_quant;
   weight.dtype = first.dtype;

@@ -37,7 +37,7 @@ const ExpertLayout* find_expert_layout(const json::Value& config);
 // Whether plain stacks of this model are [experts, inputs, outputs]; false if it is not known.
 bool stores_experts_transposed(const json::Value& config);
 
-// Whether this is gpt-oss, whose MXFP4 has a spelling of its own.
+// Whether this is gpt-oss, whose MXFP4 has names of its own.
 bool is_gpt_oss(const json::Value& config);
 
 // The last part of the name of one expert's "gate", "up" or "down"; empty if there is no module.

@@ -59,7 +59,7 @@ const StackName* stack_name(std::string_view name) {
 
 bool alike(const Weight& a, const Weight& b) {
   return a.shape == b.shape && a.dtype == b.dtype && a.format == b.format &&
-         a.spelling == b.spelling && a.block == b.block && a.double_quant == b.double_quant;
+         a.quant_method == b.quant_method && a.block == b.block && a.double_quant == b.double_quant;
 }
 
 // The matrices of one module: by projection, then by expert.

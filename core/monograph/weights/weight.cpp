@@ -71,7 +71,7 @@ void read_elements(const Weight& weight, std::uint64_t begin, std::uint64_t end,
   if (!weight.is_readable()) {
     throw Error(weight.parts.front().tensor.file->path().string() + ": weight " +
                 text::in_quotes(weight.name) + ": cannot decode " + std::string(weight.format) +
-                " (" + std::string(weight.spelling) + ")");
+                " (" + std::string(weight.quant_method) + ")");
   }
   if (begin > end || end > weight.elements) {
     throw Error("weight " + text::in_quotes(weight.name) + ": elements " + std::to_string(begin) +

@@ -27,9 +27,9 @@ struct Part {
 struct ComposedWeight;
 
 struct Weight {
-  std::string name;           // as the model knows it: "model.layers.0.mlp.up_proj.weight"
-  std::string_view format;    // "nf4", "fp8-block" ...; of a plain one its dtype: "bf16", "i64"
-  std::string_view spelling;  // who writes it so: "bitsandbytes", "ModelOpt" ...; "plain"
+  std::string name;               // as the model knows it: "model.layers.0.mlp.up_proj.weight"
+  std::string_view format;        // "nf4", "fp8-block" ...; of a plain one its dtype: "bf16", "i64"
+  std::string_view quant_method;  // who writes it so: "bitsandbytes", "ModelOpt" ...; "plain"
   std::vector<std::uint64_t> shape;  // logical: of the dequantised weight
   std::uint64_t elements = 0;
   // How far a scale reaches: {64} consecutive elements, or {128, 128} rows and columns. Empty for a
@@ -45,7 +45,7 @@ struct Weight {
   // Set: the elements are those of other weights, put together (composed_weight.h).
   std::shared_ptr<const ComposedWeight> composed;
 
-  bool is_packed() const { return spelling != "plain"; }
+  bool is_packed() const { return quant_method != "plain"; }
   // Whether read_elements works.
   bool is_readable() const;
   double bits_per_weight() const {

@@ -306,7 +306,7 @@ TEST(WhyKept, ChoosesLinearLayersOnly) {
   const auto why = [](const std::string& name, std::vector<std::uint64_t> shape) {
     Weight weight;
     weight.name = name;
-    weight.spelling = "plain";
+    weight.quant_method = "plain";
     weight.shape = std::move(shape);
     return skip_reason(weight);
   };

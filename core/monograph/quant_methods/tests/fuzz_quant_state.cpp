@@ -1,5 +1,5 @@
 // libFuzzer: any bytes as a quant_state. What is accepted must be the same JSON to another library,
-// and must be accepted again in our own spelling.
+// and must be accepted again as we write it.
 #include <cstdint>
 #include <cstdlib>
 #include <nlohmann/json.hpp>

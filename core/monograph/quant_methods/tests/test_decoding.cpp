@@ -1,4 +1,4 @@
-// Every spelling of a format with small floats decodes to the values of the slow reference.
+// Every producer's form of a format with small floats decodes to the values of the slow reference.
 #include <gtest/gtest.h>
 
 #include "monograph/files/tests/temporary_folder.h"

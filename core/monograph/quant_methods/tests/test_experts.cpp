@@ -115,7 +115,7 @@ TEST(Experts, WhichWayAStackLiesIsToldByHiddenSizeOrTheModel) {
   const auto order = [](std::vector<std::uint64_t> shape, const char* name, const char* config) {
     Weight weight;
     weight.name = name;
-    weight.spelling = "plain";
+    weight.quant_method = "plain";
     weight.shape = std::move(shape);
     return order_of(weight, json::parse(config, "config.json"));
   };

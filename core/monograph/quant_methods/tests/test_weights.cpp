@@ -104,12 +104,12 @@ TEST(Weights, ReadsPlainFloatsOfEveryWidth) {
 }
 
 struct Known {
-  std::string name, format, spelling;
+  std::string name, format, quant_method;
   std::vector<TestTensor> tensors;
   std::vector<std::uint64_t> shape, block;
 };
 
-TEST(Weights, RecognisesTheKnownSpellings) {
+TEST(Weights, RecognisesEveryProducer) {
   using T = StoredDType;
   const std::vector<Known> known = {
       {"w.weight",
@@ -199,11 +199,11 @@ TEST(Weights, RecognisesTheKnownSpellings) {
     TensorList list;
     for (const TestTensor& tensor : row.tensors) list.add(tensor.name, tensor.dtype, tensor.shape);
     const Opened opened(list);
-    ASSERT_EQ(opened.weights.size(), 1u) << row.format << " " << row.spelling;
+    ASSERT_EQ(opened.weights.size(), 1u) << row.format << " " << row.quant_method;
     const Weight& weight = opened.weights[0];
     EXPECT_EQ(weight.name, row.name);
     EXPECT_EQ(weight.format, row.format);
-    EXPECT_EQ(weight.spelling, row.spelling);
+    EXPECT_EQ(weight.quant_method, row.quant_method);
     EXPECT_EQ(weight.shape, row.shape);
     EXPECT_EQ(weight.block, row.block);
     EXPECT_EQ(weight.parts.size(), row.tensors.size());

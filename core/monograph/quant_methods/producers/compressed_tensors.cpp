@@ -1,0 +1,117 @@
+// compressed-tensors, the format of llm-compressor and vLLM: X.weight_packed or X.weight,
+// X.weight_scale, X.weight_global_scale.
+#include <array>
+
+#include "monograph/quant_methods/quant_method.h"
+#include "monograph/quant_methods/quantization_config.h"
+#include "monograph/quant_methods/shared_layouts.h"
+
+namespace monograph {
+namespace {
+
+using json::Value;
+using safetensors::StoredDType;
+
+constexpr std::array kStored = {
+    StoredForm{"nvfp4",
+               ".weight_packed",
+               ".weight",
+               {{{".weight_scale", "scale", true},
+                 {".weight_global_scale", "global_scale", true},
+                 {".input_global_scale", "input_scale"}}},
+               [](const Candidate& found) {
+                 return found.values_are(StoredDType::kU8) &&
+                        found.dtype_of("scale") == StoredDType::kF8E4M3;
+               },
+               [](const Candidate& found) { describe_nvfp4(found, Format::kNvfp4Divide); }},
+    StoredForm{"mxfp4",
+               ".weight_packed",
+               ".weight",
+               {{{".weight_scale", "scale", true}}},
+               [](const Candidate& found) {
+                 return found.values_are(StoredDType::kU8) && found.scale_is_e8m0();
+               },
+               describe_mxfp4},
+    StoredForm{"fp8",
+               ".weight",
+               ".weight",
+               {{{".weight_scale", "scale", true}, {".input_scale", "input_scale"}}},
+               [](const Candidate& found) { return found.values_are(StoredDType::kF8E4M3); },
+               describe_fp8},
+};
+
+constexpr std::array kWritten = {WrittenForm{.name = "mxfp4",
+                                             .format = Format::kMxfp4,
+                                             .values = ".weight_packed",
+                                             .scales = ".weight_scale"},
+                                 WrittenForm{.name = "mxfp8",
+                                             .format = Format::kMxfp8,
+                                             .values = ".weight",
+                                             .scales = ".weight_scale",
+                                             .values_type = StoredDType::kF8E4M3},
+                                 WrittenForm{.name = "nvfp4",
+                                             .format = Format::kNvfp4Divide,
+                                             .values = ".weight_packed",
+                                             .scales = ".weight_scale",
+                                             .tensor = ".weight_global_scale",
+                                             .scales_type = StoredDType::kF8E4M3}};
+
+// The scheme of compressed-tensors for weights, and its name for how they are stored.
+struct Scheme {
+  const char* format;
+  const char* weights;
+};
+
+Scheme scheme_of(Format format) {
+  switch (format) {
+    case Format::kMxfp4:
+      return {"mxfp4-pack-quantized",
+              R"({"num_bits": 4, "type": "float", "symmetric": true, "group_size": 32,
+                  "strategy": "group", "dynamic": false, "scale_dtype": "torch.uint8"})"};
+    case Format::kMxfp8:
+      return {"mxfp8-quantized",
+              R"({"num_bits": 8, "type": "float", "symmetric": true, "group_size": 32,
+                  "strategy": "group", "dynamic": false, "scale_dtype": "torch.uint8"})"};
+    default:
+      return {"nvfp4-pack-quantized",
+              R"({"num_bits": 4, "type": "float", "symmetric": true, "group_size": 16,
+                  "strategy": "tensor_group", "dynamic": false,
+                  "scale_dtype": "torch.float8_e4m3fn"})"};
+  }
+}
+
+Value config_of(const ConfigRequest& request) {
+  const Scheme scheme = scheme_of(request.first->format);
+  Value group = Value::object();
+  Value targets = Value::array();
+  targets.append(Value::string("Linear"));
+  group.set("targets", std::move(targets));
+  group.set("weights", json::parse(scheme.weights, "scheme"));
+  group.set("input_activations", Value());
+  group.set("output_activations", Value());
+  group.set("format", Value::string(scheme.format));
+  Value groups = Value::object();
+  groups.set("group_0", std::move(group));
+  Value value = Value::object();
+  value.set("config_groups", std::move(groups));
+  value.set("quant_method", Value::string("compressed-tensors"));
+  value.set("kv_cache_scheme", Value());
+  value.set("format", Value::string(scheme.format));
+  value.set("quantization_status", Value::string("compressed"));
+  value.set("global_compression_ratio", Value());
+  value.set("ignore", skipped_modules(request.conversions));
+  return value;
+}
+
+}  // namespace
+
+namespace producers {
+
+const QuantMethod& compressed_tensors() {
+  static constexpr QuantMethod kMethod = {
+      .name = "compressed-tensors", .stored = kStored, .written = kWritten, .config = config_of};
+  return kMethod;
+}
+
+}  // namespace producers
+}  // namespace monograph
