@@ -8,6 +8,8 @@
 #include "block_size.h"
 #include "command.h"
 #include "convert_folder.h"
+#include "merge_base.h"
+#include "merge_options.h"
 #include "merge_report.h"
 #include "model.h"
 #include "monograph/adapter/adapter.h"
@@ -18,7 +20,6 @@
 #include "monograph/quant_methods/packed_parts.h"
 #include "monograph/quant_methods/skip_reason.h"
 #include "monograph/text/utf8.h"
-#include "monograph/weights/experts.h"
 #include "recorded_base.h"
 #include "rounding.h"
 
@@ -28,26 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 using text::in_quotes;
 
-struct Options {
-  std::string base, base_model, out, base_weights, as, as_experts, to = "same", experts = "keep";
-  RoundingOptions rounding;
-  std::vector<std::string> adapters;
-  bool force = false, another_base = false, json = false, all = false, dry_run = false;
-  bool double_quant = false, as_double_quant = false;
-  std::optional<std::size_t> block, as_block;
-  double warn_below = 0.9, warn_above = 0.5;
-  std::optional<double> fail_below, fail_above;
-  int jobs = 0;
-  std::uint64_t max_shard_bytes = 5'000'000'000;
-};
-
 constexpr std::size_t kShownRows = 10;
-
-std::vector<std::string> output_types() {
-  std::vector<std::string> types = written_names();
-  types.insert(types.begin(), {"same", "bf16", "fp16", "fp32"});
-  return types;
-}
 
 struct GivenAdapter {
   std::string path;
@@ -79,137 +61,6 @@ class Threads {
   ThreadPool pool_;
 };
 
-const Weight* first_packed(const Model& model) {
-  for (const Weight& weight : model.weights) {
-    if (weight.is_packed()) return &weight;
-  }
-  return nullptr;
-}
-
-// --base must say which weights the adapter was trained on, and BASE must have them.
-void check_base_choice(const Options& options, const Model& model) {
-  const Weight* packed = first_packed(model);
-  if (options.base_weights == "original" && !options.as.empty()) {
-    throw UsageError("--as", "is for --base dequantized, the base weights are original");
-  }
-  if (options.base_weights == "original" && packed != nullptr) {
-    throw Error(options.base + ": is quantised (" + std::string(packed->format) +
-                "), so it does not have the original weights: give the model it was made from, or "
-                "--base dequantized to merge onto the values it stores");
-  }
-  if (options.base_weights == "dequantized" && packed == nullptr && options.as.empty()) {
-    throw Error(options.base +
-                ": is not quantised. An adapter trained on quantised weights belongs on them: give "
-                "that checkpoint, or say how this one was loaded in training (--as nf4), or use "
-                "--base original");
-  }
-  if (!options.as.empty() && packed != nullptr) {
-    throw Error(options.base +
-                ": --as is for --base dequantized with a base that is not quantised");
-  }
-}
-
-// An adapter that changes experts was trained on packed or on plain ones.
-void check_experts_choice(const Options& options, const std::vector<Adapter>& adapters) {
-  if (options.as.empty()) {
-    if (options.as_experts.empty()) return;
-    throw UsageError("--as-experts", "is for --as, which says how the base was loaded");
-  }
-  const bool changes = std::any_of(adapters.begin(), adapters.end(), [](const Adapter& adapter) {
-    return !adapter.config().target_parameters.empty();
-  });
-  if (!changes || !options.as_experts.empty()) return;
-  throw UsageError(
-      "--as-experts (an adapter has target_parameters: were they packed or plain in training?) "
-      "is required");
-}
-
-std::string packing_text(std::string_view format, std::uint64_t block, bool double_quant) {
-  return std::string(format) + " with blocks of " + std::to_string(block) +
-         (double_quant ? " and quantised scales" : " and plain scales");
-}
-
-bool is_of_experts(const Weight& weight) {
-  return is_expert_stack(weight) || parse_expert_name(weight.name).has_value();
-}
-
-bool has_packed_experts(const Model& model) {
-  return std::any_of(model.weights.begin(), model.weights.end(), [](const Weight& weight) {
-    return weight.is_packed() && is_of_experts(weight);
-  });
-}
-
-// What an adapter records and the command line does not say.
-void take_recorded(Options& options, const std::vector<Adapter>& adapters, const Model& model) {
-  for (const Adapter& adapter : adapters) {
-    const RecordedBase& recorded = adapter.recorded_base();
-    if (options.base_weights.empty()) options.base_weights = recorded.weights;
-    const bool wants = options.base_weights == "dequantized" && options.as.empty() &&
-                       first_packed(model) == nullptr && recorded.packed;
-    if (!wants) continue;
-    options.as = recorded.packed->format;
-    if (recorded.packed->format == "nf4" || recorded.packed->format == "fp4") {
-      options.as_block = recorded.packed->block;
-    }
-    options.as_double_quant = recorded.packed->double_quant;
-    if (options.as_experts.empty() && recorded.packed->experts) {
-      options.as_experts = *recorded.packed->experts ? "packed" : "plain";
-    }
-  }
-  if (options.base_weights.empty()) {
-    throw UsageError("--base (no adapter records which weights it was trained on) is required");
-  }
-}
-
-// What the adapter says of its base against what was given.
-void check_recorded_base(const Adapter& adapter, const std::string& sha256, const Options& options,
-                         const MergeSettings& settings, const Model& model,
-                         const Session& session) {
-  const RecordedBase& recorded = adapter.recorded_base();
-  const auto differs = [&](const std::string& what) {
-    const std::string text = adapter.folder().string() + ": " + what;
-    if (!options.force && !options.another_base) {
-      throw Error(text + "; --another-base merges all the same");
-    }
-    session.warn(text);
-  };
-  if (recorded.packed) {
-    const RecordedPacking& packed = *recorded.packed;
-    const std::string trained = packing_text(packed.format, packed.block, packed.double_quant);
-    const Weight* first = first_packed(model);
-    const bool divides = packed.format == "nf4" || packed.format == "fp4";
-    std::string given;
-    if (first != nullptr) {
-      given = packing_text(first->format, divides ? first->block.back() : packed.block,
-                           first->double_quant);
-    } else if (settings.base_as) {
-      given = packing_text(options.as, divides ? settings.base_block : packed.block,
-                           settings.base_double_quant);
-    }
-    if (!given.empty() && given != trained) {
-      differs("was trained on " + trained + ", " +
-              (first != nullptr ? "the base is " : "--as says ") + given);
-    }
-    const bool experts = first != nullptr ? has_packed_experts(model) : settings.base_as_experts;
-    if (!given.empty() && packed.experts && *packed.experts != experts) {
-      differs(std::string("was trained on ") + (*packed.experts ? "packed" : "plain") +
-              " experts, " + (first != nullptr ? "those of the base are " : "--as-experts says ") +
-              (experts ? "packed" : "plain"));
-    }
-    if (first == nullptr && settings.base_as && packed.rule != "default") {
-      differs("was trained with scales by the rule " + in_quotes(packed.rule) +
-              ", --as has those of the default rule: give the packed folder");
-    }
-  }
-  const json::Value* config = model.config ? &*model.config : nullptr;
-  if (!is_recorded_base(recorded, model.weights, config, sha256)) {
-    differs("was trained on the base with hash " + recorded.sha256 + ", this one has " + sha256);
-  }
-  if (!recorded.weights.empty() && recorded.weights != options.base_weights) {
-    differs("was trained on " + recorded.weights + " weights, --base says " + options.base_weights);
-  }
-}
-
 std::string base_name(const Model& model, const std::vector<Adapter>& adapters,
                       const std::string& path) {
   for (const Adapter& adapter : adapters) {
@@ -224,7 +75,7 @@ std::string base_name(const Model& model, const std::vector<Adapter>& adapters,
 
 class Merge {
  public:
-  Merge(Options options, const Session& session)
+  Merge(MergeOptions options, const Session& session)
       : options_(std::move(options)), session_(session), threads_(options_.jobs) {}
 
   int run() {
@@ -452,7 +303,7 @@ class Merge {
     }
   }
 
-  Options options_;
+  MergeOptions options_;
   const Session& session_;
   Threads threads_;
   Model model_;
@@ -465,79 +316,8 @@ class Merge {
 };
 
 Run declare(CommandLine& line) {
-  auto options = std::make_shared<Options>();
-  line.add_option("base", options->base,
-                  "The folder of the base model; or a recipe, or the folder of the adapter that it "
-                  "made, and nothing else is needed (Python)");
-  line.add_option("--base-model", options->base_model, "The base, as an option").type_name("DIR");
-  line.add_option("--adapter", options->adapters,
-                  "A PEFT adapter folder, with a weight if it is not 1 (repeatable)")
-      .type_name("DIR[:WEIGHT]")
-      .repeatable();
-  line.add_option(
-          "--base", options->base_weights,
-          "Which weights the adapter was trained on: 'original' (16 or 32 bits), or "
-          "'dequantized', the values of a quantised checkpoint; required unless the adapter "
-          "records it")
-      .one_of({"original", "dequantized"});
-  line.add_option("--out", options->out, "The folder to write");
-  line.add_option("--as", options->as,
-                  "With --base dequantized and a base that is not quantised: the format it was "
-                  "loaded in for training; the adapter of a recipe records it")
-      .one_of(written_names())
-      .type_name("FORMAT");
-  line.add_option("--as-block-size", options->as_block, "Block size of --as nf4 or fp4")
-      .option_text("N [64]");
-  line.add_flag("--as-double-quant", options->as_double_quant, "--as with quantised scales");
-  line.add_option("--as-experts", options->as_experts,
-                  "With --as: whether the experts of a mixture were 'packed' too, or 'plain'; "
-                  "needed where an adapter changes them")
-      .one_of({"packed", "plain"})
-      .type_name("HOW");
-  line.add_option(
-          "--to", options->to,
-          "Type of the output. 'same': that of the base, or of the weights it was quantised "
-          "from; bf16, fp16, fp32; or a packed format for the linear layers: nf4, fp4, mxfp4, "
-          "mxfp8, nvfp4, fp8-block")
-      .one_of(output_types())
-      .type_name("TYPE")
-      .shows_default();
-  line.add_option("--block-size", options->block, "Block size of --to nf4 and fp4")
-      .option_text("N [64]");
-  line.add_flag("--double-quant", options->double_quant, "--to nf4 or fp4 with quantised scales");
-  line.add_option(
-          "--experts", options->experts,
-          "Plain experts in a packed output: 'stack' them, quantise them as they are stored "
-          "('separate') or 'keep' them; those that are packed in the base are packed")
-      .one_of({"stack", "separate", "keep"})
-      .type_name("HOW")
-      .shows_default();
-  declare_rounding(line, options->rounding);
-  line.add_option("--warn-below", options->warn_below,
-                  "Warn about weights that keep a smaller share of the trained change")
-      .finite()
-      .shows_default();
-  line.add_option("--warn-above", options->warn_above,
-                  "Warn about weights whose error along the adapter, relative to its change, is "
-                  "larger")
-      .finite()
-      .shows_default();
-  line.add_option("--fail-below", options->fail_below,
-                  "Write nothing and exit with 1 if a weight keeps a smaller share")
-      .finite();
-  line.add_option("--fail-above", options->fail_above,
-                  "Write nothing and exit with 1 if a weight has a larger error along the adapter")
-      .finite();
-  declare_another_base(line, options->another_base);
-  line.add_flag("--force", options->force, "--another-base, and replace --out if it exists");
-  line.add_option("--max-shard-size", options->max_shard_bytes, "Start a new file above this size")
-      .bytes()
-      .shows_default("5GB");
-  declare_jobs(line, options->jobs);
-  line.add_flag("--dry-run", options->dry_run,
-                "Check everything but the thresholds, which need the merge; write nothing");
-  line.add_flag("--all", options->all, "Report every changed weight, not the 10 worst");
-  line.add_flag("--json", options->json, "Print the report as JSON");
+  auto options = std::make_shared<MergeOptions>();
+  declare_merge(line, *options);
   return [options](Session& session) { return Merge(*options, session).run(); };
 }
 

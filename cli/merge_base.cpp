@@ -1,0 +1,143 @@
+#include "merge_base.h"
+
+#include <algorithm>
+
+#include "monograph/text/utf8.h"
+#include "monograph/weights/experts.h"
+
+namespace monograph::cli {
+namespace {
+
+using text::in_quotes;
+
+const Weight* first_packed(const Model& model) {
+  for (const Weight& weight : model.weights) {
+    if (weight.is_packed()) return &weight;
+  }
+  return nullptr;
+}
+
+std::string packing_text(std::string_view format, std::uint64_t block, bool double_quant) {
+  return std::string(format) + " with blocks of " + std::to_string(block) +
+         (double_quant ? " and quantised scales" : " and plain scales");
+}
+
+bool is_of_experts(const Weight& weight) {
+  return is_expert_stack(weight) || parse_expert_name(weight.name).has_value();
+}
+
+bool has_packed_experts(const Model& model) {
+  return std::any_of(model.weights.begin(), model.weights.end(), [](const Weight& weight) {
+    return weight.is_packed() && is_of_experts(weight);
+  });
+}
+
+}  // namespace
+
+void check_base_choice(const MergeOptions& options, const Model& model) {
+  const Weight* packed = first_packed(model);
+  if (options.base_weights == "original" && !options.as.empty()) {
+    throw UsageError("--as", "is for --base dequantized, the base weights are original");
+  }
+  if (options.base_weights == "original" && packed != nullptr) {
+    throw Error(options.base + ": is quantised (" + std::string(packed->format) +
+                "), so it does not have the original weights: give the model it was made from, or "
+                "--base dequantized to merge onto the values it stores");
+  }
+  if (options.base_weights == "dequantized" && packed == nullptr && options.as.empty()) {
+    throw Error(options.base +
+                ": is not quantised. An adapter trained on quantised weights belongs on them: give "
+                "that checkpoint, or say how this one was loaded in training (--as nf4), or use "
+                "--base original");
+  }
+  if (!options.as.empty() && packed != nullptr) {
+    throw Error(options.base +
+                ": --as is for --base dequantized with a base that is not quantised");
+  }
+}
+
+void check_experts_choice(const MergeOptions& options, const std::vector<Adapter>& adapters) {
+  if (options.as.empty()) {
+    if (options.as_experts.empty()) return;
+    throw UsageError("--as-experts", "is for --as, which says how the base was loaded");
+  }
+  const bool changes = std::any_of(adapters.begin(), adapters.end(), [](const Adapter& adapter) {
+    return !adapter.config().target_parameters.empty();
+  });
+  if (!changes || !options.as_experts.empty()) return;
+  throw UsageError(
+      "--as-experts (an adapter has target_parameters: were they packed or plain in training?) "
+      "is required");
+}
+
+void take_recorded(MergeOptions& options, const std::vector<Adapter>& adapters,
+                   const Model& model) {
+  for (const Adapter& adapter : adapters) {
+    const RecordedBase& recorded = adapter.recorded_base();
+    if (options.base_weights.empty()) options.base_weights = recorded.weights;
+    const bool wants = options.base_weights == "dequantized" && options.as.empty() &&
+                       first_packed(model) == nullptr && recorded.packed;
+    if (!wants) continue;
+    options.as = recorded.packed->format;
+    if (recorded.packed->format == "nf4" || recorded.packed->format == "fp4") {
+      options.as_block = recorded.packed->block;
+    }
+    options.as_double_quant = recorded.packed->double_quant;
+    if (options.as_experts.empty() && recorded.packed->experts) {
+      options.as_experts = *recorded.packed->experts ? "packed" : "plain";
+    }
+  }
+  if (options.base_weights.empty()) {
+    throw UsageError("--base (no adapter records which weights it was trained on) is required");
+  }
+}
+
+void check_recorded_base(const Adapter& adapter, const std::string& sha256,
+                         const MergeOptions& options, const MergeSettings& settings,
+                         const Model& model, const Session& session) {
+  const RecordedBase& recorded = adapter.recorded_base();
+  const auto differs = [&](const std::string& what) {
+    const std::string text = adapter.folder().string() + ": " + what;
+    if (!options.force && !options.another_base) {
+      throw Error(text + "; --another-base merges all the same");
+    }
+    session.warn(text);
+  };
+  if (recorded.packed) {
+    const RecordedPacking& packed = *recorded.packed;
+    const std::string trained = packing_text(packed.format, packed.block, packed.double_quant);
+    const Weight* first = first_packed(model);
+    const bool divides = packed.format == "nf4" || packed.format == "fp4";
+    std::string given;
+    if (first != nullptr) {
+      given = packing_text(first->format, divides ? first->block.back() : packed.block,
+                           first->double_quant);
+    } else if (settings.base_as) {
+      given = packing_text(options.as, divides ? settings.base_block : packed.block,
+                           settings.base_double_quant);
+    }
+    if (!given.empty() && given != trained) {
+      differs("was trained on " + trained + ", " +
+              (first != nullptr ? "the base is " : "--as says ") + given);
+    }
+    const bool experts = first != nullptr ? has_packed_experts(model) : settings.base_as_experts;
+    if (!given.empty() && packed.experts && *packed.experts != experts) {
+      differs(std::string("was trained on ") + (*packed.experts ? "packed" : "plain") +
+              " experts, " + (first != nullptr ? "those of the base are " : "--as-experts says ") +
+              (experts ? "packed" : "plain"));
+    }
+    if (first == nullptr && settings.base_as && packed.rule != "default") {
+      differs("was trained with scales by the rule " + in_quotes(packed.rule) +
+              ", --as has those of the default rule: give the packed folder");
+    }
+  }
+  const json::Value* config = model.config ? &*model.config : nullptr;
+  if (!is_recorded_base(recorded, model.weights, config, sha256)) {
+    differs("was trained on the base with hash " + recorded.sha256 + ", this one has " + sha256);
+  }
+  if (!recorded.weights.empty() && recorded.weights != options.base_weights) {
+    differs("was trained on " + recorded.weights + " weights, --base says " + options.base_weights);
+  }
+}
+
+}  // namespace monograph::cli

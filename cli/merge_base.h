@@ -1,0 +1,28 @@
+// The base of a merge: what the options and the adapters say of it, and what it is.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "merge_options.h"
+#include "model.h"
+#include "monograph/adapter/adapter.h"
+#include "monograph/merge/merge.h"
+
+namespace monograph::cli {
+
+// --base must say which weights the adapter was trained on, and BASE must have them.
+void check_base_choice(const MergeOptions& options, const Model& model);
+
+// An adapter that changes experts was trained on packed or on plain ones.
+void check_experts_choice(const MergeOptions& options, const std::vector<Adapter>& adapters);
+
+// What an adapter records and the command line does not say.
+void take_recorded(MergeOptions& options, const std::vector<Adapter>& adapters, const Model& model);
+
+// What the adapter says of its base against what was given.
+void check_recorded_base(const Adapter& adapter, const std::string& sha256,
+                         const MergeOptions& options, const MergeSettings& settings,
+                         const Model& model, const Session& session);
+
+}  // namespace monograph::cli

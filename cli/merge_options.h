@@ -1,0 +1,30 @@
+// The options of `monograph merge`.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "command.h"
+#include "rounding.h"
+
+namespace monograph::cli {
+
+// As given on the command line; what an adapter records is filled in by take_recorded.
+struct MergeOptions {
+  std::string base, base_model, out, base_weights, as, as_experts, to = "same", experts = "keep";
+  RoundingOptions rounding;
+  std::vector<std::string> adapters;
+  bool force = false, another_base = false, json = false, all = false, dry_run = false;
+  bool double_quant = false, as_double_quant = false;
+  std::optional<std::size_t> block, as_block;
+  double warn_below = 0.9, warn_above = 0.5;
+  std::optional<double> fail_below, fail_above;
+  int jobs = 0;
+  std::uint64_t max_shard_bytes = 5'000'000'000;
+};
+
+void declare_merge(CommandLine& line, MergeOptions& options);
+
+}  // namespace monograph::cli
