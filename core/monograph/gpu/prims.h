@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "monograph/gpu/host/block.h"
+#include "monograph/gpu/host/mma.h"
 #endif
 
 #if defined(__CUDACC__)
@@ -361,38 +362,11 @@ MONOGRAPH_DEVICE void mma(float (&d)[4], const std::uint32_t (&a)[4], const std:
   }
 }
 #else
-struct MmaLane {
-  float* d;
-  const std::uint32_t *a, *b;
-};
-template <class T>
-void mma_by_definition(void* const* lanes) {
-  float a[16][16], b[16][8];
-  const auto element = [](std::uint32_t pair, unsigned half) {
-    return to_float(T{static_cast<std::uint16_t>(pair >> 16 * half)});
-  };
-  for (unsigned i = 0; i < kLanes; ++i) {
-    const MmaLane& lane = *static_cast<const MmaLane*>(lanes[i]);
-    const unsigned g = i / 4;
-    for (unsigned half = 0; half < 2; ++half) {
-      const unsigned k = i % 4 * 2 + half;
-      for (unsigned part = 0; part < 4; ++part)
-        a[g + part % 2 * 8][k + part / 2 * 8] = element(lane.a[part], half);
-      for (unsigned part = 0; part < 2; ++part) b[k + part * 8][g] = element(lane.b[part], half);
-    }
-  }
-  for (unsigned i = 0; i < kLanes; ++i)
-    for (unsigned part = 0; part < 4; ++part) {
-      float& d = static_cast<const MmaLane*>(lanes[i])->d[part];
-      const unsigned row = i / 4 + part / 2 * 8, col = i % 4 * 2 + part % 2;
-      for (unsigned k = 0; k < 16; ++k) d += a[row][k] * b[k][col];
-    }
-}
 template <class T>
 void mma(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
          host::Line where = host::Line::here()) {
-  MmaLane mine = {d, a, b};
-  const auto all = [](void* const* lanes) { mma_by_definition<T>(lanes); };
+  host::MmaLane mine = {d, a, b};
+  const auto all = [](void* const* lanes) { host::mma_by_definition<T>(lanes); };
   host::warp_together(&mine, all, where);
 }
 #endif
