@@ -3,10 +3,10 @@
     python tools/check_tree.py [--build build/release]
 
 File length, no torch in core, no conditional macros outside the listed places, no circle of imports in
-Python and no import of a folder above one's own, no include upwards in core, no standard containers or
-algorithms in ISA units, no speed of a GPU in a text as long as no report of one is kept and, with --build,
-no weak symbol in an ISA object that lacks the tag of its instruction set: the linker could otherwise hand
-AVX-512 code to a baseline caller.
+Python and no import of a folder above one's own, no include upwards in core, every folder and operator in
+docs/architecture.md, no standard containers or algorithms in ISA units, no speed of a GPU in a text as long
+as no report of one is kept and, with --build, no weak symbol in an ISA object that lacks the tag of its
+instruction set: the linker could otherwise hand AVX-512 code to a baseline caller.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import ast
 import graphlib
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -114,6 +115,23 @@ def check_core_layers(core: pathlib.Path = ROOT / "core/monograph") -> list[str]
             if order.get(included, len(order)) > order[folder]:
                 findings.append(f"{path}: includes monograph/{included}, which stands above {folder}/")
     return findings
+
+
+def check_architecture(page: str | None = None) -> list[str]:
+    """The page names every folder of core, ops and cli, and has the schemas of all operators."""
+    text = (ROOT / "docs" / "architecture.md").read_text() if page is None else page
+    folders = {path.parent.relative_to(ROOT) for path in sources(".h", ".cpp", ".cuh", ".cu", ".hip")}
+    names = set()
+    for folder in folders:
+        if folder.parts[:2] == ("core", "monograph"):
+            parts = [part for part in folder.parts[2:4] if part != "tests"]
+            names |= {"/".join(parts[:count]) for count in range(1, len(parts) + 1)}
+        elif folder.parts[0] in {"ops", "cli"}:
+            names.add(folder.parts[1] if len(folder.parts) > 1 else folder.parts[0])
+    lost = [name for name in sorted(names - {"tests"}) if not re.search(rf"(?<![\w-]){name}[/`]", text)]
+    findings = [f"docs/architecture.md: the folder {name}/ is not named" for name in lost]
+    tool = runpy.run_path(str(ROOT / "tools" / "update_operator_page.py"))
+    return findings + tool["findings"](text, tool["schemas"]())
 
 
 def check_conditionals() -> list[str]:
@@ -294,7 +312,7 @@ def main() -> int:
     parser.add_argument("--build", type=pathlib.Path, help="a release build folder, for the weak symbols")
     arguments = parser.parse_args()
     findings = check_length() + check_core_is_torch_free() + check_core_layers() + check_conditionals()
-    findings += check_isa_units() + check_import_circles() + check_floors()
+    findings += check_architecture() + check_isa_units() + check_import_circles() + check_floors()
     findings += check_gpu_speeds()
     if arguments.build:
         findings += check_weak_symbols(arguments.build)

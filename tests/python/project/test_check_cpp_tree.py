@@ -54,3 +54,45 @@ def test_a_folder_of_core_has_a_place_in_the_order(tool, tmp_path):
     assert len(findings) == 2
     assert "drawer: not in the order" in findings[0]
     assert "targets: no folder, but in the order" in findings[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "longest"),
+    [("core/a.h", 401, 400), ("core/tests/test_a.cpp", 501, 500), ("core/a.cpp", 400, 0)],
+)
+def test_a_long_file_is_found(tool, tmp_path, monkeypatch, name, lines, longest):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    path.write_text("\n" * lines)
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    monkeypatch.setattr(tool, "sources", lambda *suffixes: [path])
+    wanted = [f"{name}: {lines} lines, at most {longest} wanted"] if longest else []
+    assert tool.check_length() == wanted
+
+
+PAGE = TOOL.parents[1] / "docs" / "architecture.md"
+
+
+def test_a_folder_that_the_page_does_not_name_is_found(tool):
+    text = PAGE.read_text()
+    assert tool.check_architecture(text) == []
+    found = tool.check_architecture(text.replace("`serving/`", "").replace("kernels/rotary", ""))
+    assert [finding.split(": ")[1] for finding in found] == [
+        "the folder kernels/rotary/ is not named",
+        "the folder serving/ is not named",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("| `rotary` |", "| `rotation` |", "operator rotary has no row"),
+        ("| `rotary` |", "| `rotation` |", "operator rotation has a row, but no schema"),
+        ("| `rotary` |", "| `linear` |", "operator linear has two rows"),
+        ("reload(Tensor handle, Tensor after)", "reload(Tensor handle)", "the schemas are not those of ops/"),
+    ],
+)
+def test_an_operator_that_the_page_has_wrong_is_found(tool, old, new, what):
+    text = PAGE.read_text()
+    assert text.count(old) == 1
+    assert any(what in finding for finding in tool.check_architecture(text.replace(old, new)))
