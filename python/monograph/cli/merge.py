@@ -26,7 +26,7 @@ _KEYS = ("--base-model", "--output-dir")
 
 def names_a_recipe(arguments: Sequence[str]) -> bool:
     """Whether the first argument is a recipe, or a folder that remembers one while no adapter is named. The
-    native program hands over by the same rule: cli/hand_over.cpp."""
+    native program hands over by the same rule: cli/exec_python.cpp."""
     first = arguments[0] if arguments else ""
     if first.endswith((".yml", ".yaml")):
         return True
