@@ -7,7 +7,6 @@ import torch
 
 import monograph as mg
 from monograph.memory.offload.device_copies import DeviceCopies
-from monograph.memory.offload.graph_replay import Replayed, replay
 
 
 class Log:
@@ -89,56 +88,6 @@ def test_a_copy_comes_after_what_made_it_and_its_source_is_kept():
     ]
     assert log.calls[2][2] is token.done
     assert log.calls[4][2] is log.calls[3][2]
-
-
-def test_an_event_is_recorded_behind_each_replay_o3():
-    log = Log()
-
-    class Graph:
-        def __init__(self, name):
-            self.name = name
-
-        def replay(self):
-            log.calls.append(("replay " + self.name, log.now.name, None))
-
-    stream, event = log.Stream(), log.Event()
-    order = []
-    layer = Replayed(
-        log,
-        warm_up=lambda: order.append("warm up"),
-        capture=lambda: order.append("capture") or (Graph("forward"), Graph("backward")),
-        warm_ups=2,
-        pre_warmup_hook=lambda: order.append("off"),
-        post_warmup_hook=lambda: order.append("on"),
-    )
-    assert order == ["off", "warm up", "warm up", "on", "capture"]
-    for run, name in ((layer.forward, "forward"), (layer.backward, "backward")):
-        log.calls.clear()
-        before = event.recorded
-        assert run(cuda_graph_stream=stream, cuda_graph_event=event) is event
-        assert words(log) == [
-            ("record", "main"),
-            ("wait", "side1"),
-            (f"replay {name}", "side1"),
-            ("record", "side1"),
-            ("wait", "main"),
-        ]
-        assert event.recorded == before + 1
-        assert log.calls[3][2] is event
-    log.calls.clear()
-    replay(Graph("alone"), log)
-    assert words(log) == [("replay alone", "main"), ("record", "main")]
-
-
-def test_hooks_run_also_when_a_warm_up_fails():
-    order = []
-
-    def fails():
-        raise RuntimeError("no memory")
-
-    with pytest.raises(RuntimeError, match="no memory"):
-        Replayed(Log(), fails, lambda: None, post_warmup_hook=lambda: order.append("on"))
-    assert order == ["on"]
 
 
 class Elsewhere:
