@@ -50,7 +50,6 @@ MODES = {
     "inductor_whole_step": "forward, backward, clipping and update as one flat graph with Inductor's code",
     "per_layer": "one graph with Inductor's code for each decoder layer: it is not one graph",
     "eager": "no compilation",
-    "regions": "another name of `graph`",
 }
 WITH_REGIONS = ("graph", "whole_step")
 _WHOLE = ("whole_step", "inductor_whole_step")
@@ -134,7 +133,6 @@ class TrainStep:
             raise ValueError(f"mode is {mode!r}, wanted one of {', '.join(MODES)}")
         if virtual_shards is not None and (type(virtual_shards) is not int or virtual_shards < 1):
             raise ValueError(f"virtual_shards is {virtual_shards!r}, wanted a whole number, 1 or more")
-        mode = "graph" if mode == "regions" else mode
         refuse_fully_sharded(model, "TrainStep")
         self.model, self.mode, self.dynamic, self.seed = model, mode, dynamic, seed
         guard_packed(model)

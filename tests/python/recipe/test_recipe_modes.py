@@ -57,10 +57,9 @@ def test_every_mode_trains_without_a_break_to_the_losses_of_eager(mode, root, ea
 
 
 def test_every_mode_of_the_step_can_be_written(root):
-    assert set(GRAPHS) | {"eager", "regions"} == set(MODES)
+    assert set(GRAPHS) | {"eager"} == set(MODES)
     for mode in MODES:
-        found = check_keys(small_recipe(root, "instruction", step_mode=mode)).recipe.mode
-        assert found == ("graph" if mode == "regions" else mode)
+        assert check_keys(small_recipe(root, "instruction", step_mode=mode)).recipe.mode == mode
 
 
 @pytest.mark.parametrize(

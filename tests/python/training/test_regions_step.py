@@ -101,7 +101,7 @@ def test_one_outer_graph_and_the_bits_of_eager(family, checkpointing, dropout, d
 def test_sixteen_bit_adapters_and_accumulation():
     """Slices hold float32 masters of 16-bit parameters; the micro-batches of a step share one graph."""
     steps = []
-    for mode in ("regions", "eager"):
+    for mode in ("graph", "eager"):
         model = build("llama")
         for name, parameter in model.named_parameters():
             if "lora_" in name:
@@ -119,7 +119,7 @@ def test_the_model_is_as_ever_beside_the_step():
     """The slices are the step's: a loss outside it reaches PEFT's parameters."""
     batch = step_models.batches(True, 1)[0]
     found = []
-    for mode in ("regions", "eager"):
+    for mode in ("graph", "eager"):
         step = TrainStep(build("llama"), mode=mode, backend="eager")
         step([batch], 1e-2)
         loss = step.model(input_ids=batch["input_ids"], labels=batch["labels"], use_cache=False).loss
@@ -131,7 +131,7 @@ def test_the_model_is_as_ever_beside_the_step():
 
 def test_misuse_is_named():
     model = build("llama")
-    step = TrainStep(model, mode="regions", backend="eager")
+    step = TrainStep(model, mode="graph", backend="eager")
     layer = next(iter(region_layers(model).values()))
     for mode in ("inductor", "inductor_whole_step", "per_layer"):
         with pytest.raises(ValueError, match=f"mode is '{mode}' on a model with regions, wanted 'graph'"):

@@ -212,8 +212,7 @@ class Recipe:
         None, "ten Inductor options; see below"
     )
     step_mode: (
-        Literal["graph", "whole_step", "inductor", "inductor_whole_step", "per_layer", "eager", "regions"]
-        | None
+        Literal["graph", "whole_step", "inductor", "inductor_whole_step", "per_layer", "eager"] | None
     ) = key(None, "what is compiled, see training.md; `graph`, or `inductor` with torch_compile: true; ours")
     # Several processes
     shard_size: int | None = key(
@@ -287,7 +286,7 @@ class Recipe:
         """The mode of the step that these keys mean together; cross_checks.py refuses what contradicts."""
         if self.torch_compile is False:
             return "eager"
-        written = "graph" if self.step_mode in (None, "regions") else str(self.step_mode)
+        written = "graph" if self.step_mode is None else str(self.step_mode)
         generated = {"graph": "inductor", "whole_step": "inductor_whole_step"}
         return generated.get(written, written) if self.wants_inductor else written
 

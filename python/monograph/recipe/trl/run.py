@@ -94,7 +94,7 @@ def make_trainer(recipe: TrlRecipe) -> Any:
         optimize(
             trainer.model,
             attention=recipe.attention == "monograph",
-            regions=recipe.step_mode in ("graph", "regions"),
+            regions=recipe.step_mode == "graph",
         )
     with _wrong_recipe():
         put_optimizer(recipe, trainer)
