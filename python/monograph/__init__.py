@@ -73,7 +73,12 @@ _ON_FIRST_USE = {
 }
 
 
+_MODULES_ON_FIRST_USE = {"offload": "monograph.memory.offload"}
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES_ON_FIRST_USE:
+        return importlib.import_module(_MODULES_ON_FIRST_USE[name])
     if name not in _ON_FIRST_USE:
         raise AttributeError(f"module 'monograph' has no attribute {name!r}")
     return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)

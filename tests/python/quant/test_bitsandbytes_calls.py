@@ -8,6 +8,7 @@ from bitsandbytes.functional import QuantState, quantize_4bit
 from torch import nn
 
 import monograph as mg
+from monograph.quant.quant_methods.bitsandbytes import from_quant_state
 
 ROWS, COLS = 96, 64  # not square: a transposed weight is told by its shape
 
@@ -72,7 +73,7 @@ def test_their_dequantize_on_our_weight(nested):
 @pytest.mark.parametrize("nested", [False, True])
 def test_the_state_has_what_theirs_has(nested):
     packed, theirs = packed_by_bitsandbytes(nested)
-    weight = mg.nn.QuantLinear(mg.spellings.bitsandbytes.from_quant_state(packed, theirs)).weight
+    weight = mg.nn.QuantLinear(from_quant_state(packed, theirs)).weight
     ours = weight.quant_state
     for is_packed in (False, True):
         found, wanted = ours.as_dict(packed=is_packed), theirs.as_dict(packed=is_packed)
@@ -129,7 +130,7 @@ def test_bytes_that_were_reordered_for_inference_are_refused():
     layer.weight.data = packed
     for call in (
         lambda: mg.dequantize_4bit(packed, state),
-        lambda: mg.spellings.bitsandbytes.from_quant_state(packed, state),
+        lambda: from_quant_state(packed, state),
         lambda: mg.nn.replace_linears(nn.Sequential(layer)),
     ):
         with pytest.raises(ValueError, match=r"packing_format_for_cpu is True.*load the model again"):

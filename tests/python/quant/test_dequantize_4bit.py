@@ -10,6 +10,7 @@ import torch._dynamo
 from bitsandbytes.functional import QuantState, quantize_4bit
 
 import monograph as mg
+from monograph.quant.quant_methods.bitsandbytes import from_quant_state
 from support import bnb_reference
 
 ROWS, COLS = 48, 128
@@ -143,7 +144,7 @@ def test_reading_the_state_costs_under_two_percent_of_a_large_weight(nested, rec
 
     def both(rows, cols):
         packed, state = made("nf4", nested, torch.bfloat16, rows, cols)
-        w = mg.spellings.bitsandbytes.from_quant_state(packed, state)
+        w = from_quant_state(packed, state)
         arguments = (w.values.reshape(-1), list(w.scales), [1, 64, rows, cols], torch.bfloat16)
         return (lambda: operator(*arguments)), (lambda: mg.dequantize_4bit(packed, state))
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import monograph as mg
+from monograph.ops import formats
 from monograph.ops.layout import join_layouts, read_layout
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -266,12 +267,12 @@ def rotary_backward(r: Random) -> list[Any]:
 
 
 def quantize(r: Random) -> list[Any]:
-    fmt = mg.formats.FORMATS[r.choice(FORMATS[:-1])]
+    fmt = formats.FORMATS[r.choice(FORMATS[:-1])]
     shape = r.choice(((3, 64), (2, 2, 96), (1, 32), (5, 0), (64,)))
     block = r.choice(fmt.block_sizes[:2])
-    rule, scale_bytes = r.choice((0, mg.formats.RULES[r.choice(list(fmt.rules.values()))])), 0
+    rule, scale_bytes = r.choice((0, formats.RULES[r.choice(list(fmt.rules.values()))])), 0
     double = fmt.double_quant and r.random() < 0.5
-    if fmt.shape is mg.formats.BlockShape.ROW and shape[-1] % block:
+    if fmt.shape is formats.BlockShape.ROW and shape[-1] % block:
         shape = (3, 64)
     return [
         floats(r, *shape, dtype=r.choice(DTYPES)),
@@ -295,9 +296,9 @@ def dequantize_out(r: Random) -> list[Any]:
 
 
 def split_quantize(r: Random) -> list[Any]:
-    fmt = mg.formats.FORMATS[r.choice(FORMATS[:-1])]
+    fmt = formats.FORMATS[r.choice(FORMATS[:-1])]
     splits = [r.choice((0, 32, 64)) for _ in range(r.randrange(0, 4))]
-    rule = r.choice((0, mg.formats.RULES[r.choice(list(fmt.rules.values()))]))
+    rule = r.choice((0, formats.RULES[r.choice(list(fmt.rules.values()))]))
     return [
         floats(r, sum(splits), 64, dtype=r.choice(DTYPES)),
         splits,

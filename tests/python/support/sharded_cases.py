@@ -29,7 +29,7 @@ from monograph.distributed.sharded_layer import ShardedLayer
 from monograph.nn import QuantLinear, replace_linears
 from monograph.ops.formats import ABSMAX_FORMATS, FORMATS
 from monograph.training import TrainStep, forward_loss
-from monograph.training.regions import TRACES, forget
+from monograph.training.regions import TRACES, forget, make_regions
 from monograph.training.regions.outer_graph import partition
 from monograph.upstream.torch_names import aot_autograd, make_boxed_func
 from support import recurrent_models
@@ -274,7 +274,7 @@ def refused(world: World) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)  # the adapter
     raises(ValueError, ["sharded already"], lambda: mg.shard(model, world))
-    regions: Any = mg.regions.make_regions(copy.deepcopy(whole))
+    regions: Any = make_regions(copy.deepcopy(whole))
     raises(ValueError, ["has regions"], lambda: mg.shard(regions, world))
     shared = copy.deepcopy(whole)
     layers = shared.get_base_model().model.layers
