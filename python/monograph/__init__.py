@@ -85,5 +85,6 @@ def __getattr__(name: str) -> Any:
 
 
 when_imported("peft", "monograph.hf.peft.packed_layers")
+when_imported("torch._dynamo", "monograph.ops.has_kernel")
 when_imported("torch._inductor.decomposition", "monograph.ops.inductor_decompositions")
 when_imported("torch._inductor.lowering", "monograph.ops.inductor_fallbacks")

@@ -9,10 +9,14 @@ from monograph.upstream.torch_names import has_kernel_for
 _KEYS = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU", "mps": "MPS", "meta": "Meta"}
 
 
-# A graph decides it once: kernels are registered when libraries are loaded.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _computed_there(operators: tuple[str, ...], device_type: str) -> bool:
     return all(has_kernel(operator, torch.device(device_type)) for operator in operators)
+
+
+def install() -> None:
+    """Called when torch._dynamo is imported, which takes longer than all of ours: a graph decides once what
+    has a kernel, as kernels are registered when libraries are loaded."""
+    torch.compiler.assume_constant_result(_computed_there)
 
 
 def may_take_over(device_type: str, *operators: str) -> bool:
