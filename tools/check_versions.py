@@ -18,8 +18,8 @@ SELECTION = """
 upstream/test_private_names.py::test_the_private_name_is_still_there
 upstream/test_private_names.py::test_names_set_by_others_are_those_we_read
 ops/test_graph.py::test_opcheck[nf4-True]
-ops/test_graph.py::test_one_graph_and_no_recompile_over_five_shapes_q1[True]
-ops/test_graph.py::test_registration_is_idempotent_q8
+ops/test_graph.py::test_one_graph_and_no_recompile_over_five_shapes[True]
+ops/test_graph.py::test_registration_is_idempotent
 nn/test_quant_linear.py::test_forward_is_the_dequantised_layer
 nn/test_quant_linear.py::test_weight_is_honest
 nn/test_quant_linear.py::test_state_dict_round_trip
@@ -32,8 +32,8 @@ hf/test_loading_options.py::test_dtype_holds_for_quantised_folders_too[nf4]
 hf/test_loading_options.py::test_experts_are_refused_by_name
 hf/test_trl_head.py::test_one_graph
 recipe/test_recipe_train.py::test_a_run_writes_what_peft_reads
-training/test_train_step.py::test_one_graph_and_the_losses_of_eager_q9[llama-True-0.05-False-nf4-True-True-inductor]
-training/test_train_step.py::test_one_graph_and_the_losses_of_eager_q9[llama-True-0.0-False-nf4-True-False-whole_step]
+training/test_train_step.py::test_one_graph_and_the_losses_of_eager[llama-True-0.05-False-nf4-True-True-inductor]
+training/test_train_step.py::test_one_graph_and_the_losses_of_eager[llama-True-0.0-False-nf4-True-False-whole_step]
 """
 
 

@@ -164,7 +164,7 @@ def test_hooks_run_and_other_dtypes_are_the_class_s():
         (Gemma3TextConfig, torch.bfloat16),  # in float16 transformers' own gradients are no numbers
     ],
 )
-def test_autocast_gives_the_dtypes_and_values_of_transformers_c4(config_class, dtype):
+def test_autocast_gives_the_dtypes_and_values_of_transformers(config_class, dtype):
     """Values and gradients within eight units of the narrow dtype; regions have the bits of the layers."""
     forget()
     eager = build(config_class)

@@ -164,8 +164,8 @@ def blocks_by_definition(codes, scales):
 
 
 @pytest.mark.parametrize("scale", ["float32", "bfloat16", "e8m0"])
-def test_fp8_tails_of_192_and_576_q5(tmp_path, scale):
-    """Requirement Q5 from a folder: the last blocks are partial, where transformers guesses other blocks."""
+def test_fp8_tails_of_192_and_576(tmp_path, scale):
+    """From a folder: the last blocks are partial, where transformers guesses other blocks."""
     source = producer_folders.make_source(tmp_path / "source", hidden_size=192, intermediate_size=576)
     state = tensors(source)
     for name in [name for name in state if name.endswith("_proj.weight")]:

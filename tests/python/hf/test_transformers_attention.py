@@ -87,8 +87,8 @@ def packed_batch(lengths=LENGTHS, slots=8, seed=1):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_packed_documents_equal_documents_alone_p2(name):
-    """Requirement P2 and G3: the collator's offsets reach the op; no document sees another."""
+def test_packed_documents_equal_documents_alone(name):
+    """The collator's offsets reach the op; no document sees another."""
     model = build(name)
     ids, positions, cu, _ = packed_batch()
     with torch.no_grad():
@@ -294,8 +294,8 @@ def test_a_whole_step_is_one_graph():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_collators_batch_goes_straight_in_p1(name):
-    """Requirement P1: borders computed once per batch by the collator, for every model; padding is inert."""
+def test_the_collators_batch_goes_straight_in(name):
+    """Borders computed once per batch by the collator, for every model; padding is inert."""
     model = build(name)
     ids, *_ = packed_batch()
     starts = torch.tensor([0, *LENGTHS]).cumsum(0).tolist()
@@ -309,8 +309,8 @@ def test_the_collators_batch_goes_straight_in_p1(name):
     assert abs(together.item() - separate.item()) <= 1e-5 * separate.item()
 
 
-def test_three_dimensional_rotary_positions_pass_untouched_g3():
-    """Requirement G3, for attention: positions [3, 1, T] of a vision model beside the collator's offsets."""
+def test_three_dimensional_rotary_positions_pass_untouched():
+    """Positions [3, 1, T] of a vision model beside the collator's offsets."""
     torch.manual_seed(0)
     options = {name: value for name, value in SMALL.items() if name != "head_dim"}
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}

@@ -57,7 +57,7 @@ def views() -> dict[str, torch.Tensor]:
     return made
 
 
-def test_every_dtype_and_view_comes_back_as_it_was_o2(tmp_path):
+def test_every_dtype_and_view_comes_back_as_it_was(tmp_path):
     table = StorageTable(Disk(tmp_path))
     given = views()
     packed = {name: table.pack(t) for name, t in given.items()}
@@ -82,7 +82,7 @@ def grouped_layer(weights: int = 32) -> dict[str, object]:
     return {"experts": tensors, "amax": amax, "buffers": buffers}
 
 
-def test_a_layer_of_32_grouped_weights_moves_as_its_buffers_o1(tmp_path):
+def test_a_layer_of_32_grouped_weights_moves_as_its_buffers(tmp_path):
     layer = grouped_layer()
     buffers = [b.clone() for b in layer["buffers"]]
     sizes = sum(b.numel() for b in buffers)

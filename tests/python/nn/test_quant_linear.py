@@ -121,8 +121,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "double_quant", "checkpointing", "backend"), CASES)
-def test_one_graph_with_checkpointing_and_dynamic_lengths_q9(name, double_quant, checkpointing, backend):
-    """Requirement Q9: fullgraph forward and backward, 0 breaks, 0 recompiles over six lengths."""
+def test_one_graph_with_checkpointing_and_dynamic_lengths(name, double_quant, checkpointing, backend):
+    """Fullgraph forward and backward, 0 breaks, 0 recompiles over six lengths."""
     layers = 4 if backend == "inductor" else 2 if checkpointing else 1
     model = llama(layers=layers, format=name, double_quant=double_quant)
     model.get_input_embeddings().weight.requires_grad_(True)
@@ -146,8 +146,8 @@ def test_one_graph_with_checkpointing_and_dynamic_lengths_q9(name, double_quant,
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_peft_lora_trains_on_top_q10(name):
-    """Requirement Q10: every format is a base that LoRA learns on."""
+def test_peft_lora_trains_on_top(name):
+    """Every format is a base that LoRA learns on."""
     model = llama(layers=1, format=name, double_quant=name == "nf4")
     model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
     assert isinstance(model.base_model.model.model.layers[0].mlp.up_proj.base_layer, QuantLinear)

@@ -36,8 +36,8 @@ def ours(values, scales, block, quant_type, shape, dtype):
 @pytest.mark.parametrize("dtype", bnb.DTYPES)
 @pytest.mark.parametrize("block", bnb.BLOCKS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_bitwise_equal_to_the_reference_q2(quant_type, dtype, block, shape):
-    """Requirement Q2: plain states in three dtypes, for every block size and awkward shape."""
+def test_bitwise_equal_to_the_reference(quant_type, dtype, block, shape):
+    """Plain states in three dtypes, for every block size and awkward shape."""
     values, absmax = packed(shape, quant_type, block)
     got = ours(values, [absmax], block, quant_type, shape, dtype)
     want = bnb.reference(values, absmax, block, quant_type, shape, dtype)
@@ -47,8 +47,8 @@ def test_bitwise_equal_to_the_reference_q2(quant_type, dtype, block, shape):
 @pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
 @pytest.mark.parametrize("dtype", bnb.DTYPES)
 @pytest.mark.parametrize("block", bnb.BLOCKS)
-def test_double_quantised_bitwise_equal_q2(quant_type, dtype, block):
-    """Requirement Q2: nested states. bitsandbytes' own codes, decoded inside our kernel."""
+def test_double_quantised_bitwise_equal(quant_type, dtype, block):
+    """Nested states. bitsandbytes' own codes, decoded inside our kernel."""
     shape = (600, 4096)
     values, absmax = packed(shape, quant_type, block)
     parts, decoded = bnb.nested_scales(absmax)
@@ -120,8 +120,8 @@ def test_threads_do_not_change_a_bit():
     assert all(torch.equal(r, results[0]) for r in results)
 
 
-def test_transposed_weight_gives_the_transposed_result_q4():
-    """Requirement Q4: values compared, not only shapes; also through bitsandbytes' [1, n] convention."""
+def test_transposed_weight_gives_the_transposed_result():
+    """Values compared, not only shapes; also through bitsandbytes' [1, n] convention."""
     from bitsandbytes.functional import quantize_4bit
 
     weight = torch.randn(96, 160, dtype=torch.bfloat16)
@@ -134,8 +134,7 @@ def test_transposed_weight_gives_the_transposed_result_q4():
     assert torch.equal(straight, from_quant_state(tensor, state).dequantize())
 
 
-def test_without_a_state_the_tensor_passes_through_q3():
-    """Requirement Q3."""
+def test_without_a_state_the_tensor_passes_through():
     tensor = torch.randn(3, 4)
     assert mg.dequantize_4bit(tensor) is tensor
 

@@ -67,8 +67,8 @@ def test_non_finite_values(name):
 
 @pytest.mark.parametrize("kind", FORMATS["fp8-block"].scale_types)
 @pytest.mark.parametrize("shape", [(192, 192), (576, 130), (128, 4304), (4304, 64), (2, 192, 300)])
-def test_partial_blocks_follow_the_grid_of_128_q5(shape, kind):
-    """Requirement Q5: 192 rows are blocks of 128 and 64, never two of 96; each expert has its own grid."""
+def test_partial_blocks_follow_the_grid_of_128(shape, kind):
+    """192 rows are blocks of 128 and 64, never two of 96; each expert has its own grid."""
     weight = hard_weight(*shape)
     w = mg.quantize(weight, "fp8-block", scale_type=kind)
     grid = [*shape[:-2], -(-shape[-2] // 128), -(-shape[-1] // 128)]

@@ -39,7 +39,7 @@ def test_scratch_of_forward_and_backward(n, k, m, threads):
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "mxfp8", "nvfp4", "fp8-block"])
-def test_scratch_of_the_other_formats_q10(name):
-    """Requirement Q10: no copy of the weight either; in bf16 it would be 32 MiB."""
+def test_scratch_of_the_other_formats(name):
+    """No copy of the weight either; in bf16 it would be 32 MiB."""
     scratch = scratch_mib(name, 4096, 4096, 512, 1)
     assert scratch <= 4 + 2 + 1, f"{scratch:.1f} MiB besides the outputs"

@@ -97,8 +97,8 @@ def test_packed_rows_are_flattened_with_their_boundaries(column):
         assert torch.equal(torch.as_tensor(got[name]), torch.as_tensor(value)), name
 
 
-def test_misuse_is_visible_p3():
-    """Requirement P3: nothing is swallowed; a failure is a ValueError that names feature and finding."""
+def test_misuse_is_visible():
+    """Nothing is swallowed; a failure is a ValueError that names feature and finding."""
     collate = PackedCollator(max_documents=2)
     for features, message in [
         (documents(1, 1, 1), "the batch has 3 documents, cu_seqlens has room for max_documents=2"),
@@ -203,8 +203,8 @@ def loss_of_batch(model, batch, targets):
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_packed_and_padded_loss_is_that_of_the_documents_alone_p1(train):
-    """Requirement P1: boundaries come with the batch, for any model, in evaluation as in training.
+def test_packed_and_padded_loss_is_that_of_the_documents_alone(train):
+    """Boundaries come with the batch, for any model, in evaluation as in training.
 
     float64: the sums differ in their order only, 60 terms of about 4.6: 1e-12 allows some 1000 roundings of
     2^-53. transformers' loss is a float32 sum of 54 terms: (54 + 10) * 2^-24 = 4e-6.
@@ -299,8 +299,8 @@ def flash_forward(flash, batch, with_keywords):
     return forward, (q, batch["position_ids"], {name: batch[name] for name in names})
 
 
-def test_transformers_skips_its_own_derivation_p2(flash_stand_in, monkeypatch):
-    """Requirement P2: given our keywords, `_is_packed_sequence` and the like are not called; same result."""
+def test_transformers_skips_its_own_derivation(flash_stand_in, monkeypatch):
+    """Given our keywords, `_is_packed_sequence` and the like are not called; same result."""
     batch = PackedCollator(pad_to_multiple_of=32, max_documents=5)(documents(7, 1, 12))
     forward, arguments = flash_forward(flash_stand_in, batch, with_keywords=False)
     want = forward(*arguments)
@@ -310,8 +310,8 @@ def test_transformers_skips_its_own_derivation_p2(flash_stand_in, monkeypatch):
     torch.testing.assert_close(forward(*arguments), want)
 
 
-def test_the_keywords_make_the_flash_path_one_graph_p2(flash_stand_in):
-    """Requirement P2: with them fullgraph over eight packings without a recompile; without them it breaks."""
+def test_the_keywords_make_the_flash_path_one_graph(flash_stand_in):
+    """With them fullgraph over eight packings without a recompile; without them it breaks."""
     collate = PackedCollator(pad_to_multiple_of=64, max_documents=12)
     torch._dynamo.reset()
     compiled = None

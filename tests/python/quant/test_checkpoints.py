@@ -73,8 +73,8 @@ def same_logits(tmp_path, rewritten):
     assert torch.equal(got, want)
 
 
-def test_real_artefacts_of_the_quantiser_dequantise_to_its_values_q6():
-    """Requirement Q6: Params4bit made by bitsandbytes itself, not a synthetic fixture."""
+def test_real_artefacts_of_the_quantiser_dequantise_to_its_values():
+    """Params4bit made by bitsandbytes itself, not a synthetic fixture."""
     torch.manual_seed(1)
     for nested in (False, True):
         for quant_type in ("nf4", "fp4"):

@@ -349,12 +349,12 @@ shape_padding triton.cudagraphs
 TEN = _ten.split()
 
 
-def test_ten_options_and_none_by_default_c1(good):
+def test_ten_options_and_none_by_default(good):
     assert sorted(OPTIONS) == TEN
     assert check_keys(good).recipe.torch_compile_options is None
 
 
-def test_options_are_checked_when_the_file_is_read_c2(good):
+def test_options_are_checked_when_the_file_is_read(good):
     both = good | {"torch_compile": "auto", "sample_packing": True}
     read = check_keys(both | {"torch_compile_options": {"triton.cudagraphs": True}})
     assert [("no effect" in n, "sample_packing" in n) for n in read.notices] == [(True, False), (False, True)]
@@ -363,7 +363,7 @@ def test_options_are_checked_when_the_file_is_read_c2(good):
     assert "torch_compile is false" in errors_of(off)[0]
 
 
-def test_options_are_applied_and_put_back_c3():
+def test_options_are_applied_and_put_back():
     import torch._inductor.config as inductor
 
     def now():
@@ -382,7 +382,7 @@ def test_options_are_applied_and_put_back_c3():
 
 
 @pytest.mark.parametrize("name", TEN)
-def test_torch_still_has_the_option_c4(name):
+def test_torch_still_has_the_option(name):
     """Walks dotted names; a rename in torch fails here before it fails a user."""
     import torch._inductor.config as place
 

@@ -63,7 +63,7 @@ def test_the_tutorial_shows_what_happens(replayed):
         assert tutorial.machine_independent(command, printed) == want, command
 
 
-def test_it_answers_after_training_and_not_before_q11(world, tuned):
+def test_it_answers_after_training_and_not_before(world, tuned):
     keys, asked, _ = world
     before = learning.exact_match(Generator(check_keys(keys).recipe, None), asked)
     assert before <= 0.05
@@ -93,7 +93,7 @@ def test_it_learns_on_a_base_in_each_format(world, tmp_path, format):
     assert learning.exact_match(generator, asked[:20]) >= 0.95
 
 
-def test_merged_into_the_base_it_answers_too_q11(world):
+def test_merged_into_the_base_it_answers_too(world):
     keys, asked, _ = world
     recipe = check_keys(keys).recipe
     generator = Generator(recipe, recipe.output_dir)

@@ -182,7 +182,7 @@ def test_a_run_writes_what_peft_reads(recipe, root):
     assert record["base"]["sha256"] == hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def test_packed_and_padded_evaluation_give_one_loss_p1(recipe, root):
+def test_packed_and_padded_evaluation_give_one_loss(recipe, root):
     found = {}
     for packing in (True, False):
         read = recipe(val_set_size=8, eval_sample_packing=packing, max_steps=1, eval_steps=1)

@@ -1,4 +1,4 @@
-"""Requirement Q11: train by recipe, merge with the native tool, generate with transformers."""
+"""Train by recipe, merge with the native tool, generate with transformers."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
     return root
 
 
-def test_train_merge_generate_q11(folder):
+def test_train_merge_generate(folder):
     report = run_json(
         "merge", folder / "nf4", "--adapter", folder / "adapter", "--base", "dequantized",
         "--to", "bf16", "--out", folder / "merged",

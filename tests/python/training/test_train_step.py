@@ -45,10 +45,10 @@ def fresh():
     ("family", "checkpointing", "dropout", "dora", "format", "nested", "packed", "mode"),
     COVER,
 )
-def test_one_graph_and_the_losses_of_eager_q9(
+def test_one_graph_and_the_losses_of_eager(
     family, checkpointing, dropout, dora, format, nested, packed, mode
 ):
-    """Requirement Q9 and promise 1: 8 batches of different lengths, the last of one document; one train graph
+    """8 batches of different lengths, the last of one document; one train graph
     and one eval graph, 0 breaks, 0 recompiles. aot_eager runs eager mode's operators in order: same bits."""
     arguments = (family, checkpointing, dropout, dora, format, nested)
     compiled = TrainStep(build(*arguments), mode=mode, backend="aot_eager")
