@@ -136,12 +136,3 @@ def put_base_record(record: Mapping[str, Any], folder: str) -> None:
     with open(f"{path}.new", "w", encoding="utf-8") as file:
         json.dump(record, file, indent=1)
     os.replace(f"{path}.new", path)
-
-
-def write_base_record(
-    folder: str, output_dir: str, *, quantised: bool, packed: dict[str, Any] | None = None
-) -> str:
-    """Writes monograph.json of a base into output_dir; gives the hash of the base."""
-    record = make_base_record(folder, output_dir, quantised=quantised, packed=packed)
-    put_base_record(record, output_dir)
-    return record["base"]["sha256"]
