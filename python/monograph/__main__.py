@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> int:
         )
         return ExitCode.IO
     if arguments[0] in native.COMMANDS:
-        return native.hand_over(arguments)
+        return native.exec_native(arguments)
     wanted = [*COMMANDS, *native.COMMANDS]
     hint = f"did you mean {near}? " if (near := _nearest(arguments[0], wanted)) else ""
     print(f"monograph: {arguments[0]!r} is no command; {hint}wanted {', '.join(wanted)}", file=sys.stderr)

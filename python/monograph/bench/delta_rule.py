@@ -31,7 +31,7 @@ def _random(*shape: int) -> torch.Tensor:
     return torch.randn(shape).bfloat16()
 
 
-def _borders(tokens: int) -> torch.Tensor:
+def _boundaries(tokens: int) -> torch.Tensor:
     return torch.tensor([0, tokens], dtype=torch.int32)
 
 
@@ -58,7 +58,7 @@ def _repeated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: torch.Te
 
 
 def _rule(tokens: int, heads: int) -> tuple[list[torch.Tensor], Function, Function]:
-    cu = _borders(tokens)
+    cu = _boundaries(tokens)
 
     def peer(*inputs: torch.Tensor) -> Tensors:
         out, _ = transformers_names.torch_chunk_gated_delta_rule(
@@ -74,7 +74,7 @@ def _rule(tokens: int, heads: int) -> tuple[list[torch.Tensor], Function, Functi
 
 
 def _conv(tokens: int, heads: int) -> tuple[list[torch.Tensor], Function, Function]:
-    cu, channels = _borders(tokens), _channels(heads)
+    cu, channels = _boundaries(tokens), _channels(heads)
 
     def peer(x: torch.Tensor, weight: torch.Tensor) -> Tensors:
         y = transformers_names.causal_conv1d_fn(x.t()[None], weight, None, "silu")
@@ -95,7 +95,7 @@ def _norm(tokens: int, heads: int) -> tuple[list[torch.Tensor], Function, Functi
 
 
 def _decode(heads: int) -> dict[str, Work]:
-    cu, keys, channels = _borders(1), min(KEY_HEADS, heads), _channels(heads)
+    cu, keys, channels = _boundaries(1), min(KEY_HEADS, heads), _channels(heads)
     x, weight = _random(1, channels), _random(channels, TAPS)
     past, state = _random(1, channels, TAPS - 1), torch.randn(1, heads, SIZE, SIZE)
     cache = _random(1, channels, TAPS)

@@ -129,7 +129,7 @@ def train(world: Any, folder: str, sharded: bool, limit: int) -> dict[str, Any]:
         losses.append(float(step(batches, 1e-4).loss).hex())
     return {
         "shard": sum(unit.shard.numel() for unit in units),
-        "unit": max((unit.shard_cut.layout.nbytes for unit in units), default=0),
+        "unit": max((unit.shard_spec.layout.nbytes for unit in units), default=0),
         "trained": 4 * sum(p.numel() for p in wrapped.parameters() if p.requires_grad),
         "highest": peak.end().anonymous - before,
         "data": peak.data,

@@ -57,7 +57,7 @@ def run(arguments: list[str]) -> int:
         return 2
     try:
         folder = arguments[0] if os.path.isdir(arguments[0]) else None
-        return native.hand_over(native_arguments(recipe, options, folder))
+        return native.exec_native(native_arguments(recipe, options, folder))
     except (ValueError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 3

@@ -50,7 +50,7 @@ def run_beside(arguments: list[str]) -> int:
     return 5
 
 
-def hand_over(arguments: list[str]) -> int:
+def exec_native(arguments: list[str]) -> int:
     """Replaces this process by `monograph ARGUMENTS`; returns an exit code only if that is impossible.
 
     `arguments` begin with the name of the command. Signals, exit codes and the terminal are then the

@@ -94,5 +94,5 @@ def _train(recipe: Recipe, options: argparse.Namespace) -> int:
     if outcome.signal is None and recipe.merge_lora and outcome.writes:
         from monograph.cli import merge, native
 
-        return native.hand_over(merge.native_arguments(recipe))
+        return native.exec_native(merge.native_arguments(recipe))
     return 0 if outcome.signal is None else 128 + outcome.signal  # as a shell: 130 Ctrl-C, 143 SIGTERM

@@ -27,9 +27,9 @@ def look_inside(model: nn.Module, report: Report, shapes: dict[tuple[int, ...], 
     report.regions = len(layers)
     if not layers:
         return
-    report.region_kinds, report.inner_graphs = TRACES.kinds, TRACES.graphs
+    report.region_kinds, report.inner_graphs = TRACES.signatures, TRACES.graphs
     first = next(iter(layers))
-    for found in TRACES.by_kind.values():
+    for found in TRACES.by_signature.values():
         for again in found[1:]:
             reason = f"trace {again.number}: lengths without the relations of trace {found[0].number}"
             report.recompiles.append(Cause(reason, f"region {first} and its kind"))

@@ -59,7 +59,7 @@ def _add_regions(model: nn.Module, count: GatherCount) -> None:
 
 def _given(unit: ShardedLayer) -> tuple[int, ...]:
     """The shape that a unit gives to its gather."""
-    size = unit.shard_cut.layout.bytes_per_rank
+    size = unit.shard_spec.layout.bytes_per_rank
     return (size // 16, 16) if unit.shard_holder else (size,)
 
 
@@ -76,7 +76,7 @@ def look_at_shards(model: nn.Module, report: Report, count: GatherCount, world: 
     by_shape: dict[tuple[int, ...], list[str]] = {}
     for path, unit in sharded_units(model).items():
         by_shape.setdefault(_given(unit), []).append(path)
-        report.shard_bytes += 0 if unit.shard_holder else unit.shard_cut.layout.bytes_per_rank
+        report.shard_bytes += 0 if unit.shard_holder else unit.shard_spec.layout.bytes_per_rank
     for shape, paths in by_shape.items():
         forward, backward = (count.seen[way][shape] for way in ("forward", "backward"))
         report.gathers.append(Gathers(paths, prod(shape), forward, backward))

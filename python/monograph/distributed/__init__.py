@@ -1,4 +1,4 @@
-"""Several processes: a World of ranks, sums over them in a fixed order, and a base that is cut among them."""
+"""Several processes: a World of ranks, sums over them in a fixed order, and a base sharded across them."""
 
 from monograph.distributed.replica_check import check_same_values
 from monograph.distributed.shard import shard, shard_group_of

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from monograph.distributed.sharded_layer import ShardGroup
-from monograph.distributed.unsharded_unit import ModulesBefore, WholeUnit
+from monograph.distributed.unsharded_unit import ModulesBefore, UnshardedUnit
 from monograph.distributed.world import gathered_over
 from monograph.upstream.torch_names import process_group_named
 
@@ -32,13 +32,13 @@ class _Leaves:
     checksums: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
-def leave_together(
-    name: str, units: Mapping[str, WholeUnit], before: ModulesBefore, failed: BaseException | None = None
+def consistent_exit(
+    name: str, units: Mapping[str, UnshardedUnit], before: ModulesBefore, failed: BaseException | None = None
 ) -> None:
-    """Cuts units again. failed: what ended the block on this rank; it is raised again.
+    """Shards units again. failed: what ended the block on this rank; it is raised again.
 
-    If any rank failed, holds tensors that cannot be cut, or other bytes than the others, every rank raises,
-    with its shards of before.
+    If any rank failed, holds tensors that cannot be sharded, or other bytes than the others, every rank
+    raises, with its shards of before.
     """
     if not units:
         if failed is not None and not isinstance(failed, Early):
@@ -63,7 +63,7 @@ def leave_together(
     if all(one.failed is None and one.early == own.early for one in ranks):
         if all(one.checksums == own.checksums for one in ranks):
             for path, unit in units.items():
-                unit.cut_again(written[path])
+                unit.reshard(written[path])
             return
         _bring_back(units, before)
         raise RuntimeError(_difference(name, units, ranks))
@@ -73,7 +73,7 @@ def leave_together(
     raise RuntimeError(_failures(name, ranks))
 
 
-def _bring_back(units: Mapping[str, WholeUnit], before: ModulesBefore) -> None:
+def _bring_back(units: Mapping[str, UnshardedUnit], before: ModulesBefore) -> None:
     try:
         before.bring_back()
     finally:
@@ -81,12 +81,12 @@ def _bring_back(units: Mapping[str, WholeUnit], before: ModulesBefore) -> None:
             unit.put_back()
 
 
-def _check(name: str, units: Mapping[str, WholeUnit]) -> None:
+def _check(name: str, units: Mapping[str, UnshardedUnit]) -> None:
     for path, unit in units.items():
         if problem := unit.problem():
             raise RuntimeError(
-                f"{name}: {path}.{problem}, so that it cannot be cut among ranks again; the base is as it "
-                "was before on all ranks; wanted monograph.unshard(model) for such a change"
+                f"{name}: {path}.{problem}, so that it cannot be sharded across ranks again; the base is as "
+                "it was before on all ranks; wanted monograph.unshard(model) for such a change"
             )
 
 
@@ -99,7 +99,7 @@ def _of_all(group: ShardGroup, own: _Leaves) -> list[_Leaves]:
     return [one for replica in replicas for one in replica]
 
 
-def _difference(name: str, units: Mapping[str, WholeUnit], ranks: list[_Leaves]) -> str:
+def _difference(name: str, units: Mapping[str, UnshardedUnit], ranks: list[_Leaves]) -> str:
     first = ranks[0].checksums
     path, piece = next(
         (path, piece)

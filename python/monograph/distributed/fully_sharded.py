@@ -1,4 +1,4 @@
-"""Models that torch's `fully_shard` has cut: what calls their parts past its hooks refuses them by name."""
+"""Models that torch's `fully_shard` has sharded: what calls parts past its hooks refuses them by name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where each rank is: a small mark in the store, written before each phase and every second by a thread.
+"""Where each rank is: a heartbeat in the store, written before each phase and every second by a thread.
 
-The marks of the others tell, when a collective fails, who has not come to it: a rank whose mark grows old is
-gone or stopped, one with a young mark of an earlier place is slow.
+The heartbeats of the others tell, when a collective fails, who has not come to it: a rank whose heartbeat
+grows old is gone or stopped, one with a young heartbeat of an earlier place is slow.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-BEAT = 1.0  # seconds between two marks of a rank that does one thing
-STALE = 3.0  # seconds after which a rank without a new mark is gone or stopped
-_READ_ALL_UP_TO = 64  # ranks; of more the marks are read when they are needed
+BEAT = 1.0  # seconds between two heartbeats of a rank that does one thing
+STALE = 3.0  # seconds after which a rank without a new heartbeat is gone or stopped
+_READ_ALL_UP_TO = 64  # ranks; of more the heartbeats are read when they are needed
 
 # In the order of a step, with the words for the place that a rank is in.
 PHASES = {
@@ -37,11 +37,11 @@ _ORDER = {name: number for number, name in enumerate(PHASES)}
 
 
 class StoreSilent(RuntimeError):
-    """The process that keeps the marks, or the way to it, is gone."""
+    """The process that keeps the heartbeats, or the way to it, is gone."""
 
 
 @dataclass(frozen=True)
-class Mark:
+class Heartbeat:
     """beat: a count that grows while the process runs. since: when the phase began, by the rank's clock.
 
     over: why the rank has ended itself; empty while it works.
@@ -65,14 +65,15 @@ class Mark:
 
 @dataclass(frozen=True)
 class Seen:
-    """A mark of another rank; age: seconds since this process first saw that beat."""
+    """A heartbeat of another rank; age: seconds since this process first saw that beat."""
 
-    mark: Mark
+    heartbeat: Heartbeat
     age: float
 
 
-class Marks:
-    """The marks of all ranks. connect() gives a store of its own connection: a wait there blocks no other.
+class Heartbeats:
+    """The heartbeats of all ranks. connect() gives a store of its own connection: a wait there blocks no
+    other.
 
     timeout: seconds for which the store may be silent.
     """
@@ -80,23 +81,23 @@ class Marks:
     def __init__(self, rank: int, size: int, connect: Callable[[], Any], timeout: float) -> None:
         self.rank, self.size, self._connect, self.timeout = rank, size, connect, timeout
         self.step = 0
-        self.own = Mark(rank, since=time.time())
+        self.own = Heartbeat(rank, since=time.time())
         self._writer, self._reader = connect(), connect()
         self.keys = connect()  # for what the main thread waits on
         self.turns: dict[str, int] = {}
         self.told_to_end: Callable[[], bool] = lambda: False  # whether a signal came
-        self._seen: dict[int, tuple[Mark, float]] = {}
+        self._seen: dict[int, tuple[Heartbeat, float]] = {}
         self._writing, self._reading = threading.Lock(), threading.Lock()
         self._ended = threading.Event()
         self._failing_since: float | None = None
         self._read_at = time.monotonic()
         self.at("start")
-        self._thread = threading.Thread(target=self._beats, name="monograph marks", daemon=True)
+        self._thread = threading.Thread(target=self._beats, name="monograph heartbeats", daemon=True)
         self._thread.start()
 
     @property
     def reads_all(self) -> bool:
-        """Whether the thread reads the marks of the others too, so that their ages are known at any time."""
+        """Whether the thread reads the heartbeats of the others too: their ages are always known then."""
         return self.size <= _READ_ALL_UP_TO
 
     def at(self, phase: str, detail: str = "", over: str = "") -> None:
@@ -104,7 +105,7 @@ class Marks:
         if self.silent_for > self.timeout:
             raise StoreSilent(f"the store has not answered for {self.silent_for:.1f} s")
         with self._writing:
-            self.own = Mark(self.rank, self.step, phase, detail, self.own.beat + 1, time.time(), over)
+            self.own = Heartbeat(self.rank, self.step, phase, detail, self.own.beat + 1, time.time(), over)
             self._write()
 
     def _write(self) -> None:
@@ -125,15 +126,15 @@ class Marks:
         return 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
 
     def read(self) -> dict[int, Seen]:
-        """The marks of the other ranks, as new as the store gives them; those of before if it does not."""
+        """The heartbeats of the other ranks, as new as the store gives them; else those of before."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         with self._reading:
             try:
                 found = self._reader.multi_get([self._key(rank) for rank in others])
                 for rank, text in zip(others, found, strict=True):
-                    mark = Mark(**json.loads(text))
-                    if rank not in self._seen or self._seen[rank][0] != mark:
-                        self._seen[rank] = mark, time.monotonic()
+                    heartbeat = Heartbeat(**json.loads(text))
+                    if rank not in self._seen or self._seen[rank][0] != heartbeat:
+                        self._seen[rank] = heartbeat, time.monotonic()
                 self._failing_since, self._read_at = None, time.monotonic()
             except RuntimeError:
                 self._failing_since = self._failing_since or time.monotonic()
@@ -142,13 +143,13 @@ class Marks:
         return self.known()
 
     def known(self) -> dict[int, Seen]:
-        """The marks that were read last. Asks nobody, so it waits for nobody."""
+        """The heartbeats that were read last. Asks nobody, so it waits for nobody."""
         now = time.monotonic()
-        return {rank: Seen(mark, now - when) for rank, (mark, when) in dict(self._seen).items()}
+        return {rank: Seen(heartbeat, now - when) for rank, (heartbeat, when) in dict(self._seen).items()}
 
     @property
     def unread_for(self) -> float:
-        """Seconds since marks could be read."""
+        """Seconds since heartbeats could be read."""
         return time.monotonic() - self._read_at
 
     def _beats(self) -> None:
@@ -166,4 +167,4 @@ class Marks:
 
     @staticmethod
     def _key(rank: int) -> str:
-        return f"mark/{rank}"
+        return f"heartbeat/{rank}"

@@ -1,5 +1,5 @@
 """Layout: where the frozen tensors of a unit (a decoder layer, the embedding, the head) lie in one row of
-bytes that is cut among ranks.
+bytes that is sharded across ranks.
 
     layout = Layout.of(named_tensors, ranks=8)       # names, shapes and dtypes alone: meta tensors will do
     layout.bytes_per_rank, layout.padding
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """pieces: in the order of their offsets. ranks: among which the row is cut."""
+    """pieces: in the order of their offsets. ranks: across which the row is sharded."""
 
     pieces: tuple[Piece, ...]
     ranks: int

@@ -18,7 +18,7 @@ from torch import nn
 
 from monograph.distributed.shard import shard_group_of
 from monograph.distributed.sharded_layer import ShardedLayer, gathered_row
-from monograph.distributed.unsharded_unit import WholeUnit, stored_units
+from monograph.distributed.unsharded_unit import UnshardedUnit, stored_units
 from monograph.distributed.world import gathered_over
 
 
@@ -93,13 +93,13 @@ def _save(
 ) -> None:
     """file: the rows of all units."""
     file.flush()
-    total = sum(users[0].shard_cut.layout.nbytes for users in units)
+    total = sum(users[0].shard_spec.layout.nbytes for users in units)
     bytes_of_all = torch.from_file(file.name, shared=False, size=total, dtype=torch.uint8)
     whole, at = [], 0
     try:
         for users in units:
-            size = users[0].shard_cut.layout.nbytes
-            whole.append(WholeUnit(users, bytes_of_all[at : at + size]))
+            size = users[0].shard_spec.layout.nbytes
+            whole.append(UnshardedUnit(users, bytes_of_all[at : at + size]))
             at += size
         model.save_pretrained(folder, **options)
     finally:

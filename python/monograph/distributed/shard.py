@@ -1,4 +1,4 @@
-"""shard: the frozen tensors of a model, cut among ranks: one row of bytes for each decoder layer.
+"""shard: the frozen tensors of a model, sharded across ranks: one row of bytes for each decoder layer.
 
 Units are the decoder layers, the embedding, the head (one unit with the embedding if they are tied) and every
 other module that holds more than 1 MiB of frozen parameters itself. What is trained, adapters that are not
@@ -18,14 +18,14 @@ from monograph.distributed.file_ranges import RangeReader
 from monograph.distributed.fully_sharded import refuse_fully_sharded
 from monograph.distributed.layer_bytes import Layout
 from monograph.distributed.same_models import adapter_modules, compare, constants_of_adapters, digests
-from monograph.distributed.shard_placeholder import ShardedAway
-from monograph.distributed.sharded_layer import Cut, ShardedLayer, ShardGroup
+from monograph.distributed.shard_placeholder import ShardPlaceholder
+from monograph.distributed.sharded_layer import ShardedLayer, ShardGroup, ShardSpec
 from monograph.distributed.world import World, gathered_over
 from monograph.nn.repeated_layers import has_regions, repeated_layers
 from monograph.upstream.instance_class import put_before
 from monograph.upstream.torch_names import children, parameters_of, process_group_named
 
-SMALLEST_REST = 1 << 20  # bytes that a module beside layers, embedding and head must hold to be cut
+SMALLEST_REST = 1 << 20  # bytes that a module beside layers, embedding and head must hold to be sharded
 
 
 def shard(model: nn.Module, mesh: Any) -> nn.Module:
@@ -99,9 +99,9 @@ def _mesh(mesh: Any, model: nn.Module) -> DeviceMesh:
 
 
 def shard_group_of(model: nn.Module) -> World | None:
-    """The ranks that a model is cut among: they must run the same forwards. None for a whole model."""
+    """The ranks that a model is sharded across: they must run the same forwards. None for a whole model."""
     for unit in sharded_units(model).values():
-        own = unit.shard_cut.group
+        own = unit.shard_spec.group
         return World(own.rank, own.size, own.rank, process_group_named(own.name))
     return None
 
@@ -210,7 +210,7 @@ def _groups(world: World, group: ShardGroup) -> list[Any]:
 
 
 def _check_alike(model: nn.Module, units: list[_Unit], reader: RangeReader, groups: list[Any]) -> None:
-    """Ranks with other models would gather rubbish. Of what is cut a sample is compared, as few bytes are
+    """Ranks with other models would gather rubbish. Of what is sharded a sample is compared, as few bytes are
     read; adapters' constants and what stays whole are compared to the last byte."""
     compare("shard", lambda: constants_of_adapters(model), groups)
     cut = {id(p) for unit in units for p in unit.tensors.values()}
@@ -251,12 +251,14 @@ def _cut(unit: _Unit, group: ShardGroup, reader: RangeReader) -> None:
     for path, root in unit.users.items():
         for inner, name, _ in unit.places[path]:
             own = parameters_of(root.get_submodule(inner))
-            if not isinstance(own[name], ShardedAway):
+            if not isinstance(own[name], ShardPlaceholder):
                 full = ".".join(part for part in (path, inner, name) if part)
-                own[name] = ShardedAway(own[name], full, group.size)  # type: ignore[arg-type]
+                own[name] = ShardPlaceholder(own[name], full, group.size)  # type: ignore[arg-type]
         put_before(ShardedLayer, root)
         user: Any = root
-        user.shard_cut = Cut(layout, group, tuple(unit.places[path]), not isinstance(root, nn.Embedding))
+        user.shard_spec = ShardSpec(
+            layout, group, tuple(unit.places[path]), not isinstance(root, nn.Embedding)
+        )
         vars(user)["shard_holder"] = () if root is holder else (holder,)
     # No parameter of the module. Its class tells compilers that its size does not change.
     vars(holder)["shard"] = nn.Parameter(mine, requires_grad=False)

@@ -1,4 +1,4 @@
-"""ShardedAway: what stands in the place of a parameter whose bytes are cut among ranks.
+"""ShardPlaceholder: what stands in the place of a parameter whose bytes are sharded across ranks.
 
 It has the name, dtype, device and shape of the parameter, but the last dimension is 0: it has no elements. It
 can be looked at, listed, copied with its model and moved to where it is; to compute with it is an error that
@@ -26,14 +26,14 @@ _VALUES = {"data", "T", "mT", "H", "mH", "real", "imag"}  # attributes that are 
 _MOVES = {"to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type", "contiguous", "pin_memory"}
 
 
-class ShardedAway(nn.Parameter):
+class ShardPlaceholder(nn.Parameter):
     """See the module's first lines."""
 
     place: str  # its name in the model
     ranks: int
 
     @staticmethod
-    def __new__(cls, like: torch.Tensor, place: str, ranks: int) -> ShardedAway:
+    def __new__(cls, like: torch.Tensor, place: str, ranks: int) -> ShardPlaceholder:
         with disable_torch_function():  # one that is away already is copied
             empty = torch.empty((*like.shape[:-1], 0), dtype=like.dtype, device=like.device)
         made = make_subclass(cls, empty, False)
@@ -52,7 +52,7 @@ class ShardedAway(nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        own = next((a for a in args if isinstance(a, ShardedAway)), None)
+        own = next((a for a in args if isinstance(a, ShardPlaceholder)), None)
         if own is None:  # inside a list of tensors, or by name
             own = next(a for a in tree_leaves((args, kwargs)) if isinstance(a, cls))
         name = getattr(func, "__name__", str(func))
@@ -61,7 +61,7 @@ class ShardedAway(nn.Parameter):
             if name in _LOOKS or (name == "__get__" and attribute not in _VALUES):
                 return func(*args, **kwargs)
             if name == "detach":
-                return ShardedAway(own, own.place, own.ranks)
+                return ShardPlaceholder(own, own.place, own.ranks)
             if name == "requires_grad_" and False in (*args[1:], *kwargs.values()):
                 return own
             if name == "__set__" and attribute == "requires_grad" and args[1] is False:
@@ -70,7 +70,7 @@ class ShardedAway(nn.Parameter):
                 return None
             if name == "__set__" and attribute == "data" and args[1] is own:
                 return None
-            if name == "copy_" and args[0] is args[1]:  # load_state_dict of a model that stays cut
+            if name == "copy_" and args[0] is args[1]:  # load_state_dict of a model that stays sharded
                 return own
             if name in _MOVES:
                 moved = func(*args, **kwargs)
@@ -80,12 +80,12 @@ class ShardedAway(nn.Parameter):
                     return own
         own.refuse(f"{attribute}.{name}" if attribute else name)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedAway:
-        memo[id(self)] = made = ShardedAway(self, self.place, self.ranks)
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardPlaceholder:
+        memo[id(self)] = made = ShardPlaceholder(self, self.place, self.ranks)
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.refuse("pickle or torch.save")
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"ShardedAway({self.place}, {self.dtype}, ranks={self.ranks})"
+        return f"ShardPlaceholder({self.place}, {self.dtype}, ranks={self.ranks})"

@@ -1,4 +1,4 @@
-"""The state dict of a unit: one entry `shard` in the place of all parameters that are cut among ranks."""
+"""The state dict of a unit: one entry `shard` in the place of all parameters sharded across ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from monograph.distributed.layer_bytes import ALIGNMENT, Layout
-from monograph.distributed.shard_placeholder import ShardedAway
+from monograph.distributed.shard_placeholder import ShardPlaceholder
 from monograph.ops.whole_tensors import is_part
 from monograph.upstream.torch_names import parameters_of
 
@@ -19,8 +19,8 @@ def give_shard(unit: Any, state_dict: dict[str, Any], prefix: str) -> None:
     for name in _names_away(unit, prefix):
         state_dict.pop(name, None)
     if not unit.shard_holder:
-        group, place = unit.shard_cut.group, f"{prefix}shard"
-        state_dict[place] = shard_rows(unit.shard, unit.shard_cut.layout, group.rank, group.mesh, place)
+        group, place = unit.shard_spec.group, f"{prefix}shard"
+        state_dict[place] = shard_rows(unit.shard, unit.shard_spec.layout, group.rank, group.mesh, place)
 
 
 @torch.no_grad()
@@ -32,7 +32,7 @@ def take_shard(
     if not unit.shard_holder and place not in state_dict:
         missing.append(place)
     elif not unit.shard_holder:
-        rows = _own_rows(state_dict.pop(place), unit.shard_cut.layout, unit.shard_cut.group.rank)
+        rows = _own_rows(state_dict.pop(place), unit.shard_spec.layout, unit.shard_spec.group.rank)
         if isinstance(rows, str):
             errors.append(f"{place} {rows}")
         else:
@@ -41,18 +41,18 @@ def take_shard(
     whole = [name for name in away if name in state_dict]
     if whole:
         errors.append(
-            f"{whole[0]} is sharded over {unit.shard_cut.layout.ranks} ranks and was given whole, wanted "
+            f"{whole[0]} is sharded over {unit.shard_spec.layout.ranks} ranks and was given whole, wanted "
             f"{place} in the place of all of its unit, or monograph.unsharded(model) around load_state_dict"
         )
     state_dict |= away
 
 
-def _names_away(unit: Any, prefix: str) -> dict[str, ShardedAway]:
+def _names_away(unit: Any, prefix: str) -> dict[str, ShardPlaceholder]:
     """What stands for the parameters of a unit, by its names in a state dict."""
     found = {}
-    for path, name, _ in unit.shard_cut.places:
+    for path, name, _ in unit.shard_spec.places:
         away = parameters_of(unit.get_submodule(path)).get(name)
-        if isinstance(away, ShardedAway):
+        if isinstance(away, ShardPlaceholder):
             found[prefix + ".".join(part for part in (path, name) if part)] = away
     return found
 

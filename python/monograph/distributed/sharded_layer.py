@@ -1,4 +1,4 @@
-"""ShardedLayer: a module whose frozen tensors are one row of bytes, cut among ranks and gathered in forward.
+"""ShardedLayer: a module whose frozen tensors are one row of bytes, sharded and gathered in forward.
 
 Each rank holds the tensor `shard`, uint8: a plain attribute, no parameter and no buffer, so that nobody who
 walks over those (DistributedDataParallel broadcasts them) takes one rank's bytes for all ranks'. In a state
@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from monograph.distributed.layer_bytes import ALIGNMENT, Layout
 from monograph.distributed.reshard_after_forward import kept_as_notes
-from monograph.distributed.shard_placeholder import ShardedAway
+from monograph.distributed.shard_placeholder import ShardPlaceholder
 from monograph.distributed.shard_state import give_shard, take_shard
 from monograph.upstream.torch_names import all_gathered, parameters_of
 
@@ -40,12 +40,12 @@ class ShardGroup:
     mesh: Any = field(default=None, compare=False, repr=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardGroup:
-        return self  # a copy of a model is cut among the same ranks
+        return self  # a copy of a model is sharded across the same ranks
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How a unit is cut: all that a trace of it depends on.
+class ShardSpec:
+    """How a unit is sharded: all that a trace of it depends on.
 
     places: (path of a module, name of a parameter there, name of a piece), for all that is gathered.
     saved: whether backward reads what was gathered. It does not for an embedding.
@@ -69,7 +69,7 @@ class ShardedLayer(nn.Module):
     embedding."""
 
     shard: nn.Parameter
-    shard_cut: Cut
+    shard_spec: ShardSpec
     shard_holder: tuple[nn.Module, ...]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +80,9 @@ class ShardedLayer(nn.Module):
 
     def _must_be_repeated(self) -> bool:
         """Whether backward reads what is gathered, and nobody else repeats this forward there."""
-        return self.shard_cut.saved and not (self.training and getattr(self, "gradient_checkpointing", False))
+        return self.shard_spec.saved and not (
+            self.training and getattr(self, "gradient_checkpointing", False)
+        )
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         with whole_and_again(self):
@@ -100,7 +102,7 @@ class ShardedLayer(nn.Module):
 
 def gathered_row(unit: ShardedLayer) -> torch.Tensor:
     """The whole row of a unit, uint8 [layout.nbytes]: one collective among the ranks of its group."""
-    group = unit.shard_cut.group
+    group = unit.shard_spec.group
     # Of another shape than the holder's own gather: a compiler would take two equal ones for one, and keep
     # the embedding's bytes until the head.
     holder: Any = unit.shard_holder[0] if unit.shard_holder else unit
@@ -115,10 +117,10 @@ def whole(unit: ShardedLayer, row: torch.Tensor) -> Iterator[None]:
     The views are attributes of the instances, which Python finds before the parameters of a module: nothing
     is written that a graph would have to write back.
     """
-    views = unit.shard_cut.layout.views(row)
+    views = unit.shard_spec.layout.views(row)
     taken: list[tuple[dict[str, Any], str]] = []
     try:
-        for path, name, piece in unit.shard_cut.places:
+        for path, name, piece in unit.shard_spec.places:
             module = unit.get_submodule(path)
             if is_away(module, name):  # not where somebody has put a whole one since
                 module.__dict__[name] = views[piece]
@@ -131,7 +133,7 @@ def whole(unit: ShardedLayer, row: torch.Tensor) -> Iterator[None]:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_away(module: nn.Module, name: str) -> bool:
-    return type(parameters_of(module).get(name)) is ShardedAway
+    return type(parameters_of(module).get(name)) is ShardPlaceholder
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 _POLL = 0.01
 
 
-def fresh_name(store: Any, rank: int, size: int, timeout: float) -> str:
+def store_prefix(store: Any, rank: int, size: int, timeout: float) -> str:
     """A name that rank 0 drew for this start, the same on all of its ranks.
 
     Every other rank draws a number, writes it down and waits for the answer to this number: only a rank 0

@@ -7,7 +7,7 @@
     mg.unshard(model)                         # for good
 
 Inside, nothing is gathered any more: a rank may do what the others do not. What was written into a tensor is
-cut again on leaving, and must then be the same on all ranks: leave_together.py.
+sharded again on leaving, and must then be the same on all ranks: consistent_exit.py.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from monograph.distributed.consistent_exit import Early, leave_together
+from monograph.distributed.consistent_exit import Early, consistent_exit
 from monograph.distributed.shard import sharded_units
 from monograph.distributed.sharded_layer import gathered_row
-from monograph.distributed.unsharded_unit import ModulesBefore, WholeUnit, stored_units
+from monograph.distributed.unsharded_unit import ModulesBefore, UnshardedUnit, stored_units
 
 
 @contextmanager
@@ -33,10 +33,10 @@ def unsharded(model: nn.Module) -> Iterator[nn.Module]:
     `monograph.unshard`.
     """
     before = ModulesBefore(model, sharded_units(model))
-    units: dict[str, WholeUnit] = {}
+    units: dict[str, UnshardedUnit] = {}
     try:
         for path, users in stored_units(model).items():
-            units[path] = WholeUnit(users, gathered_row(users[0]))
+            units[path] = UnshardedUnit(users, gathered_row(users[0]))
     except BaseException:
         for unit in units.values():
             unit.put_back()
@@ -44,9 +44,9 @@ def unsharded(model: nn.Module) -> Iterator[nn.Module]:
     try:
         yield model
     except BaseException as error:
-        leave_together("unsharded", units, before, error)
+        consistent_exit("unsharded", units, before, error)
         raise
-    leave_together("unsharded", units, before)
+    consistent_exit("unsharded", units, before)
 
 
 def whole_units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -55,20 +55,20 @@ def whole_units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     paths = {unit: path for path, unit in sharded_units(model).items()}
     for path, users in stored_units(model).items():
         before = ModulesBefore(model, [paths[user] for user in users])
-        unit = {path: WholeUnit(users, gathered_row(users[0]))}
+        unit = {path: UnshardedUnit(users, gathered_row(users[0]))}
         try:
             yield path, users[0]
         except GeneratorExit:
-            leave_together("whole_units", unit, before, Early(f"the loop was left at {path}"))
+            consistent_exit("whole_units", unit, before, Early(f"the loop was left at {path}"))
             raise
         except BaseException as error:
-            leave_together("whole_units", unit, before, error)
+            consistent_exit("whole_units", unit, before, error)
             raise
-        leave_together("whole_units", unit, before)
+        consistent_exit("whole_units", unit, before)
 
 
 def unshard(model: nn.Module) -> nn.Module:
     """Makes a sharded model whole on every rank, in place, and returns it."""
     for users in stored_units(model).values():
-        WholeUnit(users, gathered_row(users[0]))
+        UnshardedUnit(users, gathered_row(users[0]))
     return model

@@ -1,4 +1,4 @@
-"""WholeUnit: a unit of a sharded model with whole tensors for a while, and the way back."""
+"""UnshardedUnit: a unit of a sharded model with whole tensors for a while, and the way back."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import nn
 
 from monograph.distributed.file_ranges import read_range
 from monograph.distributed.shard import sharded_units
-from monograph.distributed.shard_placeholder import ShardedAway
+from monograph.distributed.shard_placeholder import ShardPlaceholder
 from monograph.distributed.sharded_layer import ShardedLayer, gathered_row
 from monograph.upstream.instance_class import take_off
 from monograph.upstream.torch_names import children, parameters_of
 
-_ATTRIBUTES = ("shard_cut", "shard_holder")
+_ATTRIBUTES = ("shard_spec", "shard_holder")
 
 
 def stored_units(model: nn.Module) -> dict[str, list[ShardedLayer]]:
@@ -30,16 +30,16 @@ def stored_units(model: nn.Module) -> dict[str, list[ShardedLayer]]:
     return found
 
 
-class WholeUnit:
+class UnshardedUnit:
     """A unit with whole tensors, views of `row`; no ShardedLayer meanwhile."""
 
     def __init__(self, users: list[ShardedLayer], row: torch.Tensor) -> None:
         self.users = users
-        self.layout, self.group = users[0].shard_cut.layout, users[0].shard_cut.group
-        self.places = [user.shard_cut.places for user in users]
+        self.layout, self.group = users[0].shard_spec.layout, users[0].shard_spec.group
+        self.places = [user.shard_spec.places for user in users]
         self._classes = [type(user) for user in users]
         self._attributes = [{name: vars(user)[name] for name in _ATTRIBUTES} for user in users]
-        self._away: list[tuple[dict[str, Any], str, ShardedAway]] = []
+        self._away: list[tuple[dict[str, Any], str, ShardPlaceholder]] = []
         self.shard: Any = vars(users[0]).pop("shard")
         whole = {
             name: nn.Parameter(view, requires_grad=False) for name, view in self.layout.views(row).items()
@@ -47,7 +47,7 @@ class WholeUnit:
         for user, places in zip(users, self.places, strict=True):
             for path, name, piece in places:
                 own: Any = parameters_of(user.get_submodule(path))
-                if isinstance(own.get(name), ShardedAway):
+                if isinstance(own.get(name), ShardPlaceholder):
                     self._away.append((own, name, own[name]))
                     own[name] = whole[piece]
             take_off(ShardedLayer, user)
@@ -63,7 +63,7 @@ class WholeUnit:
                 yield (f"{path}.{name}" if path else name), piece, own.get(name)
 
     def problem(self) -> str | None:
-        """Why the tensors that are there now cannot be cut as those before were."""
+        """Why the tensors that are there now cannot be sharded as those before were."""
         found: dict[str, torch.Tensor] = {}
         wanted = {piece.name: piece for piece in self.layout.pieces}
         for name, piece, tensor in self._tensors():
@@ -95,7 +95,7 @@ class WholeUnit:
         return _checksums(self.layout.views(gathered_row(self.users[0])))
 
     @torch.no_grad()
-    def cut_again(self, own: torch.Tensor | None) -> None:
+    def reshard(self, own: torch.Tensor | None) -> None:
         """own: this rank's new bytes, None for those of before."""
         if own is not None:
             self.shard.copy_(own)  # the same parameter: graphs hold it
@@ -128,7 +128,7 @@ class ModulesBefore:
         known: set[tuple[str, ...]] = set()
         for unit in paths:
             user: Any = model.get_submodule(unit)
-            for inner in {path for path, _, _ in user.shard_cut.places}:
+            for inner in {path for path, _, _ in user.shard_spec.places}:
                 parts = [part for part in f"{unit}.{inner}".split(".") if part]
                 known.update(tuple(parts[:end]) for end in range(1, len(parts) + 1))
         for way in sorted(known):

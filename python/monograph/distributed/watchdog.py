@@ -2,10 +2,10 @@
 
     with together(timeout=600) as world:
         path = by_first(world, "save", write)      # on rank 0; the others wait as long as it lives
-        meet(world, "load")                        # however long it takes whom, as long as all live
+        barrier(world, "load")                     # however long it takes whom, as long as all live
 
-A collective that fails says nothing of who did not come. So each rank leaves marks (marks.py), and a rank
-that fails by itself leaves its error in the store before it ends.
+A collective that fails says nothing of who did not come. So each rank writes heartbeats (heartbeat.py), and
+a rank that fails by itself leaves its error in the store before it ends.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from monograph.distributed.heartbeat import STALE, Marks, Seen, StoreSilent
+from monograph.distributed.heartbeat import STALE, Heartbeats, Seen, StoreSilent
 from monograph.distributed.world import World, join, leave, store_address
 
 _Result = TypeVar("_Result")
 _STORE_SECONDS = 2.0  # of one question to the store while naming
-_NAMING_SECONDS = STALE + 1.0  # until a rank that was killed has an old mark
+_NAMING_SECONDS = STALE + 1.0  # until a rank that was killed has an old heartbeat
 # What gloo and the store say when a rank or the way to it is gone: RuntimeErrors without their own class.
 _LOST = re.compile(r"gloo|onnection (closed|reset|refused)|[Tt]imed out|[Bb]roken pipe|recv|socket", re.I)
 _TIMED_OUT = re.compile(r"[Tt]imed out")
@@ -53,57 +53,57 @@ def together(timeout: float, backend: str = "gloo") -> Iterator[World]:
     if world.size == 1:
         yield world
         return
-    marks = None
+    heartbeats = None
     if world.name:
-        marks = Marks(world.rank, world.size, partial(world.keys, _STORE_SECONDS), timeout)
-        world = replace(world, marks=marks)
+        heartbeats = Heartbeats(world.rank, world.size, partial(world.keys, _STORE_SECONDS), timeout)
+        world = replace(world, heartbeats=heartbeats)
     try:
-        meet(world, "start")
+        barrier(world, "start")
         yield world
-        meet(world, "end")
+        barrier(world, "end")
     except BaseException as error:
-        if marks is None:
+        if heartbeats is None:
             raise
         failure = explained(world, error)
-        marks.end(str(failure))
+        heartbeats.end(str(failure))
         raise failure from error
-    if marks is not None:
-        marks.stop()
+    if heartbeats is not None:
+        heartbeats.stop()
     leave(world)
 
 
-def meet(world: World, phase: str) -> None:
-    """Returns when all ranks are here. Waits for ranks that work, not for those whose marks have stopped."""
+def barrier(world: World, phase: str) -> None:
+    """Returns when all ranks are here. Waits for ranks that work, not for those whose heartbeats stopped."""
     if world.size == 1:
         return
-    if world.marks is None:
+    if world.heartbeats is None:
         world.barrier()
         return
     world.doing(phase)
     key = f"met/{phase}/{_turn(world, phase)}"
-    world.marks.keys.add(key, 1)
-    _wait(world, lambda: world.marks.keys.add(key, 0) >= world.size, range(world.size))
+    world.heartbeats.keys.add(key, 1)
+    _wait(world, lambda: world.heartbeats.keys.add(key, 0) >= world.size, range(world.size))
 
 
 def by_first(world: World, phase: str, work: Callable[[], _Result]) -> _Result:
     """What work() gives on rank 0, on all ranks: what JSON can write. Others wait as long as it lives."""
     if world.size == 1:
         return work()
-    if world.marks is None:
+    if world.heartbeats is None:
         return world.of_first(work() if world.first else None)
     world.doing(phase)
     key = f"first/{phase}/{_turn(world, phase)}"
     if world.first:
         result = work()
-        world.marks.keys.set(key, json.dumps(result))
+        world.heartbeats.keys.set(key, json.dumps(result))
         return result
-    _wait(world, lambda: world.marks.keys.check([key]), [0])
-    return json.loads(world.marks.keys.get(key))
+    _wait(world, lambda: world.heartbeats.keys.check([key]), [0])
+    return json.loads(world.heartbeats.keys.get(key))
 
 
 def _turn(world: World, phase: str) -> int:
     """How often this phase has been waited for: all ranks count alike."""
-    turns: dict[str, int] = world.marks.turns
+    turns: dict[str, int] = world.heartbeats.turns
     turns[phase] = turns.get(phase, 0) + 1
     return turns[phase]
 
@@ -115,12 +115,12 @@ def _wait(world: World, done: Callable[[], bool], ranks: Any) -> None:
         pause = min(pause * 1.5, max(0.1, world.size / 10_000))
         if time.monotonic() - told > 1.0:
             told = time.monotonic()
-            if world.marks.keys.check(["failed"]):
+            if world.heartbeats.keys.check(["failed"]):
                 raise RankMissing("another rank has failed")  # its own words are in the store
             # A launcher that ends this rank has seen another one end.
-            patience = STALE if world.marks.told_to_end() else max(world.timeout, STALE)
-            for rank, seen in world.marks.read().items():
-                if rank in ranks and seen.age > patience and not seen.mark.over:
+            patience = STALE if world.heartbeats.told_to_end() else max(world.timeout, STALE)
+            for rank, seen in world.heartbeats.read().items():
+                if rank in ranks and seen.age > patience and not seen.heartbeat.over:
                     raise RankMissing(_lost(world, rank, seen))
 
 
@@ -138,8 +138,8 @@ def explained(world: World, error: BaseException) -> RankFailure:
             return RankFailure("", code)  # said by that rank
         detail = "" if expected else "\n" + "".join(traceback.format_exception(error)).rstrip()
         return RankFailure(f"{me}: error: {what}{detail}", code)
-    own = world.marks.own
-    _in_time(lambda: world.marks.at(own.phase, own.detail, over="lost the others"))
+    own = world.heartbeats.own
+    _in_time(lambda: world.heartbeats.at(own.phase, own.detail, over="lost the others"))
     first = _failure_of_another(world) or _first_failure(world, _named(world, error), own=False)
     if first["own"]:
         return RankFailure(f"{me}: ended because rank {first['rank']} failed first: {first['text']}", 1)
@@ -189,25 +189,25 @@ def _store_answers(world: World) -> bool:
 
 
 def _named(world: World, error: BaseException) -> str:
-    return str(error) if isinstance(error, RankMissing) else named_by_marks(world, error)
+    return str(error) if isinstance(error, RankMissing) else named_by_heartbeats(world, error)
 
 
-def named_by_marks(world: World, error: BaseException) -> str:
-    """Who did not come, from the marks, once they are old enough to tell."""
-    own, end = world.marks.own, time.monotonic() + _NAMING_SECONDS
+def named_by_heartbeats(world: World, error: BaseException) -> str:
+    """Who did not come, from the heartbeats, once they are old enough to tell."""
+    own, end = world.heartbeats.own, time.monotonic() + _NAMING_SECONDS
     here = own.words()
     while True:
-        marks = world.marks.known() if world.marks.reads_all else world.marks.read()
-        seen = {rank: one for rank, one in marks.items() if not one.mark.over}
+        heartbeats = world.heartbeats.known() if world.heartbeats.reads_all else world.heartbeats.read()
+        seen = {rank: one for rank, one in heartbeats.items() if not one.heartbeat.over}
         silent = {rank: one for rank, one in seen.items() if one.age > STALE}
-        behind = {rank: one for rank, one in seen.items() if one.mark.place < own.place}
+        behind = {rank: one for rank, one in seen.items() if one.heartbeat.place < own.place}
         found = {rank: one for rank, one in silent.items() if rank in behind} or silent
         if not found and _TIMED_OUT.search(str(error)):
             found = behind  # slow, and alive
-        if (found and world.marks.reads_all) or time.monotonic() > end:
+        if (found and world.heartbeats.reads_all) or time.monotonic() > end:
             break
         time.sleep(0.2)
-        if world.marks.unread_for < STALE and (first := _failure_of_another(world)):
+        if world.heartbeats.unread_for < STALE and (first := _failure_of_another(world)):
             return str(first["text"])
     found = found or behind
     store = ""
@@ -224,7 +224,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _lost(world: World, rank: int, seen: Seen) -> str:
-    own, there = world.marks.own, seen.mark
+    own, there = world.heartbeats.own, seen.heartbeat
     how = "did not reach" if there.place < own.place else "was lost in"
     if seen.age > STALE:
         where = f"last seen {seen.age:.1f} s ago in {there.words()}"

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from monograph.distributed.store_prefix import fresh_name
+from monograph.distributed.store_prefix import store_prefix
 
 _WANTED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -31,7 +31,7 @@ class World:
     """rank of `size` processes; local_rank: on this host. group: torch's, None for one process.
 
     timeout: seconds that a collective waits. name: before all keys of this start in the store; empty if the
-    group was made elsewhere. marks: where each rank is (marks.py), None if nobody watches.
+    group was made elsewhere. heartbeats: where each rank is (heartbeat.py), None if nobody watches.
     """
 
     rank: int = 0
@@ -40,7 +40,7 @@ class World:
     group: Any = None
     timeout: float = 1800.0
     name: str = ""
-    marks: Any = None
+    heartbeats: Any = None
 
     @property
     def first(self) -> bool:
@@ -73,9 +73,9 @@ class World:
         return PrefixStore(self.name, connect(timeout))
 
     def doing(self, phase: str, detail: str = "") -> None:
-        """Says to the others what this rank does next: a key of marks.PHASES."""
-        if self.marks is not None:
-            self.marks.at(phase, detail)
+        """Says to the others what this rank does next: a key of heartbeat.PHASES."""
+        if self.heartbeats is not None:
+            self.heartbeats.at(phase, detail)
 
 
 def device_of(group: Any) -> torch.device:
@@ -139,7 +139,7 @@ def join(timeout: float = 1800.0, backend: str = "gloo") -> World:
         # torchrun's own process has the store, and keeps it, with all that is in it, when it starts anew.
         of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         store = connect(max(timeout, START_SECONDS), host_it=rank == 0 and not of_launcher)
-        name = fresh_name(store, rank, size, max(timeout, START_SECONDS))
+        name = store_prefix(store, rank, size, max(timeout, START_SECONDS))
         keys = PrefixStore(f"{name}/group", store)
         dist.init_process_group(
             backend, store=keys, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)

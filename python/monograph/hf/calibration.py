@@ -251,7 +251,7 @@ def calibrate(model: nn.Module, batches: Iterable[Mapping[str, Any]], folder: st
     """Runs a model on a few batches and writes calibration.safetensors into the folder of its adapter, for
     `monograph merge --rounding calibrated`; gives its path. Sixteen sequences are enough.
 
-    A batch is what the model is called with: `input_ids`, and `attention_mask` or the borders of packed
+    A batch is what the model is called with: `input_ids`, and `attention_mask` or the boundaries of packed
     documents if there is padding, which is left out. The adapter is on as it is. With a sharded base all
     ranks call it with the same batches, and rank 0 writes; else call it on one rank.
     """

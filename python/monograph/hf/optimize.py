@@ -62,7 +62,7 @@ def optimize(
       has no kernel of ours. `attention=True` wants it in any case, `attention=False` keeps what is there.
     - Recurrent layers of Qwen3-Next, Qwen3.5, OLMo-hybrid and LFM2 run on our operators and take packed rows
       (docs/recurrent.md). A model refuses them if it has other layers that carry state along a row, or an
-      attention that reads no borders of documents.
+      attention that reads no boundaries of documents.
     - With `head`, the head that a trainer of TRL has put on the model computes with `linear_log_probs`: the
       same numbers without a graph break, and nothing for tokens that have no label. Without gradients the
       logits come from the same product, so that tokens are drawn from the numbers they are scored with.

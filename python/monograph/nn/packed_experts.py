@@ -196,7 +196,7 @@ class PackedExperts(nn.Module):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """Asked for its own alone, as PEFT's `target_parameters` asks, it shows its packed weights too. Not
-        to torch.distributed: `fully_shard` would cut dense copies of them."""
+        to torch.distributed: `fully_shard` would shard dense copies of them."""
         yield from super().named_parameters(prefix, recurse, remove_duplicate)
         if not recurse and not calling_module(2).startswith("torch.distributed."):
             for name in self.experts_kind.names:

@@ -1,4 +1,4 @@
-"""Packed bytes that torch has cut among ranks: operators read whole tensors and refuse parts by name."""
+"""Packed bytes that torch has sharded across ranks: operators read whole tensors and refuse parts by name."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def require_whole(op: str, tensor: torch.Tensor) -> None:
     if is_part(tensor):
         raise ValueError(
             f"{op}: the packed bytes are {described_part(tensor)}, wanted whole ones. Call `unshard()` of "
-            "the layer that fully_shard has cut before, and `reshard()` after; `monograph merge` merges an "
-            "adapter from its files"
+            "the layer that fully_shard has sharded before, and `reshard()` after; `monograph merge` merges "
+            "an adapter from its files"
         )

@@ -1,4 +1,4 @@
-"""Layers that carry state along a row: convolutions and recurrences, most of which know no borders.
+"""Layers that carry state along a row: convolutions and recurrences, most of which know no boundaries.
 
 In a packed row the state of one document would run into the next. Such a row is refused, in eager mode and
 inside a graph, unless all layers with state are of kinds that our operators compute, documents apart
@@ -31,7 +31,7 @@ class KeepsDocumentsApart(nn.Module):
     """Before the class of a layer: it carries state, and begins each document anew."""
 
 
-class ConfigKnowsBorders:
+class ConfigKnowsBoundaries:
     """Before the class of a config: all layers with state that it speaks of keep documents apart.
 
     Not an attribute: that would be saved with the config, for layers that do not.
@@ -39,28 +39,28 @@ class ConfigKnowsBorders:
 
 
 def _stateful(config: Any) -> list[str]:
-    if isinstance(config, ConfigKnowsBorders):
+    if isinstance(config, ConfigKnowsBoundaries):
         return []
     return [kind for kind in getattr(config, "layer_types", None) or () if _KINDS.search(kind)]
 
 
-def kinds_with_state(config: Any) -> list[str]:
+def stateful_kinds(config: Any) -> list[str]:
     """The kinds of layers in a transformers config that carry state and may mix documents."""
     return sorted({*_stateful(config), *_stateful(getattr(config, "text_config", None))})
 
 
-def know_borders(model: nn.Module) -> None:
+def know_boundaries(model: nn.Module) -> None:
     """Tells the config of a transformers model, if all its layers with state keep documents apart."""
     config: Any = model.config
     stateful = len(_stateful(config))
     if stateful and sum(isinstance(m, KeepsDocumentsApart) for m in model.modules()) >= stateful:
-        put_before(ConfigKnowsBorders, config)
+        put_before(ConfigKnowsBoundaries, config)
 
 
-def layers_with_state(model: nn.Module) -> list[str]:
+def stateful_layers(model: nn.Module) -> list[str]:
     """The layers of a model that carry state and may mix documents: what its config says, then what they are
     made of."""
-    found = kinds_with_state(getattr(model, "config", None))
+    found = stateful_kinds(getattr(model, "config", None))
     apart = tuple(f"{name}." for name, m in model.named_modules() if isinstance(m, KeepsDocumentsApart))
     for name, module in model.named_modules():
         if f"{name}.".startswith(apart):
@@ -89,7 +89,7 @@ def _refusal(layers: Iterable[str], what: str) -> str:
 
 def refuse_in_config(config: Any, what: str, whole: torch.Tensor | None = None) -> None:
     """Refuses a packed row by a layer's config. `whole`: bool tensor [], True if the row is one document."""
-    kinds = kinds_with_state(config)
+    kinds = stateful_kinds(config)
     if kinds and whole is None:
         raise ValueError(_refusal(kinds, what))
     if kinds and whole is not None:
@@ -98,7 +98,7 @@ def refuse_in_config(config: Any, what: str, whole: torch.Tensor | None = None) 
 
 def refuse_packed(model: nn.Module, what: str) -> None:
     """Refuses a model that is about to be given packed rows."""
-    if layers := layers_with_state(model):
+    if layers := stateful_layers(model):
         raise ValueError(_refusal(layers, what))
 
 
@@ -113,13 +113,13 @@ class _Guard(PackedRowsHook):
 def guard_packed(model: nn.Module) -> None:
     """Has every transformers model inside `model` refuse packed rows that it would mix.
 
-    Because of layers with state, or of an attention that reads no borders.
+    Because of layers with state, or of an attention that reads no boundaries.
     """
     from transformers import PreTrainedModel
 
     from monograph.packing.unsupported_attention import guard_attention
 
-    layers = layers_with_state(model)
+    layers = stateful_layers(model)
     for module in model.modules() if layers else ():
         if isinstance(module, PreTrainedModel) and "refuses_packed_rows" not in vars(module):
             vars(module)["refuses_packed_rows"] = True

@@ -1,8 +1,8 @@
-"""Models whose attention reads no borders of documents: their packed rows are refused.
+"""Models whose attention reads no boundaries of documents: their packed rows are refused.
 
 Falcon, Bloom, MPT and others of transformers have attention layers of their own, which ours cannot replace
-and which `cu_seqlens` does not reach. Some of them (GPT-J, GPT-Neo) find the borders in position_ids and some
-do not; their classes do not say which, so all are refused.
+and which `cu_seqlens` does not reach. Some of them (GPT-J, GPT-Neo) find the boundaries in position_ids and
+some do not; their classes do not say which, so all are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _refusal(model: Any, what: str) -> str:
     attention = attn_implementation(model)
     return (
         f"packed rows ({what}) on {type(model).__name__}, whose attention is {attention!r} and does not read "
-        f"the borders of documents. Wanted attention {OURS!r}, which not every class can take, or one "
+        f"the boundaries of documents. Wanted attention {OURS!r}, which not every class can take, or one "
         "document a row (sample_packing: false, PaddedCollator)"
     )
 
@@ -37,7 +37,7 @@ class _Guard(PackedRowsHook):
 
 
 def _text_models(model: nn.Module) -> list[PreTrainedModel]:
-    """The transformers models inside `model` that read text and are not known to read borders."""
+    """The transformers models inside `model` that read text and are not known to read boundaries."""
     from transformers import PreTrainedModel
 
     models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
@@ -53,7 +53,7 @@ def _text_models(model: nn.Module) -> list[PreTrainedModel]:
     return [m for m in text_models if "finds_documents" not in vars(m)]
 
 
-def refuse_attention_without_borders(model: nn.Module, what: str) -> None:
+def refuse_unsupported_attention(model: nn.Module, what: str) -> None:
     """Refuses a model that is about to be given packed rows; call it when its attention is set."""
     for module in _text_models(model):
         if attn_implementation(module) != OURS:

@@ -40,7 +40,7 @@ from monograph.training.regions.layer import give_back
 from monograph.training.regions.layer_signature import state_of
 from monograph.training.step_offload import StepOffload
 from monograph.training.step_warnings import tell_alone, tell_kinds, tell_no_target, tell_plain
-from monograph.training.unique_code import with_own_code
+from monograph.training.unique_code import with_unique_code
 from monograph.upstream.torch_names import dynamo_config, mark_dynamic, maybe_mark_dynamic
 
 MODES = {
@@ -216,9 +216,9 @@ class TrainStep:
                 layer.compile(**self._compile, dynamic=self.dynamic)
         elif self.mode != "eager":
             # Lengths are marked dynamic one by one: dynamic=True would make a symbol of every number.
-            self._forward = torch.compile(with_own_code(self._loss), **self._compile)
-            self._evaluate = torch.compile(with_own_code(self._eval_loss), **self._compile)
-            self._whole = torch.compile(with_own_code(self._whole_step), **self._compile)
+            self._forward = torch.compile(with_unique_code(self._loss), **self._compile)
+            self._evaluate = torch.compile(with_unique_code(self._eval_loss), **self._compile)
+            self._whole = torch.compile(with_unique_code(self._whole_step), **self._compile)
 
     def _tell_kinds(self) -> None:
         """Once, before layers are traced, if that takes long."""
@@ -323,7 +323,7 @@ class TrainStep:
             loss, norm = map(self._kept, self._run(partial(self._one_whole, batches[index], targets, rate)))
         else:
             loss, gradient = self._accumulated(batches, targets)
-            # A loss that is no number may have a gradient that is one; such a step is skipped too.
+            # A loss that is not finite may have a gradient that is; such a step is skipped too.
             gradient[:1].masked_fill_(~loss.isfinite(), torch.nan)
             norm = self._update(gradient, rate)
         self.state.copy_to_16_bit()

@@ -14,7 +14,7 @@ from typing import Any
 _NUMBERS = itertools.count()
 
 
-def with_own_code(method: Callable[..., Any]) -> Callable[..., Any]:
+def with_unique_code(method: Callable[..., Any]) -> Callable[..., Any]:
     """The bound method as another function; its graphs go when it goes."""
     assert isinstance(method, MethodType)
     plain = method.__func__

@@ -79,7 +79,7 @@ NAMES = {
         "transformers:PreTrainedConfig._attn_implementation", _READ, "optimize: a chosen attention is kept"
     ),
     "supports_attention_backend": PrivateName(
-        f"{_MODEL}._supports_attention_backend", _READ, "packed rows: attention that reads no borders"
+        f"{_MODEL}._supports_attention_backend", _READ, "packed rows: attention that reads no boundaries"
     ),
     "attention_functions": PrivateName(
         "transformers.models.llama.modeling_llama:ALL_ATTENTION_FUNCTIONS", _READ, "elementwise: by this name"

@@ -50,8 +50,8 @@ def stand_in(world):
 
 
 def gathered(model, world):
-    """A unit's row from the shards of all ranks. (torch lets no ShardedAway stand for a tensor of a Python
-    device, so that `mg.shard` itself has no stand-in.)"""
+    """A unit's row from the shards of all ranks. (torch lets no ShardPlaceholder stand for a tensor of a
+    Python device, so that `mg.shard` itself has no stand-in.)"""
     given = {name: p for name, p in model.named_parameters() if not p.requires_grad}
     layout = Layout.of(given, world.size)
     shard = read_range(given, layout, world.rank)

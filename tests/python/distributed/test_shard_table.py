@@ -16,7 +16,7 @@ def rows(tmp_path_factory):
 
 
 def test_no_cell_is_silent(rows):
-    """On a cut model everything has the bits of a whole one, or is refused with the name of a tensor."""
+    """On a sharded model everything has the bits of a whole one, or is refused with the name of a tensor."""
     allowed = {SAME, REFUSED, f"rank 0: {REFUSED}; rank 1: nothing to write"}
     assert [row for row in rows if row[2] not in allowed] == []
     assert [row for row in rows if OTHER in row[1]] == []

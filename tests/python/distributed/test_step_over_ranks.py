@@ -30,7 +30,7 @@ SIZES = {
     "head_dim": 32,
     "vocab_size": 128,
 }
-POISON = 127  # a token whose embedding is no number
+POISON = 127  # a token whose embedding is NaN
 RATE = 1e-2
 STEPS = 3
 
@@ -130,7 +130,7 @@ def scaled(world, mode):
 
 
 def poisoned(world, mode):
-    """A loss that is no number on one rank: the second of three steps is skipped on all."""
+    """A NaN loss on one rank: the second of three steps is skipped on all."""
     step = TrainStep(build(), mode=mode, world=world)
     results, flats = [], []
     for number in range(3):

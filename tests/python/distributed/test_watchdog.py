@@ -7,9 +7,9 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from monograph.distributed import heartbeat, watchdog
-from monograph.distributed.heartbeat import Marks
-from monograph.distributed.store_prefix import fresh_name
-from monograph.distributed.watchdog import RankMissing, by_first, explained, meet
+from monograph.distributed.heartbeat import Heartbeats
+from monograph.distributed.store_prefix import store_prefix
+from monograph.distributed.watchdog import RankMissing, barrier, by_first, explained
 from monograph.distributed.world import World
 
 
@@ -42,7 +42,7 @@ def on_threads(*work):
 
 
 def names(connect, size):
-    return on_threads(*(lambda r=rank: fresh_name(connect(), r, size, 20) for rank in range(size)))
+    return on_threads(*(lambda r=rank: store_prefix(connect(), r, size, 20) for rank in range(size)))
 
 
 def test_every_start_has_a_name_of_its_own(connect):
@@ -56,7 +56,9 @@ def test_every_start_has_a_name_of_its_own(connect):
 
 
 def test_a_rank_that_does_not_join_is_named(connect):
-    missing = on_threads(lambda: fresh_name(connect(), 0, 3, 0.5), lambda: fresh_name(connect(), 2, 3, 20))
+    missing = on_threads(
+        lambda: store_prefix(connect(), 0, 3, 0.5), lambda: store_prefix(connect(), 2, 3, 20)
+    )
     assert str(missing[0]) == "rank 1 of 3 has not joined in 0 s"
 
 
@@ -73,7 +75,7 @@ def worlds(connect, monkeypatch):
 
     def make(size, timeout=10.0):
         for rank in range(size):
-            one = Marks(rank, size, lambda: PrefixStore("test", connect()), timeout)
+            one = Heartbeats(rank, size, lambda: PrefixStore("test", connect()), timeout)
             one.step = 7
             made.append(one)
         return [World(r, size, r, None, timeout, "test", own) for r, own in enumerate(made)]
@@ -88,7 +90,7 @@ def test_rank_0_works_and_the_others_get_what_it_gives(worlds):
     for turn in range(3):
         work = [lambda w=w, t=turn: by_first(w, "save", lambda: [w.rank, t]) for w in (first, second, third)]
         assert on_threads(*work) == [[0, turn]] * 3
-    assert on_threads(*(lambda w=w: meet(w, "load") for w in (first, second, third))) == [None] * 3
+    assert on_threads(*(lambda w=w: barrier(w, "load") for w in (first, second, third))) == [None] * 3
 
 
 def test_waiting_lasts_as_long_as_rank_0_lives(worlds):
@@ -100,7 +102,7 @@ def test_waiting_lasts_as_long_as_rank_0_lives(worlds):
 
     both = on_threads(lambda: by_first(first, "prepare", slowly), lambda: by_first(second, "prepare", slowly))
     assert both == ["done", "done"]
-    first.marks.stop()
+    first.heartbeats.stop()
     lost = on_threads(lambda: by_first(second, "save", slowly))[0]
     assert isinstance(lost, RankMissing)
     assert str(lost).startswith("rank 0 of 2 did not reach the save after step 7: last seen ")
@@ -116,7 +118,7 @@ def test_a_dead_rank_is_named_with_its_step_and_place(worlds):
     for world in (first, third):
         world.doing("sum")
     second.doing("micro-batch", "3")
-    second.marks.stop()
+    second.heartbeats.stop()
     closed = RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:5")
     said = failure(first, closed)
     assert said.startswith("rank 0 of 3: rank 1 of 3 did not reach the sum of step 7: last seen ")
@@ -138,7 +140,7 @@ def test_a_rank_killed_in_the_same_place_is_found_by_its_silence(worlds):
     first, second, _third = worlds(3)
     for world in (first, second, _third):
         world.doing("sum")
-    second.marks.stop()
+    second.heartbeats.stop()
     said = failure(first, RuntimeError("Connection reset by peer"))
     assert said.startswith("rank 0 of 3: rank 1 of 3 was lost in the sum of step 7: last seen ")
 
@@ -162,9 +164,9 @@ def test_a_store_that_is_gone_is_said(worlds, connect, monkeypatch):
     def nothing(*_):
         raise RuntimeError("failed to recv, got 0 bytes")
 
-    monkeypatch.setattr(first.marks, "_connect", nothing)
+    monkeypatch.setattr(first.heartbeats, "_connect", nothing)
     monkeypatch.setattr(World, "keys", nothing)
-    first.marks._reader = type("Gone", (), {"multi_get": nothing})()
+    first.heartbeats._reader = type("Gone", (), {"multi_get": nothing})()
     time.sleep(0.7)  # a collective waits for longer
     said = failure(first, RuntimeError("gloo: Timed out waiting 10000ms"))
     assert "the store at 127.0.0.1:1 does not answer" in said

@@ -399,7 +399,7 @@ ALTERED: list[tuple[str, bool, Callable[[dict[str, Any]], Any], str]] = [
     ("a hash", True, lambda r: r["sha256"].update(library="abc"), "library is 'abc'"),
     ("a schema of true", True, lambda r: r.update(schema_version=True), "schema_version is True, wanted 1"),
     ("another device", True, lambda r: r.update(device="abacus"), "device is 'abacus', wanted one of cuda"),
-    ("a NaN", True, lambda r: _row(r, "side streams")["figures"].update(x=[math.nan]), "are no numbers"),
+    ("a NaN", True, lambda r: _row(r, "side streams")["figures"].update(x=[math.nan]), "are not finite"),
     ("no card", True, lambda r: _passed(r).update(device="cuda", hardware={}), "architecture is missing"),
     ("rows", True, lambda r: r.update(tests=[1]), "wanted an object with a name"),
 ]

@@ -144,8 +144,8 @@ def test_one_graph_without_a_read_of_the_offsets(flash, monkeypatch):
         return flash_documents(q, k, v, cu, cu, None, causal=True, window=3, scale=0.3).square().sum()
 
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    for borders in ([0, 5, 12, 24], [0, 9, 9, 20]):
-        cu = torch.tensor(borders, dtype=torch.int32)
+    for boundaries in ([0, 5, 12, 24], [0, 9, 9, 20]):
+        cu = torch.tensor(boundaries, dtype=torch.int32)
         want = torch.autograd.grad(loss(q, k, v, cu), (q, k, v))
         got = torch.autograd.grad(compiled(q, k, v, cu), (q, k, v))
         for a, b in zip(got, want, strict=True):

@@ -123,7 +123,7 @@ def test_regions_trace_one_kind_of_layer():
         loss = one(input_ids=IDS, labels=IDS, use_cache=False).loss
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in one.parameters() if p.requires_grad)])
-    assert TRACES.kinds == 1
+    assert TRACES.signatures == 1
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
@@ -161,7 +161,7 @@ def test_hooks_run_and_other_dtypes_are_the_class_s():
         (LlamaConfig, torch.float16),
         (Qwen3Config, torch.bfloat16),
         (Qwen3Config, torch.float16),
-        (Gemma3TextConfig, torch.bfloat16),  # in float16 transformers' own gradients are no numbers
+        (Gemma3TextConfig, torch.bfloat16),  # in float16 transformers' own gradients are not finite
     ],
 )
 def test_autocast_gives_the_dtypes_and_values_of_transformers(config_class, dtype):

@@ -129,7 +129,7 @@ def test_experts_that_are_stored_one_by_one_are_stacked(format, tmp_path):
     folder = save_tiny(tmp_path, "qwen3_moe", dtype=torch.bfloat16)
     dense = load_file(folder / "model.safetensors")
     settings = mg.MonographConfig(FORMATS[format], double_quant=format == "nf4")
-    change = one_by_one(format, settings.spelling.unpack)
+    change = one_by_one(format, settings.method.unpack)
     rewrite(folder, change, settings.to_dict())
     model = mg.from_pretrained(folder, dtype=torch.float32).eval()
     assert len(experts(model)) == 2

@@ -100,9 +100,9 @@ def test_tensors_that_do_not_fit_are_refused(source, tmp_path):
         (ModelOpt(), {"weight": codes.bfloat16(), "pre_quant_scale": scales}, "pre_quant_scale"),
         (ModelOpt(), {"weight": nvfp4.values}, "wanted weight and weight_scale"),
     ]
-    for spelling, parts, message in wrong:
+    for method, parts, message in wrong:
         with pytest.raises(ValueError, match=message):
-            spelling.pack(parts, torch.bfloat16)
+            method.pack(parts, torch.bfloat16)
     config = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
     producer_folders.write_folder(source, tmp_path, tensors(source) | {name: codes}, config)
     with pytest.raises(RuntimeError, match="conversion"):  # transformers collects the errors, and prints ours

@@ -12,7 +12,7 @@ import monograph as mg
 from monograph.hf.transformers.recurrent_layers import take_over
 from monograph.nn.replace_linears import replace_linears
 from monograph.packing import PackedCollator, PaddedCollator
-from monograph.packing.stateful_layers import KeepsDocumentsApart, layers_with_state
+from monograph.packing.stateful_layers import KeepsDocumentsApart, stateful_layers
 from monograph.training import verify_packing
 from support.recurrent_models import FAMILIES, build
 
@@ -170,7 +170,7 @@ def test_optimize_and_from_pretrained_change_the_class(family, tmp_path):
     with pytest.warns(UserWarning, match="no LoRA layers"):
         # Both would give other last bits than a model that is only loaded.
         mg.optimize(model, elementwise=False, head=False)
-    assert layers_with_state(model) == []
+    assert stateful_layers(model) == []
     assert {type(module).__name__ for module in model.modules()} == kinds
     model.save_pretrained(tmp_path)
     assert (tmp_path / "config.json").read_text() == saved  # nothing of ours is in it
@@ -186,7 +186,7 @@ def test_optimize_and_from_pretrained_change_the_class(family, tmp_path):
         tmp_path, quantization_config=config, attn_implementation="monograph"
     )
     assert any(isinstance(module, KeepsDocumentsApart) for module in packing.modules())
-    assert layers_with_state(packing) == []
+    assert stateful_layers(packing) == []
 
 
 def test_an_adapter_on_the_convolution_is_refused():

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, GraniteMoeHybridConfig, Qwen3_5Fo
 import monograph as mg
 from monograph.hf.transformers.recurrent_layers import take_over
 from monograph.packing import PackedCollator
-from monograph.packing.stateful_layers import KeepsDocumentsApart, layers_with_state
+from monograph.packing.stateful_layers import KeepsDocumentsApart, stateful_layers
 from support.recurrent_models import DELTA, FAMILIES, SMALL, build
 
 CU = torch.tensor([0, 9, 22, 22], dtype=torch.int32)
@@ -108,7 +108,7 @@ def test_layers_beyond_the_operators_stay_as_they_are(more):
     expected = model(tokens()).logits
     mg.optimize(model, elementwise=False, attention=False, head=False)
     assert not any(isinstance(module, KeepsDocumentsApart) for module in model.modules())
-    assert layers_with_state(model)
+    assert stateful_layers(model)
     assert torch.equal(model(tokens()).logits, expected)
     with pytest.raises(ValueError, match="carry state"):
         model(tokens(), cu_seqlens=CU[:3], use_cache=False)

@@ -69,7 +69,7 @@ FAMILIES = ["llama", "qwen3", "mistral", "gemma3", "gpt_oss"]
 LENGTHS = [9, 1, 17, 5]
 
 
-def borders(cu):
+def boundaries(cu):
     """The keywords of the collator."""
     return {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu}
 
@@ -92,7 +92,7 @@ def test_packed_documents_equal_documents_alone(name):
     model = build(name)
     ids, positions, cu, _ = packed_batch()
     with torch.no_grad():
-        together = model(ids, position_ids=positions, **borders(cu), use_cache=False).logits
+        together = model(ids, position_ids=positions, **boundaries(cu), use_cache=False).logits
         start = 0
         for n in LENGTHS:
             alone = model(ids[:, start : start + n], use_cache=False).logits
@@ -105,7 +105,7 @@ def test_packed_loss_is_the_mean_over_documents(name):
     model = build(name)
     ids, positions, cu, labels = packed_batch()
     with torch.no_grad():
-        packed = model(ids, position_ids=positions, **borders(cu), labels=labels, use_cache=False).loss
+        packed = model(ids, position_ids=positions, **boundaries(cu), labels=labels, use_cache=False).loss
         total, count, start = 0.0, 0, 0
         for n in LENGTHS:
             if n > 1:
@@ -119,11 +119,11 @@ def test_packed_loss_is_the_mean_over_documents(name):
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mistral"])
 def test_restarting_positions_alone_are_enough(name):
-    """Without the collator's keywords transformers puts the borders into its mask function."""
+    """Without the collator's keywords transformers puts the boundaries into its mask function."""
     model = build(name)
     ids, positions, cu, _ = packed_batch()
     with torch.no_grad():
-        want = model(ids, position_ids=positions, **borders(cu), use_cache=False).logits
+        want = model(ids, position_ids=positions, **boundaries(cu), use_cache=False).logits
         got = model(ids, position_ids=positions, use_cache=False).logits
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
@@ -176,7 +176,7 @@ def test_what_is_not_supported_is_refused_by_name():
     model = build("llama")
     ids, positions, cu, _ = packed_batch()
     with pytest.raises(ValueError, match="packed documents in a batch of 2 rows"):
-        model(ids.repeat(2, 1), position_ids=positions, **borders(cu))
+        model(ids.repeat(2, 1), position_ids=positions, **boundaries(cu))
     with pytest.raises(ValueError, match="4-D attention mask"):
         model(ids, attention_mask=torch.zeros(1, 1, 32, 32))
     holes = torch.ones_like(ids)
@@ -275,7 +275,7 @@ def test_a_whole_step_is_one_graph():
     model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def step(ids, positions, cu, labels):
-        loss = model(ids, position_ids=positions, **borders(cu), labels=labels, use_cache=False).loss
+        loss = model(ids, position_ids=positions, **boundaries(cu), labels=labels, use_cache=False).loss
         (gradient,) = torch.autograd.grad(loss, [embedding])
         with torch.no_grad():
             embedding.sub_(1e-2 * gradient)
@@ -295,7 +295,7 @@ def test_a_whole_step_is_one_graph():
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_collators_batch_goes_straight_in(name):
-    """Borders computed once per batch by the collator, for every model; padding is inert."""
+    """Boundaries computed once per batch by the collator, for every model; padding is inert."""
     model = build(name)
     ids, *_ = packed_batch()
     starts = torch.tensor([0, *LENGTHS]).cumsum(0).tolist()

@@ -4,7 +4,7 @@ import torch
 from safetensors.torch import load_file
 
 import monograph as mg
-from monograph.recipe.run.base_fingerprint import make_base_record, packing_of, put_base_record
+from monograph.recipe.run.base_fingerprint import make_base_fingerprint, packing_of, write_base_fingerprint
 from support.merge_reference import adapter_on
 from support.native_tool import run
 from support.tiny_models import save_llama
@@ -15,7 +15,9 @@ def test_the_record_says_how_the_base_was_loaded(tmp_path):
     model = mg.from_pretrained(str(base), mg.MonographConfig("nf4", double_quant=True), dtype=torch.bfloat16)
     peft_model = adapter_on(model, adapter, torch.float32, target_modules="all-linear")
     packed = packing_of(peft_model)
-    put_base_record(make_base_record(str(base), str(adapter), quantised=True, packed=packed), str(adapter))
+    write_base_fingerprint(
+        make_base_fingerprint(str(base), str(adapter), quantised=True, packed=packed), str(adapter)
+    )
     wanted = peft_model.merge_and_unload().state_dict()
 
     def merge(folder, *options, code=0):

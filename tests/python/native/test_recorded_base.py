@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from monograph.ops.checkpoint_sha256 import checkpoint_sha256
-from monograph.recipe.run.base_fingerprint import make_base_record, put_base_record
+from monograph.recipe.run.base_fingerprint import make_base_fingerprint, write_base_fingerprint
 from support.native_tool import program, run, run_json
 from support.stored_bases import SIZES, write_adapter, write_base
 
@@ -19,8 +19,8 @@ def folders(tmp_path):
     """A base and an adapter that records it, and another base of the same shapes."""
     of = write_base(tmp_path / "base", "plain", SIZES["odd"])
     write_adapter(tmp_path / "adapter", of)
-    put_base_record(
-        make_base_record(str(tmp_path / "base"), str(tmp_path / "adapter"), quantised=False),
+    write_base_fingerprint(
+        make_base_fingerprint(str(tmp_path / "base"), str(tmp_path / "adapter"), quantised=False),
         str(tmp_path / "adapter"),
     )
     shutil.copytree(tmp_path / "base", tmp_path / "other")
@@ -41,7 +41,7 @@ def test_python_and_the_native_program_hash_the_same_files(folders):
 def test_a_file_beside_the_model_keeps_no_adapter_from_its_base(folders):
     base, adapter = folders / "base", folders / "adapter"
     save_file({"x": np.zeros(3, np.float32)}, base / "consolidated.safetensors")
-    put_base_record(make_base_record(str(base), str(adapter), quantised=False), str(adapter))
+    write_base_fingerprint(make_base_fingerprint(str(base), str(adapter), quantised=False), str(adapter))
     run("merge", base, "--adapter", adapter, "--out", folders / "merged", "--quiet")
 
 

@@ -18,7 +18,7 @@ per_isa = pytest.mark.per_isa
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 # Half a unit in the last place, and what sums of a few float32 terms add.
 ROUND = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-20}
-BORDERS = [2, 2, 5, 6, 78, 81, 81]  # a gap at both ends; empty, shorter than the taps, longer than a tile
+BOUNDARIES = [2, 2, 5, 6, 78, 81, 81]  # a gap at both ends; empty, shorter than the taps, longer than a tile
 TOKENS = 84
 
 
@@ -27,8 +27,8 @@ def tensors(dtype, channels=40, taps=4, turned=False, weight_dtype=None):
     x = torch.randn(channels, TOKENS).to(dtype).t() if turned else torch.randn(TOKENS, channels).to(dtype)
     weight = (0.5 * torch.randn(channels, taps)).to(weight_dtype or dtype)
     bias = torch.randn(channels).to(weight_dtype or dtype)
-    state = torch.randn(len(BORDERS) - 1, channels, taps - 1).to(dtype)
-    return x, weight, bias, torch.tensor(BORDERS, dtype=torch.int32), state
+    state = torch.randn(len(BOUNDARIES) - 1, channels, taps - 1).to(dtype)
+    return x, weight, bias, torch.tensor(BOUNDARIES, dtype=torch.int32), state
 
 
 def exact(x, weight, bias, cu, state, silu):

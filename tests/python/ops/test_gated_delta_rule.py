@@ -232,12 +232,12 @@ def test_one_graph_for_all_lengths_and_the_gradients_of_eager_mode():
         return out, out.new_zeros(0)
 
     compiled = torch.compile(run, backend=counter, fullgraph=True, dynamic=True)
-    for tokens, borders in ((150, CU), (70, [0, 30, 31, 70, 70, 70]), (90, [0, 90, 90, 90, 90, 90])):
+    for tokens, boundaries in ((150, CU), (70, [0, 30, 31, 70, 70, 70]), (90, [0, 90, 90, 90, 90, 90])):
         tensors = drawn("mixed", tokens)
         results = []
         for function in (run, compiled):
             leaves = [t.clone().requires_grad_() for t in tensors]
-            out, _ = function(*leaves, offsets(borders))
+            out, _ = function(*leaves, offsets(boundaries))
             results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     assert counter.frame_count == 1

@@ -74,13 +74,13 @@ def test_attention_in_parts(monkeypatch, capped):
     assert peak(lambda: varlen_attention.portable_varlen_attention(*call)) < 4 * MIB  # of 16 for the scores
 
 
-def _dense_attention(q, k, v, borders, sinks, window, scale, softcap):
+def _dense_attention(q, k, v, boundaries, sinks, window, scale, softcap):
     """Document by document, row by row of a plain softmax."""
     keys, values = (t.repeat_interleave(2, 1) for t in (k, v))
     rows = []
     for i in range(q.shape[0]):
-        begin = max([b for b in borders if b <= i])
-        if begin == borders[-1]:
+        begin = max([b for b in boundaries if b <= i])
+        if begin == boundaries[-1]:
             rows.append(torch.zeros(4, 16))
             continue
         first = max(begin, i - window + 1) if window else begin

@@ -35,7 +35,7 @@ KEYS = {
 
 @pytest.mark.parametrize("family", [pytest.param("gpt_oss", marks=pytest.mark.long), "qwen3_moe"])
 def test_train_merge_generate(family, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(native, "hand_over", lambda arguments: run(*arguments).returncode)
+    monkeypatch.setattr(native, "exec_native", lambda arguments: run(*arguments).returncode)
     kind, own, format = FAMILIES[family]
     pack = ("--to", format, "--experts", "stack")
     own = own | {"num_experts_per_tok": 2, "num_key_value_heads": 2, "head_dim": 16}

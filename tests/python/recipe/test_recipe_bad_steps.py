@@ -24,7 +24,7 @@ from support.recipe_files import make_model, make_tokenizer, small_recipe, write
 
 
 def make_world(root, bad_documents):
-    """A model that has no number for the token "@", and forty instructions, so many of them with it."""
+    """A model that gives NaN for the token "@", and forty instructions, so many of them with it."""
     tokenizer = make_tokenizer(root / "model")
     model = make_model(root / "model")
     (token,) = tokenizer("@", add_special_tokens=False)["input_ids"]
@@ -91,7 +91,7 @@ def test_a_step_without_a_loss_is_skipped_counted_and_resumed_to_the_same_bits(r
 
 def test_several_steps_without_a_loss_end_the_run_with_a_checkpoint(recipe, tmp_path):
     make_world(tmp_path, bad_documents=40)
-    with pytest.raises(ValueError, match=r"steps 1 to 2 had a loss or gradient that is no number") as caught:
+    with pytest.raises(ValueError, match=r"steps 1 to 2 had a loss or gradient that is not finite") as caught:
         train(recipe(max_bad_steps=2))
     saved = checkpoints(str(tmp_path / "out"))
     assert list(saved) == [2]

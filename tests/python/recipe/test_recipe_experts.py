@@ -44,7 +44,7 @@ def make_world(root, family):
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 def test_train_merge_and_plain_peft(family, keys, tmp_path, monkeypatch):
-    monkeypatch.setattr(native, "hand_over", lambda arguments: run(*arguments).returncode)
+    monkeypatch.setattr(native, "exec_native", lambda arguments: run(*arguments).returncode)
     make_world(tmp_path, family)
     if family == "qwen3_moe":
         keys |= {"output_router_logits": True, "router_aux_loss_coef": 0.02}

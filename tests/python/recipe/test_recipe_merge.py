@@ -26,12 +26,12 @@ def called(monkeypatch):
     """The calls of the native program, which is run beside this process instead of in its place."""
     calls = []
 
-    def hand_over(arguments):
+    def exec_native(arguments):
         calls.append(arguments)
         run(*arguments)
         return 0
 
-    monkeypatch.setattr(native, "hand_over", hand_over)
+    monkeypatch.setattr(native, "exec_native", exec_native)
     return calls
 
 
@@ -129,7 +129,7 @@ def test_the_native_merge_needs_no_flags_after_a_recipe_on_16_bits(root, tmp_pat
 def test_a_wrong_recipe_is_one_line_and_a_base_is_the_native_program_s(tmp_path, called, monkeypatch, capsys):
     assert main(["merge", str(tmp_path / "none.yml")]) == 2
     assert capsys.readouterr().err == f"{tmp_path / 'none.yml'}: there is no such file\n"
-    monkeypatch.setattr(native, "hand_over", lambda arguments: called.append(arguments) or 0)
+    monkeypatch.setattr(native, "exec_native", lambda arguments: called.append(arguments) or 0)
     assert main(["merge", str(tmp_path), "--adapter", "a"]) == 0
     assert called == [["merge", str(tmp_path), "--adapter", "a"]]
 

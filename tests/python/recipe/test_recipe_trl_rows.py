@@ -13,7 +13,7 @@ from monograph.recipe.data.documents import Prompt
 from monograph.recipe.data.new_tokens import add_tokens
 from monograph.recipe.data.preference_rows import prompt_wording
 from monograph.recipe.trl.datasets import make_datasets
-from monograph.recipe.trl.import_path import by_name, reward_functions
+from monograph.recipe.trl.import_path import import_path, reward_functions
 from support.trl_recipes import TEMPLATE, trl_keys, write_rows
 from support.trl_runs import tokenizer
 
@@ -233,7 +233,7 @@ def test_names_of_rewards_are_looked_up(rows_of, tmp_path):
     }.items():
         with pytest.raises(ValueError, match=message):
             functions(name)
-    assert by_name("os.path.join", "callbacks") is os.path.join
+    assert import_path("os.path.join", "callbacks") is os.path.join
 
 
 def test_preprocess_shows_rows(rows_of, tmp_path, capsys):

@@ -149,8 +149,8 @@ def linear_entropy_dw(r: Random) -> list[Any]:
 def varlen_attention(r: Random) -> list[Any]:
     tokens, heads, size = r.randrange(1, 24), r.choice(((2, 1), (4, 2), (1, 1))), r.choice((8, 16, 33))
     dtype, value_size = r.choice(DTYPES), r.choice((8, 16))
-    borders = sorted(r.randrange(tokens + 1) for _ in range(r.randrange(1, 4)))
-    cu = torch.tensor([*borders, tokens], dtype=torch.int32)
+    boundaries = sorted(r.randrange(tokens + 1) for _ in range(r.randrange(1, 4)))
+    cu = torch.tensor([*boundaries, tokens], dtype=torch.int32)
     lengths = (cu[1:] - cu[:-1]).clone() if r.random() < 0.3 else None
     sinks = floats(r, heads[0]) if r.random() < 0.3 else None
     q, k = floats(r, tokens, heads[0], size, dtype=dtype), floats(r, tokens, heads[1], size, dtype=dtype)
@@ -179,14 +179,14 @@ def rms_norm_backward(r: Random) -> list[Any]:
     return [floats(r, *x.shape, dtype=y.dtype), dsum, x, weight, *options, need]
 
 
-def _borders(r: Random, tokens: int) -> torch.Tensor:
+def _boundaries(r: Random, tokens: int) -> torch.Tensor:
     """Offsets of documents, some empty; tokens may stand before the first and after the last."""
     return torch.tensor(sorted(r.randrange(tokens + 1) for _ in range(r.randrange(1, 5))), dtype=torch.int32)
 
 
 def causal_conv1d(r: Random) -> list[Any]:
     tokens, channels, taps = r.choice((0, 1, 3, 17)), r.choice((1, 3, 40)), r.randrange(1, 9)
-    dtype, cu = r.choice(DTYPES), _borders(r, tokens)
+    dtype, cu = r.choice(DTYPES), _boundaries(r, tokens)
     x = floats(r, tokens, channels, dtype=dtype)
     if r.random() < 0.5:  # tokens innermost
         x = floats(r, channels, tokens, dtype=dtype).t()
@@ -206,7 +206,7 @@ def causal_conv1d_backward(r: Random) -> list[Any]:
 
 def gated_delta_rule(r: Random) -> list[Any]:
     tokens, heads = r.choice((0, 1, 5, 11)), r.choice(((1, 1), (1, 2), (2, 4)))
-    key_size, size, dtype, cu = r.choice((4, 16)), r.choice((4, 16)), r.choice(DTYPES), _borders(r, tokens)
+    key_size, size, dtype, cu = r.choice((4, 16)), r.choice((4, 16)), r.choice(DTYPES), _boundaries(r, tokens)
     q, k = (floats(r, tokens, heads[0], key_size, dtype=dtype) for _ in range(2))
     v = floats(r, tokens, heads[1], size, dtype=dtype)
     g = -floats(r, tokens, heads[1], dtype=r.choice((dtype, DTYPES[0]))).abs()

@@ -58,9 +58,9 @@ def log_micro_batches(folder: str) -> None:
     path = os.path.join(folder, f"{os.getpid()}.jsonl")
 
     def doing(self: World, phase: str, detail: str = "") -> None:
-        if phase == "micro-batch" and self.marks is not None:
+        if phase == "micro-batch" and self.heartbeats is not None:
             start = os.environ.get("MONOGRAPH_TEST_START", os.environ.get(RESTART, "0"))
-            line = {"step": self.marks.step, "index": int(detail), "rank": self.rank, "start": start}
+            line = {"step": self.heartbeats.step, "index": int(detail), "rank": self.rank, "start": start}
             with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         plain(self, phase, detail)
@@ -117,7 +117,7 @@ class Deadly:
 
         def doing(world: World, name: str, detail: str = "") -> None:
             plain(world, name, detail)
-            if name == phase and world.marks.step == self.step and not struck:
+            if name == phase and world.heartbeats.step == self.step and not struck:
                 struck.append(True)
                 (work or self.strike)()
 

@@ -1,4 +1,4 @@
-"""What may wrap or save a model of `mg.shard`: every row is run on two ranks, on a whole model and a cut one.
+"""What may wrap or save a model of `mg.shard`: each row is run on two ranks, on a whole and a sharded model.
 
     PYTHONPATH=tests/python python -m support.shard_table     # writes the table of docs/distributed.md
 
@@ -60,7 +60,7 @@ def other_number(world: World, folder: str) -> list[str]:
 
 
 def all_rows(folder: str) -> list[list[str]]:
-    """[row, on a whole model, on a cut one]."""
+    """[row, on a whole model, on a sharded one]."""
     ranks = run_ranks(2, "support/shard_table:all_cells", folder, timeout=1800)
     rows = []
     for name in ROWS:
@@ -79,7 +79,7 @@ def said(cells: Sequence[str]) -> str:
 
 
 def table(rows: list[list[str]]) -> str:
-    head = [["what wraps or saves the model", "whole on each rank", "cut by `mg.shard`"], ["---"] * 3]
+    head = [["what wraps or saves the model", "whole on each rank", "sharded by `mg.shard`"], ["---"] * 3]
     return "".join(f"| {' | '.join(row)} |\n" for row in head + rows)
 
 

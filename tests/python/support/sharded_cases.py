@@ -24,7 +24,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 import monograph as mg
 from monograph.distributed import World, shard_group_of, sharded_layer
 from monograph.distributed.shard import sharded_units
-from monograph.distributed.shard_placeholder import ShardedAway
+from monograph.distributed.shard_placeholder import ShardPlaceholder
 from monograph.distributed.sharded_layer import ShardedLayer
 from monograph.nn import QuantLinear, replace_linears
 from monograph.ops.formats import ABSMAX_FORMATS, FORMATS
@@ -177,14 +177,14 @@ def check_cut(model: Any, world: World | DeviceMesh) -> None:
     whole = [
         (name, p)
         for name, p in model.named_parameters()
-        if not p.requires_grad and not isinstance(p, ShardedAway)
+        if not p.requires_grad and not isinstance(p, ShardPlaceholder)
     ]
     assert all(p.numel() <= 192 for _, p in whole), whole
     held = sum(unit.shard.numel() for unit in units if not unit.shard_holder)
-    wanted = sum(unit.shard_cut.layout.bytes_per_rank for unit in units if not unit.shard_holder)
+    wanted = sum(unit.shard_spec.layout.bytes_per_rank for unit in units if not unit.shard_holder)
     assert held == wanted
     assert group is not None
-    assert all(unit.shard_cut.group.size == group.size for unit in units)
+    assert all(unit.shard_spec.group.size == group.size for unit in units)
 
 
 def formats_and_models(world: World, folder: str | pathlib.Path) -> str:
@@ -215,7 +215,7 @@ def counted_in_eager(world: World) -> None:
 
         def gather(unit: Any, alive: Any = alive, count: Any = count) -> Any:
             count.append(unit)
-            row = alive.gather(unit.shard, unit.shard_cut.group.size, unit.shard_cut.group.name)
+            row = alive.gather(unit.shard, unit.shard_spec.group.size, unit.shard_spec.group.name)
             return torch.ops._c10d_functional.wait_tensor(row).view(-1)
 
         with pytest.MonkeyPatch.context() as patch:
@@ -383,7 +383,7 @@ def check_regions(units: Any) -> None:
     weights = {
         m.in_features * m.out_features for unit in units for m in unit.modules() if isinstance(m, QuantLinear)
     }
-    assert TRACES.kinds == 1
+    assert TRACES.signatures == 1
     for traced in TRACES.by_number.values():
         assert len(gathers(traced.forward)) == len(gathers(traced.backward)) == 1
         assert "shard" in traced.read
@@ -466,7 +466,7 @@ def inductor(world: World, *modes: Any) -> str:
 
 
 def odd_ranks(world: World, folder: str | pathlib.Path) -> str:
-    """Three ranks: pieces lie across borders and the last rank has padding."""
+    """Three ranks: pieces lie across boundaries and the last rank has padding."""
     check_eager(world, llama(ODD, every_format=True, layers=1))
     check_eager(world, experts(folder, "qwen3_moe", checkpointing=True))
     return "done"

@@ -61,7 +61,7 @@ def make_world(
 def assert_learns(keys: Any, asked: Any, path: str, capsys: Any) -> Any:
     """The packed base answers at most 5 % of the questions held back; tuned, and merged, 95 %.
 
-    Gives the recipe and the Generator of the base. `native.hand_over` runs the tool that was built.
+    Gives the recipe and the Generator of the base. `native.exec_native` runs the tool that was built.
     """
     recipe = check_keys(keys).recipe
     before = Generator(recipe, None)

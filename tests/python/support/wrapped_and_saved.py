@@ -178,7 +178,7 @@ def peft_disable(case: Case) -> str:
 
 
 def peft_after(case: Case) -> str:
-    """An adapter on a base that is cut already."""
+    """An adapter on a base that is sharded already."""
     return case.as_whole(with_adapter(case.shard(base_model())))
 
 
@@ -255,7 +255,7 @@ ROWS: dict[str, Callable[[Case], str]] = {
     "PEFT: `add_adapter`, `delete_adapter`": peft_delete,
     "PEFT: `disable_adapter`": peft_disable,
     "PEFT: layers that `mg.optimize` did not take over": peft_unoptimized,
-    "PEFT: an adapter on a base that is cut already": peft_after,
+    "PEFT: an adapter on a base that is sharded already": peft_after,
     "PEFT: `PeftModel.from_pretrained` on such a base": peft_from_pretrained,
     "PEFT: `merge_adapter`": peft_merge,
     "PEFT: `merge_adapter` inside `mg.unsharded`": peft_merge_inside,

@@ -45,14 +45,14 @@ def test_traces_go_with_the_last_layer_that_used_them():
     for each in (step, other):
         each([batch()], 1e-2)
         each.evaluate(batch())
-    assert TRACES.kinds == 4  # a model has its own config
+    assert TRACES.signatures == 4  # a model has its own config
     del step, each
     gc.collect()
-    assert TRACES.kinds == 2
+    assert TRACES.signatures == 2
     other([batch()], 1e-2)
     del other
     gc.collect()
-    assert (TRACES.kinds, len(TRACES.by_number), len(TRACES.users)) == (0, 0, 0)
+    assert (TRACES.signatures, len(TRACES.by_number), len(TRACES.users)) == (0, 0, 0)
 
 
 def test_adapters_of_a_compiled_model_are_switched_as_in_eager_mode():
@@ -166,7 +166,7 @@ def test_layers_with_packed_experts_are_one_kind(tmp_path):
         steps.append(TrainStep(adapted, mode=mode, backend="eager"))
     steps_equal(*steps)
     assert len(region_layers(steps[0].model)) == 2
-    assert TRACES.kinds == 1
+    assert TRACES.signatures == 1
 
 
 @pytest.mark.parametrize(("family", "packed"), [("llama", False), ("gemma3", True)])

@@ -77,7 +77,7 @@ def test_a_graph_of_regions_over_twenty_packings(family):
             assert torch.equal(graph.state.exp_avg, eager.state.exp_avg)
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
-    assert (TRACES.kinds, TRACES.graphs, TRACES.retraced) == (2, 4, 0)
+    assert (TRACES.signatures, TRACES.graphs, TRACES.retraced) == (2, 4, 0)
 
 
 def test_a_flat_graph():

@@ -107,7 +107,7 @@ def test_a_compiled_graph_sees_a_change_or_names_the_region(gains):
 def test_what_nobody_reads_may_change():
     """A trace is for all values of what a layer's code does not name."""
     run(["unread"], True, [["unread"]] * 3)
-    assert TRACES.graphs == 2 * TRACES.kinds
+    assert TRACES.graphs == 2 * TRACES.signatures
 
 
 @pytest.mark.slow

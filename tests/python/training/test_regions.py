@@ -45,7 +45,7 @@ def test_every_format_has_the_bits_of_the_plain_layers():
     for length in (12, 31, 5):
         gradients = assert_same(model, plain, ids(length))
     assert all(gradient.abs().max() > 0 for gradient in gradients.values())
-    assert (TRACES.kinds, TRACES.graphs, TRACES.retraced) == (1, 2, 0)
+    assert (TRACES.signatures, TRACES.graphs, TRACES.retraced) == (1, 2, 0)
 
 
 def test_our_elementwise_operators_are_inside_the_regions():
@@ -65,7 +65,7 @@ def test_what_peft_and_torch_do_to_a_layer_is_seen_at_the_next_call():
         model.add_adapter("other", LoraConfig(r=2, target_modules=["q_proj", "v_proj"], use_dora=True))
         trained_b(model)
     assert_same(*pair)
-    assert TRACES.kinds == 1
+    assert TRACES.signatures == 1
 
     for model in pair:
         model.set_adapter("other")
@@ -120,7 +120,7 @@ def test_hooks_run_at_each_call():
     handle.remove()
     loss_and_gradients(model)
     assert len(calls) == 2
-    assert TRACES.kinds == 1
+    assert TRACES.signatures == 1
 
 
 def test_a_compiled_step_refuses_what_came_later_by_name():
@@ -258,7 +258,7 @@ def with_class(model, layer_class):
 def test_a_layer_that_computes_with_its_number_has_a_trace_for_each():
     model, plain = (with_class(build(2), Numbered) for _ in range(2))
     assert_same(make_regions(model), plain)
-    assert TRACES.kinds == 2
+    assert TRACES.signatures == 2
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_cache_is_dropped_only_where_transformers_drops_it(checkpointing):
         results.append((output.logits, length))
     assert torch.equal(results[0][0], results[1][0])
     assert results[0][1] == results[1][1] == (0 if checkpointing else 7)
-    assert (TRACES.kinds > 0) == checkpointing
+    assert (TRACES.signatures > 0) == checkpointing
 
 
 def test_backward_uses_the_frozen_tensors_of_its_forward():
@@ -89,7 +89,7 @@ def test_backward_uses_the_frozen_tensors_of_its_forward():
     assert_equal(found[0], found[2])
     assert_equal(found[1], found[3])
     assert not torch.equal(found[0][0], found[1][0])
-    assert TRACES.kinds == 1
+    assert TRACES.signatures == 1
 
 
 def test_a_frozen_tensor_that_was_changed_in_place_is_named():
@@ -131,7 +131,7 @@ def test_functions_with_other_defaults_are_other_kinds():
         loss = loss_of(model)
         found.append((loss, *gradients(model, loss)))
     assert_equal(*found)
-    assert TRACES.kinds == 2
+    assert TRACES.signatures == 2
 
 
 def test_global_hooks_run_at_each_call():
@@ -147,7 +147,7 @@ def test_global_hooks_run_at_each_call():
         counts.append([kind.__name__ for kind in called])
     assert counts[0] == counts[1]
     assert counts[0].count("LlamaMLP") == 4
-    assert TRACES.kinds == 0
+    assert TRACES.signatures == 0
 
 
 def test_tangents_of_frozen_tensors_reach_the_output():
@@ -171,7 +171,7 @@ def test_torchs_attention_without_dropout_is_allowed():
         loss = loss_of(one)
         found.append((loss, *gradients(one, loss)))
     assert_equal(*found)
-    assert TRACES.kinds == 1
+    assert TRACES.signatures == 1
 
 
 def test_torchs_attention_with_dropout_is_refused():

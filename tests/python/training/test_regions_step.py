@@ -91,11 +91,11 @@ def test_one_outer_graph_and_the_bits_of_eager(family, checkpointing, dropout, d
         assert torch.equal(regions.state.exp_avg, eager.state.exp_avg)
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
-    assert (TRACES.kinds, TRACES.graphs, TRACES.retraced) == (kinds, 2 * kinds, 0)
+    assert (TRACES.signatures, TRACES.graphs, TRACES.retraced) == (kinds, 2 * kinds, 0)
     for batch in step_models.batches(packed, 2, seed=2):
         assert regions.evaluate(batch)[0].item() == eager.evaluate(batch)[0].item()
     assert counters["stats"]["unique_graphs"] == 2
-    assert (TRACES.kinds, TRACES.graphs, TRACES.retraced) == (2 * kinds, 3 * kinds, 0)
+    assert (TRACES.signatures, TRACES.graphs, TRACES.retraced) == (2 * kinds, 3 * kinds, 0)
 
 
 def test_sixteen_bit_adapters_and_accumulation():

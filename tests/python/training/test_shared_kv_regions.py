@@ -113,7 +113,7 @@ def test_every_gradient_has_the_bits_of_plain_layers(checkpointed):
         for name, gradient in wanted.items():
             assert torch.equal(found[name], gradient), name
     # Layers with keys of their own, those that store them and those that read them, of two types each.
-    assert TRACES.kinds == 5
+    assert TRACES.signatures == 5
     assert not any(layer.region_refused for layer in region_layers(model).values())
 
 

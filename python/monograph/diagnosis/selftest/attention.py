@@ -10,7 +10,7 @@ from monograph.diagnosis.selftest.device import Device
 from monograph.ops.varlen_attention import varlen_attention
 
 TOKENS, HEADS, KEY_HEADS, SIZE = 160, 4, 2, 64
-BORDERS = (0, 60, 61, 128, 150)  # the last ten tokens are padding
+BOUNDARIES = (0, 60, 61, 128, 150)  # the last ten tokens are padding
 
 
 def _on(where: torch.device, window: int) -> dict[str, torch.Tensor]:
@@ -23,7 +23,7 @@ def _on(where: torch.device, window: int) -> dict[str, torch.Tensor]:
         .requires_grad_()
         for i, heads in enumerate((HEADS, KEY_HEADS, KEY_HEADS))
     )
-    cu = torch.tensor(BORDERS, dtype=torch.int32, device=where)
+    cu = torch.tensor(BOUNDARIES, dtype=torch.int32, device=where)
     out = varlen_attention(q, k, v, cu, window=window)
     grads = torch.autograd.grad(out.float().square().sum(), (q, k, v))
     names = ("out", "dq", "dk", "dv")
@@ -41,7 +41,8 @@ def documents(device: Device) -> Figures:
             figures[key] = round(error, 6)
             require(error <= 2**-6, f"{key}: {error:.4f} of the largest value off the CPU's", figures)
         require(
-            float(there["out"][BORDERS[-1] :].abs().max()) == 0, "padding behind the last document is not 0"
+            float(there["out"][BOUNDARIES[-1] :].abs().max()) == 0,
+            "padding behind the last document is not 0",
         )
     return figures
 

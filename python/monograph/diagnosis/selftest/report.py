@@ -177,7 +177,7 @@ def _wrong_rows(
         elif result != "pass" and not row.get("reason"):
             found.append(f"{name}: {result} without a reason")
         elif result == "pass" and _no_numbers(row.get("figures")):
-            found.append(f"{name}: passed with figures that are no numbers")
+            found.append(f"{name}: passed with figures that are not finite")
         elif result == "pass" and name in figures and row.get("figures") != dict(figures[name]):
             found.append(f"{name}: passed with other figures than those that are committed")
     return found

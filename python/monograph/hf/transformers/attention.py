@@ -3,8 +3,8 @@
     import monograph.hf.transformers.attention  # registers the name
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="monograph")
 
-Document borders come from the collator (`cu_seq_lens_q`), from restarting position_ids or from a 2-D padding
-mask; in every case a small table of offsets is made once per batch, and no dense mask exists.
+Document boundaries come from the collator (`cu_seq_lens_q`), from restarting position_ids or from a 2-D
+padding mask; in every case a small table of offsets is made once per batch, and no dense mask exists.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def attention_mask(
         return padded_documents(None, batch_size, q_length, kv_length, first_query, device)
     if mask_function is causal_mask_function or q_length < 2:
         return None
-    # Rows that restart their position_ids: transformers put the borders into mask_function. Indices are
+    # Rows that restart their position_ids: transformers put the boundaries into mask_function. Indices are
     # vectors, because a 0-d one would be read on the host and break the graph.
     positions = torch.arange(q_length, device=device)
     rows = torch.arange(batch_size, device=device)[:, None]

@@ -8,8 +8,8 @@ from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from monograph.ops.formats import format_named
-from monograph.quant.quant_methods import spelling_of, spelling_saving
-from monograph.quant.quant_methods.quant_method import Spelling
+from monograph.quant.quant_methods import quant_method_of, quant_method_saving
+from monograph.quant.quant_methods.quant_method import QuantMethod
 
 METHOD = "monograph"
 
@@ -62,22 +62,22 @@ class MonographConfig(QuantizationConfigMixin):
         self.stacked_experts = False  # whether the saved model has packed experts
 
     @property
-    def spelling(self) -> Spelling:
-        return spelling_saving(self.format) if self.stored is None else spelling_of(self.stored)
+    def method(self) -> QuantMethod:
+        return quant_method_saving(self.format) if self.stored is None else quant_method_of(self.stored)
 
     @property
     def bits(self) -> int:
         """Of an element; the larger if a folder has several formats."""
-        names = [self.format] if self.stored is None else self.spelling.formats(self.stored)
+        names = [self.format] if self.stored is None else self.method.formats(self.stored)
         return max(format_named(name).bits for name in names)
 
     def to_dict(self) -> dict[str, Any]:
         """What a saved config holds."""
-        marked = self.stacked_experts and self.spelling.linears  # gpt-oss as shipped has stacks anyway
+        marked = self.stacked_experts and self.method.linears  # gpt-oss as shipped has stacks anyway
         mark = {"monograph_experts": "stacked"} if marked else {}
         if self.stored is not None:
-            return self.spelling.saved_again(self.stored, self.dense_modules or []) | mark
-        saved = self.spelling.config(
+            return self.method.saved_again(self.stored, self.dense_modules or []) | mark
+        saved = self.method.config(
             self.format,
             dense=self.skip_modules if self.dense_modules is None else self.dense_modules,
             double_quant=self.double_quant,
@@ -89,5 +89,5 @@ class MonographConfig(QuantizationConfigMixin):
 def loading_dict(stored: dict[str, Any]) -> dict[str, Any]:
     """What `config.quantization_config` must hold for transformers to choose this quantizer for a folder with
     the quantization_config `stored`; an error if that cannot be read."""
-    spelling_of(stored)
+    quant_method_of(stored)
     return {"quant_method": METHOD, "stored": stored}

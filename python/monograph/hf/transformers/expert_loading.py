@@ -16,7 +16,7 @@ from torch import nn
 from monograph.hf.transformers.experts import experts_kind
 from monograph.nn.packed_experts import PackedExperts
 from monograph.quant.packed_weight import PackedWeight
-from monograph.quant.quant_methods.quant_method import Spelling
+from monograph.quant.quant_methods.quant_method import QuantMethod
 from monograph.upstream.transformers_names import mark_initialized, original_patterns
 
 STACKS = ("gate_up_proj", "up_proj", "down_proj")  # the parameters of a layer of experts
@@ -46,7 +46,7 @@ def as_weight(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def stack_tensors(spelling: Spelling, path: str, layer: PackedExperts) -> dict[str, torch.Tensor]:
+def stack_tensors(method: QuantMethod, path: str, layer: PackedExperts) -> dict[str, torch.Tensor]:
     """What a folder holds for the packed weights of a layer: `monograph quantize --experts stack`."""
     found = {}
     for name in layer.stacks:
@@ -56,7 +56,7 @@ def stack_tensors(spelling: Spelling, path: str, layer: PackedExperts) -> dict[s
                 f"{path}.{name}: experts that were packed one by one keep their own scales and cannot be "
                 "saved as a stack; save the adapter, or quantise with `monograph quantize --experts stack`"
             )
-        for part, tensor in spelling.unpack(packed).items():
+        for part, tensor in method.unpack(packed).items():
             found[f"{path}.{name}{part.removeprefix('weight')}"] = tensor
     return found
 
@@ -68,23 +68,23 @@ def is_merge_of_experts(conversion: Any) -> bool:
     return single and len(targets) == 1 and targets[0].endswith(STACKS)
 
 
-def conversions_of_stacks(spelling: Spelling, conversions: list[Any]) -> list[Any]:
+def conversions_of_stacks(method: QuantMethod, conversions: list[Any]) -> list[Any]:
     """What saving reverts if experts stay stacks in the folder."""
     known = {original_patterns(one)[0][0] for one in conversions}
     kept = []
     for one in conversions:
         if not is_merge_of_experts(one):
-            parts = renamed_parts(spelling, one)
+            parts = renamed_parts(method, one)
             kept += [*(part for part in parts if original_patterns(part)[0][0] not in known), one]
     return kept
 
 
-def renamed_parts(spelling: Spelling, conversion: Any) -> list[Any]:
+def renamed_parts(method: QuantMethod, conversion: Any) -> list[Any]:
     """Of a name that transformers has for a stack (Granite's), those of its scales."""
     sources, targets = original_patterns(conversion)
     if len(sources) != 1 or not sources[0].endswith("weight") or not targets[0].endswith(STACKS):
         return []
-    ends = [part.removeprefix("weight") for part in spelling.parts if part.startswith("weight_")]
+    ends = [part.removeprefix("weight") for part in method.parts if part.startswith("weight_")]
     return [type(conversion)(sources[0] + end, targets[0] + end) for end in ends]
 
 
@@ -111,12 +111,12 @@ def stack(matrices: list[list[PackedWeight]]) -> PackedWeight:
 
 
 def stacked(
-    spelling: Spelling, collected: Mapping[str, Any], dtype: torch.dtype
+    method: QuantMethod, collected: Mapping[str, Any], dtype: torch.dtype
 ) -> PackedWeight | torch.Tensor:
     """A stack from tensors of single experts: {"…experts.*.gate_proj.weight_scale": [one for each expert]}.
     Sources stand in the order in which an expert holds them. Dense ones give a dense stack."""
     matrices: dict[str, dict[str, list[torch.Tensor]]] = {}
-    parts = sorted(spelling.parts, key=len, reverse=True)
+    parts = sorted(method.parts, key=len, reverse=True)
     for source, tensors in collected.items():
         part = next(part for part in parts if source.endswith(f".{part}"))
         each = tensors if isinstance(tensors, list) else [tensors]
@@ -128,7 +128,7 @@ def stacked(
     experts = []
     for expert in range(counts.pop()):
         own = [{part: each[expert] for part, each in parts.items()} for parts in matrices.values()]
-        experts.append([(tensors, spelling.pack(tensors, dtype)) for tensors in own])
+        experts.append([(tensors, method.pack(tensors, dtype)) for tensors in own])
     packed = [[weight for _, weight in expert if weight is not None] for expert in experts]
     if not any(packed):
         return torch.stack([torch.cat([tensors["weight"] for tensors, _ in expert]) for expert in experts])

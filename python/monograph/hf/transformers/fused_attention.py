@@ -19,9 +19,9 @@ from monograph.hf.transformers.module_probe import (
     Given,
     draw,
     lies_where,
+    probe_of,
     runs_here,
     same,
-    stand_in,
     tried,
 )
 from monograph.ops.rotary import rotary
@@ -211,10 +211,10 @@ class _Trial:
             norm: Any = getattr(module, name, None)
             if isinstance(norm, FusedNorm):
                 weight = (0.4 + 0.5 * draw(20 + seed, norm.weight.numel())).to(dtype)
-                norm = stand_in(norm, {"weight": weight}, {})
+                norm = probe_of(norm, {"weight": weight}, {})
             if norm is not None:
                 self.parts[name] = norm
-        self.probe = stand_in(module, {}, self.parts)
+        self.probe = probe_of(module, {}, self.parts)
         self.probe.training = train
         if marked:
             # A number that is not known would be a factor.

@@ -22,7 +22,7 @@ class FusedHead(nn.Module):
     bias: torch.Tensor | None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        plain = type(self.weight) in (nn.Parameter, torch.Tensor)  # not cut by fully_shard
+        plain = type(self.weight) in (nn.Parameter, torch.Tensor)  # not sharded by fully_shard
         ours = plain and runs_here("linear", input, self.weight)
         if not ours or torch.is_grad_enabled() or _cast(input):
             return super().forward(input)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from monograph.hf.transformers.fused_norm import FusedNorm, may_be_passed, options_of
-from monograph.hf.transformers.module_probe import Given, draw, runs_here, same, stand_in, tried
+from monograph.hf.transformers.module_probe import Given, draw, probe_of, runs_here, same, tried
 from monograph.ops.rms_norm import rms_norm
 from monograph.upstream.instance_class import InstanceClass, put_before
 from monograph.upstream.torch_names import buffers_of, parameters_of
@@ -106,8 +106,8 @@ def _done(module: Any, forward: Any, given: dict[str, Any], dtype: torch.dtype, 
     parts["self_attn"].answer = (parts["self_attn"].answer, None)
     norm = _norm_of(module)
     name = next(name for name, child in module.named_children() if child is norm)
-    parts[name] = stand_in(norm, {"weight": (0.4 + 0.5 * draw(20, _COLS)).to(dtype)}, {})
-    probe = stand_in(module, {}, parts)
+    parts[name] = probe_of(norm, {"weight": (0.4 + 0.5 * draw(20, _COLS)).to(dtype)}, {})
+    probe = probe_of(module, {}, parts)
     # A number of the layer's own would be a factor.
     probe.__dict__.update({name: 0.75 for name, value in module.__dict__.items() if isinstance(value, float)})
     probe.__dict__.update(attributes)

@@ -15,8 +15,8 @@ from monograph.hf.transformers.module_probe import (
     agree,
     draw,
     lies_where,
+    probe_of,
     runs_here,
-    stand_in,
     tried,
 )
 from monograph.ops.gated_activation import gelu_mul, silu_mul
@@ -86,7 +86,7 @@ def _is_gated(module: Any, function: Callable[..., torch.Tensor], train: bool) -
         x, gate, up, y = ((2 * draw(seed, ROWS, 64)).to(dtype) for seed in range(4))
         gate[::4] *= 8  # where a variant may clamp
         parts = {"gate_proj": Given(gate), "up_proj": Given(up), "down_proj": Given(y)}
-        probe = stand_in(module, {}, {**parts, "act_fn": module.act_fn})
+        probe = probe_of(module, {}, {**parts, "act_fn": module.act_fn})
         probe.training = train
         result = tried(type(module).forward, probe, x)
         asked = {name: [args for args, _ in part.asked] for name, part in parts.items()}

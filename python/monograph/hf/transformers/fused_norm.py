@@ -14,8 +14,8 @@ from monograph.hf.transformers.module_probe import (
     agree,
     draw,
     lies_where,
+    probe_of,
     runs_here,
-    stand_in,
     tried,
 )
 from monograph.ops.rms_norm import rms_norm
@@ -95,7 +95,7 @@ def _is_norm(module: nn.Module, cols: int, one_plus: bool, rounded: bool) -> boo
     ):
         x = (draw(2 * number, ROWS, cols) * sizes).to(dtype)
         weight = (0.4 + 0.5 * draw(2 * number + 1, cols)).to(weight_dtype)
-        want = tried(type(module).forward, stand_in(module, {"weight": weight}, {}), x)
+        want = tried(type(module).forward, probe_of(module, {"weight": weight}, {}), x)
         got = rms_norm(x, weight, **options)[0]
         if not agree(got, want, torch.zeros_like(got)):
             return False

@@ -30,7 +30,7 @@ def draw(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def stand_in(
+def probe_of(
     module: nn.Module, parameters: Mapping[str, torch.Tensor], children: Mapping[str, nn.Module]
 ) -> Any:
     """The module with other parameters and children; shares the rest with it, and has no hooks."""

@@ -131,7 +131,7 @@ class Deserialize(_Replace):
     """The tensors that a producer wrote for one weight; a weight without scales stays dense."""
 
     def packed(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> PackedWeight | None:
-        return self.hf_quantizer.quantization_config.spelling.pack(as_weight(tensors), dtype)
+        return self.hf_quantizer.quantization_config.method.pack(as_weight(tensors), dtype)
 
 
 class StackExperts(Deserialize):
@@ -149,8 +149,8 @@ class StackExperts(Deserialize):
         assert full_layer_name is not None
         path, name = full_layer_name.rpartition(".")[::2]
         layer = model.get_submodule(path)
-        spelling = self.hf_quantizer.quantization_config.spelling
-        made = stacked(spelling, input_dict, getattr(layer, name).dtype)
+        method = self.hf_quantizer.quantization_config.method
+        made = stacked(method, input_dict, getattr(layer, name).dtype)
         if isinstance(made, torch.Tensor):
             return {full_layer_name: made.to(dtype=self.dense_dtype)}
         put_experts(layer, name, made)
@@ -175,16 +175,16 @@ class MonographQuantizer(HfQuantizer):
 
     @property
     def serialized_names(self) -> dict[str, list[str]]:  # type: ignore[override]
-        spelling = self.quantization_config.spelling
-        return {"weight": list(spelling.parts)} if spelling.linears else {}
+        method = self.quantization_config.method
+        return {"weight": list(method.parts)} if method.linears else {}
 
     def get_weight_conversions(self) -> list[Any]:
         """Linear layers by the names of their parts; stacks of experts by whole names, as `up_proj` and
         `down_proj` are linear layers elsewhere."""
-        spelling = self.quantization_config.spelling
+        method = self.quantization_config.method
         stacks = []
         for name in STACKS if self.pre_quantized else ():
-            sources = [stack_pattern(part) for part in spelling.stack_parts(name)]
+            sources = [stack_pattern(part) for part in method.stack_parts(name)]
             stacks.append(WeightConverter(sources, f"experts.{name}", [Deserialize(self)]))
         return [*stacks, *super().get_weight_conversions()]
 
@@ -192,13 +192,13 @@ class MonographQuantizer(HfQuantizer):
         """transformers' merges of single experts become ours, which read the scales too."""
         if self.quantization_config.stored is None:
             return super().update_weight_conversions(weight_conversions, model)
-        spelling, updated = self.quantization_config.spelling, []
+        method, updated = self.quantization_config.method, []
         for conversion in weight_conversions:
             if not is_merge_of_experts(conversion):
-                updated += [*renamed_parts(spelling, conversion), conversion]
+                updated += [*renamed_parts(method, conversion), conversion]
                 continue
             sources, targets = original_patterns(conversion)
-            parts = [source.removesuffix("weight") + part for source in sources for part in spelling.parts]
+            parts = [source.removesuffix("weight") + part for source in sources for part in method.parts]
             updated.append(conversion.copy(parts, targets, operations=[StackExperts(self)]))
         return updated + self.get_weight_conversions()
 
@@ -302,7 +302,7 @@ class MonographQuantizer(HfQuantizer):
     def get_state_dict_and_metadata(
         self, model: Any
     ) -> tuple[dict[str, torch.Tensor] | None, dict[str, str]]:
-        """The keys of the config's spelling. A model whose layers were all merged is saved as a dense one."""
+        """The keys of the config's method. A model whose layers were all merged is saved as a dense one."""
         layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantLinear)}
         stacks = {
             path: layer
@@ -317,20 +317,20 @@ class MonographQuantizer(HfQuantizer):
             self.quantization_config.dense_modules = dense
         state = model.state_dict()
         for name, layer in layers.items():
-            parts = self.quantization_config.spelling.unpack(layer.packed)  # refuses what is cut among ranks
+            parts = self.quantization_config.method.unpack(layer.packed)  # refuses what is sharded
             for part in ("values", *layer.scale_names):
                 del state[f"{name}.{part}"]
             state.update({f"{name}.{part}": tensor for part, tensor in parts.items()})
-        spelling = self.quantization_config.spelling
+        method = self.quantization_config.method
         self.quantization_config.stacked_experts = bool(stacks)
         for path, experts in stacks.items():
-            tensors = stack_tensors(spelling, path, experts)
+            tensors = stack_tensors(method, path, experts)
             for weight in experts.stacks:
                 for part in experts.stored_names(weight):
                     del state[f"{path}.{part}"]
             state.update(tensors)
         if stacks:  # they stay stacks in the folder
-            set_weight_conversions(model, conversions_of_stacks(spelling, weight_conversions(model)))
+            set_weight_conversions(model, conversions_of_stacks(method, weight_conversions(model)))
         return state, {}
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:

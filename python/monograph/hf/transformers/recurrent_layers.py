@@ -25,7 +25,7 @@ from monograph.ops.causal_conv1d import causal_conv1d
 from monograph.ops.gated_delta_rule import gated_delta_rule
 from monograph.ops.has_kernel import may_take_over
 from monograph.ops.rms_norm_gated import rms_norm_gated
-from monograph.packing.stateful_layers import KeepsDocumentsApart, know_borders
+from monograph.packing.stateful_layers import KeepsDocumentsApart, know_boundaries
 from monograph.upstream.instance_class import put_before
 from monograph.upstream.torch_names import hooks
 from monograph.upstream.transformers_names import force_accelerate_hooks
@@ -273,5 +273,5 @@ def take_over(model: nn.Module) -> int:
         if isinstance(module, PreTrainedModel) and "finds_documents" not in vars(module):
             vars(module)["finds_documents"] = True
             module.register_forward_pre_hook(DocumentsHook(), with_kwargs=True)
-            know_borders(module)
+            know_boundaries(module)
     return taken

@@ -26,7 +26,7 @@ class LeakedView(RuntimeError):
     """A storage was moved, and somebody else still has a view of it, so that its memory is not free."""
 
 
-def _stand_in(view: View) -> torch.Tensor:
+def _placeholder(view: View) -> torch.Tensor:
     """Shape, strides and dtype without data: whoever computes with it gets an error or a meta tensor."""
     return torch.empty_strided(view.shape, view.stride, dtype=view.dtype, device="meta")
 
@@ -110,7 +110,7 @@ class StorageOffloader:
             one.storage = None
         for one in moved:
             for place, view in one.references:
-                place.set(_stand_in(view))
+                place.set(_placeholder(view))
         self._refuse_leaks(moved)
         return Offloaded(self._place, moved)
 

@@ -1,7 +1,8 @@
 """How producers write packed weights into checkpoints; one producer, one file.
 
-`spelling_of(config)` is the one that a folder's quantization_config names, `spelling_saving(format)` the one
-in which a format is saved. A new producer is a class in a file of its own and a place in SPELLINGS.
+`quant_method_of(config)` is the one that a folder's quantization_config names, `quant_method_saving(format)`
+the one by which a format is saved. A new producer is a class in a file of its own and a place in
+QUANT_METHODS.
 """
 
 from __future__ import annotations
@@ -14,26 +15,32 @@ from monograph.quant.quant_methods.compressed_tensors import CompressedTensors
 from monograph.quant.quant_methods.fp8_block import Fp8Block
 from monograph.quant.quant_methods.gpt_oss import GptOss
 from monograph.quant.quant_methods.modelopt import ModelOpt
-from monograph.quant.quant_methods.quant_method import Spelling
+from monograph.quant.quant_methods.quant_method import QuantMethod
 
-SPELLINGS: tuple[Spelling, ...] = (BitsAndBytes(), Fp8Block(), CompressedTensors(), ModelOpt(), GptOss())
-
-
-def spelling_of(config: Mapping[str, Any]) -> Spelling:
-    """The spelling of a folder with this quantization_config, whose formats are known to be readable."""
-    method = config.get("quant_method")
-    for spelling in SPELLINGS:
-        if method in spelling.methods:
-            spelling.formats(config)
-            return spelling
-    known = ", ".join(method for spelling in SPELLINGS for method in spelling.methods)
-    raise ValueError(f"quant_method is {method!r}, wanted one of {known}")
+QUANT_METHODS: tuple[QuantMethod, ...] = (
+    BitsAndBytes(),
+    Fp8Block(),
+    CompressedTensors(),
+    ModelOpt(),
+    GptOss(),
+)
 
 
-def spelling_saving(format: str) -> Spelling:
-    """The spelling in which a model quantised to `format` is saved."""
-    for spelling in SPELLINGS:
-        if format in spelling.saves:
-            return spelling
-    known = ", ".join(name for spelling in SPELLINGS for name in spelling.saves)
-    raise ValueError(f"format {format} is saved in no spelling, wanted one of {known}")
+def quant_method_of(config: Mapping[str, Any]) -> QuantMethod:
+    """The method of a folder with this quantization_config, whose formats are known to be readable."""
+    name = config.get("quant_method")
+    for method in QUANT_METHODS:
+        if name in method.methods:
+            method.formats(config)
+            return method
+    known = ", ".join(known for method in QUANT_METHODS for known in method.methods)
+    raise ValueError(f"quant_method is {name!r}, wanted one of {known}")
+
+
+def quant_method_saving(format: str) -> QuantMethod:
+    """The method by which a model quantised to `format` is saved."""
+    for method in QUANT_METHODS:
+        if format in method.saves:
+            return method
+    known = ", ".join(name for method in QUANT_METHODS for name in method.saves)
+    raise ValueError(f"format {format} is saved by no quant method, wanted one of {known}")

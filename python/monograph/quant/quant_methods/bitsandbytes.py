@@ -20,7 +20,7 @@ from monograph.ops.dequantize import as_float32
 from monograph.ops.formats import ABSMAX_FORMATS, SCALE_GROUP, Format, value_table
 from monograph.quant.packed_weight import PackedWeight, canonical
 from monograph.quant.quant_methods.packed_state import packed_state
-from monograph.quant.quant_methods.quant_method import Config, Spelling, listed
+from monograph.quant.quant_methods.quant_method import Config, QuantMethod, listed
 from monograph.quant.quant_methods.quant_state import dequantize_4bit, refuse_rearranged
 
 __all__ = ["BitsAndBytes", "dequantize_4bit", "from_bitsandbytes", "from_quant_state", "to_bitsandbytes"]
@@ -129,7 +129,7 @@ def from_quant_state(tensor: torch.Tensor, quant_state: Any) -> PackedWeight:
     return from_bitsandbytes({"weight": tensor.detach().as_subclass(torch.Tensor), **parts})
 
 
-class BitsAndBytes(Spelling):
+class BitsAndBytes(QuantMethod):
     """4-bit weights; the rest of a model is dense."""
 
     name = "bitsandbytes"

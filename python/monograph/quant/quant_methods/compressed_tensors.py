@@ -30,7 +30,7 @@ from monograph.quant.quant_methods.element_tensors import (
     stored_scales,
     stored_values,
 )
-from monograph.quant.quant_methods.quant_method import Config, Spelling, listed
+from monograph.quant.quant_methods.quant_method import Config, QuantMethod, listed
 
 
 def _weights(bits: int, strategy: str, **options: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _format_of(weights: Mapping[str, Any], where: str) -> str:
     )
 
 
-class CompressedTensors(Spelling):
+class CompressedTensors(QuantMethod):
     name = "compressed-tensors"
     methods = ("compressed-tensors",)
     saves = ("mxfp4", "mxfp8", "nvfp4-divide")

@@ -16,12 +16,12 @@ import torch
 
 from monograph.quant.packed_weight import PackedWeight
 from monograph.quant.quant_methods.element_tensors import DENSE, e4m3_weight, stored_scales, stored_values
-from monograph.quant.quant_methods.quant_method import Config, Spelling, listed
+from monograph.quant.quant_methods.quant_method import Config, QuantMethod, listed
 
 _BLOCKS = {(128, 128): "fp8-block", (1, 32): "mxfp8"}
 
 
-class Fp8Block(Spelling):
+class Fp8Block(QuantMethod):
     name = "transformers fp8"
     methods = ("fp8", "mxfp8")
     saves = ("fp8-block",)

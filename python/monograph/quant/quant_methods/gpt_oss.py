@@ -17,10 +17,10 @@ import torch
 
 from monograph.quant.packed_weight import PackedWeight
 from monograph.quant.quant_methods.element_tensors import element_weight
-from monograph.quant.quant_methods.quant_method import Config, Spelling, listed
+from monograph.quant.quant_methods.quant_method import Config, QuantMethod, listed
 
 
-class GptOss(Spelling):
+class GptOss(QuantMethod):
     name = "gpt-oss"
     methods = ("mxfp4",)
     parts = ("weight_blocks", "weight_scales")

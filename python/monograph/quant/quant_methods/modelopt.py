@@ -23,7 +23,7 @@ from monograph.quant.quant_methods.element_tensors import (
     stored_scales,
     stored_values,
 )
-from monograph.quant.quant_methods.quant_method import Config, Spelling, listed
+from monograph.quant.quant_methods.quant_method import Config, QuantMethod, listed
 
 _ALGORITHMS = {"NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "MXFP8": "mxfp8"}
 
@@ -44,7 +44,7 @@ def _weights_alone(layer: Mapping[str, Any]) -> str:
     return "W4A16_NVFP4" if layer["quant_algo"] == "NVFP4" else layer["quant_algo"]
 
 
-class ModelOpt(Spelling):
+class ModelOpt(QuantMethod):
     name = "ModelOpt"
     methods = ("modelopt", "modelopt_fp4", "modelopt_mxfp8")
     parts = ("weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")

@@ -13,7 +13,7 @@ from monograph.quant.packed_weight import PackedWeight
 Config = dict[str, Any]
 
 
-class Spelling(ABC):
+class QuantMethod(ABC):
     """One producer's way to write packed weights into a checkpoint.
 
     Which layers are packed is read from the tensors, never from a config's list of exceptions: a list that
@@ -23,7 +23,7 @@ class Spelling(ABC):
 
     name: str
     methods: tuple[str, ...]  # `quant_method` in a quantization_config
-    saves: tuple[str, ...] = ()  # the formats that are saved in this spelling
+    saves: tuple[str, ...] = ()  # the formats that are saved by it
     parts: tuple[str, ...]  # tensors of one linear layer that belong to its weight; `weight` comes first
     linears = True  # whether linear layers may be packed; else experts alone
 
@@ -51,7 +51,7 @@ class Spelling(ABC):
     ) -> Config:
         """The quantization_config to save for a format of `saves`. `dense` names the linear layers that are
         not packed; None leaves the choice to the reader: the output head."""
-        raise NotImplementedError(f"{self.name}: nothing is quantised into this spelling")
+        raise NotImplementedError(f"{self.name}: nothing is quantised by this method")
 
     @abstractmethod
     def saved_again(self, config: Mapping[str, Any], dense: Sequence[str]) -> Config:

@@ -7,7 +7,7 @@ from typing import Any
 
 from monograph.recipe.config.keys import DatasetKeys, Recipe
 from monograph.recipe.data.chat_messages import Chat, MessageReader
-from monograph.recipe.data.chat_spans import ChatPlaces, said_besides_content
+from monograph.recipe.data.chat_spans import ChatSpans, said_besides_content
 from monograph.recipe.data.chat_template import ChatRenderer
 from monograph.recipe.data.document import Document, Span
 
@@ -16,7 +16,7 @@ class ChatReader:
     """Makes a document from a row with a list of messages, and perhaps tools.
 
     The text is the template's, rendered once, of messages with all their keys. A template that marks what
-    the assistant writes (`{% generation %}`) is taken at its word; of others `ChatPlaces` finds it.
+    the assistant writes (`{% generation %}`) is taken at its word; of others `ChatSpans` finds it.
     """
 
     def __init__(self, recipe: Recipe, dataset: DatasetKeys, tokenizer: Any) -> None:
@@ -32,7 +32,7 @@ class ChatReader:
     def __call__(self, row: Mapping[str, Any], where: str) -> Document:
         chat = self._read(row, where)
         text = self._render(chat.messages, chat.tools)
-        places = ChatPlaces(self._render, chat, text, where, self._can_show)
+        places = ChatSpans(self._render, chat, text, where, self._can_show)
         places.check_tools()
         whole = [dict(message) for message in chat.messages]  # a template may ask whether a key is there
         places.remove_hidden_reasoning()
@@ -52,16 +52,16 @@ class ChatReader:
         return self._eos == "turn" and chat.trained == answers
 
     def _found(self, chat: Chat, text: str, spans: list[Span], where: str) -> list[Span]:
-        borders = [span.begin for span in spans[1:]] + [len(text)]
+        boundaries = [span.begin for span in spans[1:]] + [len(text)]
         last = max((number for number, is_target in enumerate(chat.trained) if is_target), default=-1)
         targets = []
-        for number, (span, border) in enumerate(zip(spans, borders, strict=True)):
+        for number, (span, boundary) in enumerate(zip(spans, boundaries, strict=True)):
             trained, parts = chat.trained[number], said_besides_content(chat.messages[number])
-            end = self._end_of_turn(text, span.end, border)
+            end = self._end_of_turn(text, span.end, boundary)
             wanted = {"all": True, "turn": trained, "last": number == last, "none": False}[self._eos]
             if trained:
                 if end is None and (wanted or parts):
-                    raise ValueError(self._no_end(text[span.end : border], where))
+                    raise ValueError(self._no_end(text[span.end : boundary], where))
                 # What closes a message of several parts, the brackets of a tool call, stands behind the last.
                 content_end = end.begin if end and parts else span.end
                 targets.append(Span(span.begin, end.end if end and wanted else content_end))
@@ -69,9 +69,9 @@ class ChatReader:
                 targets.append(end)
         return targets
 
-    def _end_of_turn(self, text: str, begin: int, border: int) -> Span | None:
+    def _end_of_turn(self, text: str, begin: int, boundary: int) -> Span | None:
         """The first token behind the content, before the next message, that ends a turn."""
-        found = [(text.find(end, begin, border), len(end)) for end in self._ends]
+        found = [(text.find(end, begin, boundary), len(end)) for end in self._ends]
         spans = [Span(first, first + length) for first, length in found if first >= 0]
         return min(spans, default=None)
 

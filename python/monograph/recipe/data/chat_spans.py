@@ -22,7 +22,7 @@ def said_besides_content(message: Message) -> list[str]:
     return [name for name in message if name not in ("content", *BOOKKEEPING)]
 
 
-class ChatPlaces:
+class ChatSpans:
     """One chat and its text.
 
     An answer begins where the template's prompt for it ends, for that is what a model is given that is to

@@ -20,12 +20,12 @@ _LIBRARIES = ("monograph", "torch", "transformers", "peft")
 def write_card(
     recipe: Recipe,
     folder: str,
-    base_record: Mapping[str, Any],
+    base_fingerprint: Mapping[str, Any],
     config: Any,
     lines: Sequence[Mapping[str, Any]],
 ) -> None:
     """config: PEFT's of the adapter; lines: those of metrics.jsonl so far."""
-    base = base_record["base"]
+    base = base_fingerprint["base"]
     parts = [
         _front_matter(recipe),
         f"# LoRA adapter for {_base_name(recipe)}\n",

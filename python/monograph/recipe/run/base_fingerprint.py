@@ -84,14 +84,14 @@ def packing_of(model: Any) -> dict[str, Any] | None:
     return record | {"experts": True, "experts_sha256": _of_all(stacks)}
 
 
-def make_base_record(
+def make_base_fingerprint(
     folder: str, output_dir: str, *, quantised: bool, packed: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """What monograph.json says of a base. Files that have not changed since output_dir got one are not read
     again."""
     weights = "dequantized" if quantised else "original"
     base = {
-        "sha256": base_sha256(folder, read_base_record(output_dir)),
+        "sha256": base_sha256(folder, read_base_fingerprint(output_dir)),
         "weights": weights,
         **_files_of(folder),
     }
@@ -121,7 +121,7 @@ def _files_of(folder: str) -> dict[str, Any]:
     return {"folder": os.path.abspath(folder), "files": files}
 
 
-def read_base_record(adapter: str) -> dict[str, Any]:
+def read_base_fingerprint(adapter: str) -> dict[str, Any]:
     """monograph.json of a folder; empty if it has none."""
     path = os.path.join(adapter, NAME)
     if not os.path.isfile(path):
@@ -130,7 +130,7 @@ def read_base_record(adapter: str) -> dict[str, Any]:
         return json.load(file)
 
 
-def put_base_record(record: Mapping[str, Any], folder: str) -> None:
+def write_base_fingerprint(record: Mapping[str, Any], folder: str) -> None:
     """Writes monograph.json, in place of another."""
     path = os.path.join(folder, NAME)
     with open(f"{path}.new", "w", encoding="utf-8") as file:

@@ -13,7 +13,7 @@ from monograph.recipe.run.schedule import Epochs
 
 
 def _slots(lengths: list[int], capacity: int) -> int:
-    """Documents a packed row may hold: four times the average, so that few rows meet the bound."""
+    """Documents a packed row may hold: four times the average, so that few rows reach the bound."""
     mean = sum(lengths) / len(lengths)
     return max(1, min(capacity // max(1, min(lengths)), max(16, round(4 * capacity / mean))))
 

@@ -18,7 +18,7 @@ import torch
 from monograph.recipe.config.keys import Recipe
 from monograph.recipe.data.new_tokens import save_adapter
 from monograph.recipe.run.adapter_card import write_card
-from monograph.recipe.run.base_fingerprint import put_base_record
+from monograph.recipe.run.base_fingerprint import write_base_fingerprint
 from monograph.recipe.run.full_disk import naming_file
 from monograph.recipe.run.saved_recipe import write_recipe
 
@@ -81,7 +81,7 @@ def save_checkpoint(
     model: Any,
     optimizer: Mapping[str, torch.Tensor],
     state: Mapping[str, Any],
-    base_record: Mapping[str, Any],
+    base_fingerprint: Mapping[str, Any],
     lines: Sequence[Mapping[str, Any]],
 ) -> str:
     """Writes checkpoint-`step`; gives its path. lines: of metrics.jsonl, for its card."""
@@ -93,8 +93,8 @@ def save_checkpoint(
         with open(os.path.join(folder, STATE), "w", encoding="utf-8") as file:
             json.dump(state, file, indent=1)
         write_recipe(recipe, folder)
-        put_base_record(base_record, folder)
-        write_card(recipe, folder, base_record, model.peft_config[model.active_adapter], lines)
+        write_base_fingerprint(base_fingerprint, folder)
+        write_card(recipe, folder, base_fingerprint, model.peft_config[model.active_adapter], lines)
 
     folder = os.path.join(recipe.output_dir, f"checkpoint-{step}")
     write_folder(folder, write)

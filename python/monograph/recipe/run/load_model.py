@@ -155,12 +155,12 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
     from peft import PeftModel, get_peft_model
 
     from monograph.distributed.file_ranges import read_small_tensors
-    from monograph.distributed.watchdog import meet
+    from monograph.distributed.watchdog import barrier
     from monograph.hf.optimize import optimize
     from monograph.hf.peft.packed_layers import refuse_packed_copies
     from monograph.hf.transformers.activation_checkpointing import enable_checkpointing
     from monograph.packing.stateful_layers import refuse_packed
-    from monograph.packing.unsupported_attention import refuse_attention_without_borders
+    from monograph.packing.unsupported_attention import refuse_unsupported_attention
 
     held = sharding_of(recipe, 1 if world is None else world.size)
     if held.shard > 1:
@@ -188,10 +188,10 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
         )
     optimize(model, attention=takes_ours(recipe, device_of(recipe).type))
     if recipe.sample_packing or recipe.packs_evaluation:
-        refuse_attention_without_borders(base, "sample_packing: true")
+        refuse_unsupported_attention(base, "sample_packing: true")
     if held.shard > 1:
         assert world is not None
-        meet(world, "load")  # the collectives of shard wait no longer than a timeout
+        barrier(world, "load")  # the collectives of shard wait no longer than a timeout
         _shard(model, world, held)
     return model
 
@@ -204,7 +204,7 @@ def _shard(model: Any, world: World, held: Sharding) -> None:
     if any(getattr(layer, "dense_source", None) is not None for layer in model.modules()):
         _log.warning(
             "monograph: shard_size: the base was quantised while it loaded, so that each rank held all of it "
-            "until it was cut; of a folder by `monograph quantize` each rank reads its part alone"
+            "until it was sharded; of a folder by `monograph quantize` each rank reads its part alone"
         )
     mesh: Any = world
     if held.replicate > 1:

@@ -34,7 +34,7 @@ def _absolute_files(entry: dict[str, Any]) -> dict[str, Any]:
     return {"data_files": [os.path.abspath(os.path.expanduser(name)) for name in many]}
 
 
-def remembered_keys(recipe: Recipe) -> dict[str, Any]:
+def saved_keys(recipe: Recipe) -> dict[str, Any]:
     """The keys of a recipe that are not at their defaults, as YAML would have them."""
     default = asdict(type(recipe)())
     keys = {name: value for name, value in asdict(recipe).items() if value != default[name]}
@@ -63,7 +63,7 @@ def write_recipe(recipe: Recipe, folder: str) -> None:
     """Writes recipe.yml into the folder of an adapter."""
     with open(os.path.join(folder, NAME), "w", encoding="utf-8") as file:
         file.write(_HEADING)
-        yaml.safe_dump(remembered_keys(recipe), file, sort_keys=False, allow_unicode=True)
+        yaml.safe_dump(saved_keys(recipe), file, sort_keys=False, allow_unicode=True)
 
 
 def adapter_folder(folder: str | None) -> str | None:

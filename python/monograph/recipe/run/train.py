@@ -12,7 +12,7 @@ from typing import Any
 from monograph.distributed.replica_check import fingerprint
 from monograph.distributed.shard import shard_group_of
 from monograph.distributed.tree import Tree
-from monograph.distributed.watchdog import by_first, meet, together
+from monograph.distributed.watchdog import barrier, by_first, together
 from monograph.distributed.world import World, alone
 from monograph.hf.calibration import FILE as CALIBRATION
 from monograph.hf.calibration import input_sketches, save_sketches
@@ -26,7 +26,7 @@ from monograph.recipe.data.prepare import prepare, read_prepared
 from monograph.recipe.data.token_rows import check_documents
 from monograph.recipe.run.adapter_card import write_card
 from monograph.recipe.run.agreement import Own, agree
-from monograph.recipe.run.base_fingerprint import make_base_record, packing_of, put_base_record
+from monograph.recipe.run.base_fingerprint import make_base_fingerprint, packing_of, write_base_fingerprint
 from monograph.recipe.run.batches import Batches, token_counts
 from monograph.recipe.run.checkpoint import (
     checkpoint_to_resume,
@@ -60,7 +60,7 @@ class Progress:
     best_step: int | None = None
     evaluations_without_best: int = 0
     losses_too_high: int = 0
-    skipped: int = 0  # steps whose loss or gradient was no number
+    skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
     order: dict[str, Any] = field(default_factory=dict)
     base_sha256: str = ""
@@ -130,7 +130,7 @@ class Run:
         verify_head(self.model)
         if self.batches.packing or (self.held is not None and self.held.packing):
             verify_packing(self.model)
-        meet(self.world, "load")  # one may load for longer than a collective waits
+        barrier(self.world, "load")  # one may load for longer than a collective waits
         self.step = TrainStep(
             self.model,
             mode=recipe.mode,
@@ -148,10 +148,10 @@ class Run:
         # The packed bytes of a sharded base are read by all ranks together.
         reads = self.world.first or shard_group_of(self.model) is not None
         packed = packing_of(self.model) if reads else None
-        self.base_record = by_first(self.world, "load", lambda: self._base_record(folder, packed))
+        self.base_fingerprint = by_first(self.world, "load", lambda: self._base_fingerprint(folder, packed))
         self.progress = Progress(
             order=self.batches.sampler.state_dict(0, 0),
-            base_sha256=self.base_record["base"]["sha256"],
+            base_sha256=self.base_fingerprint["base"]["sha256"],
             identity=identity,
         )
         if self.resumed:
@@ -170,12 +170,12 @@ class Run:
             recipe.output_dir, recipe.resume_from_checkpoint, recipe.auto_resume_from_checkpoints
         )
 
-    def _base_record(self, folder: str, packed: dict[str, Any] | None) -> dict[str, Any]:
+    def _base_fingerprint(self, folder: str, packed: dict[str, Any] | None) -> dict[str, Any]:
         """Of the base of this run. An adapter that an earlier run left keeps its own until it is replaced."""
         output_dir = self.recipe.output_dir
-        record = make_base_record(folder, output_dir, quantised=is_packed(self.model), packed=packed)
+        record = make_base_fingerprint(folder, output_dir, quantised=is_packed(self.model), packed=packed)
         if not finished_run(output_dir):
-            put_base_record(record, output_dir)
+            write_base_fingerprint(record, output_dir)
         return record
 
     def _resume(self, folder: str) -> None:
@@ -207,8 +207,8 @@ class Run:
         first, several = progress.step, self.world.size > 1
         metrics = self.metrics = Metrics(recipe, first) if self.world.first else NoMetrics()
         with Reporter(total, first) as reporter, Interrupt(among_ranks=several) as interrupt:
-            if self.world.marks is not None:
-                self.world.marks.told_to_end = lambda: interrupt.asked
+            if self.world.heartbeats is not None:
+                self.world.heartbeats.told_to_end = lambda: interrupt.asked
             reporter.say(self._introduction())
             for line in (self.prepared.what_is_missing(), idle_ranks(recipe, self.world), *self.told):
                 if line:
@@ -321,7 +321,7 @@ class Run:
     def _bad_steps(self, saved: str) -> str:
         count, last = self.progress.skipped_in_a_row, self.progress.step
         return (
-            f"steps {last - count + 1} to {last} had a loss or gradient that is no number (max_bad_steps is "
+            f"steps {last - count + 1} to {last} had a loss or gradient that is not finite (max_bad_steps is "
             f"{self.recipe.max_bad_steps}); saved {saved}; lower learning_rate, or look at the data with "
             "`preprocess --debug`"
         )
@@ -350,14 +350,14 @@ class Run:
         recipe, progress = self.recipe, self.progress
         optimizer, state = self.step.state_dict(), asdict(progress)
         path = save_checkpoint(
-            recipe, progress.step, self.model, optimizer, state, self.base_record, self.metrics.lines
+            recipe, progress.step, self.model, optimizer, state, self.base_fingerprint, self.metrics.lines
         )
         keep_last(recipe.output_dir, recipe.save_total_limit, progress.best_step)
         return path
 
     def _mark(self, step: int) -> None:
-        if self.world.marks is not None:
-            self.world.marks.step = step
+        if self.world.heartbeats is not None:
+            self.world.heartbeats.step = step
 
     def _stopped(self, reporter: Reporter) -> bool:
         recipe, progress = self.recipe, self.progress
@@ -415,8 +415,8 @@ class Run:
         save_adapter(self.model, folder)
         self.tokenizer.save_pretrained(folder)
         write_recipe(self.recipe, folder)
-        put_base_record(self.base_record, folder)
+        write_base_fingerprint(self.base_fingerprint, folder)
         config = self.model.peft_config[self.model.active_adapter]
-        write_card(self.recipe, folder, self.base_record, config, self.metrics.lines)
+        write_card(self.recipe, folder, self.base_fingerprint, config, self.metrics.lines)
         if sketches:
             save_sketches(sketches, folder, self.progress.base_sha256)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from monograph.recipe.config.keys import Recipe
-from monograph.recipe.run.base_fingerprint import base_sha256, packing_of, read_base_record
+from monograph.recipe.run.base_fingerprint import base_sha256, packing_of, read_base_fingerprint
 
 # Of a packing, what must be equal where the files of two bases differ.
 _SAME = ("format", "block", "values_sha256", "experts_sha256")
@@ -14,7 +14,7 @@ _SAME = ("format", "block", "values_sha256", "experts_sha256")
 def check_trained_base(recipe: Recipe, adapter: str, folder: str, model: Any) -> None:
     """Raises if monograph.json of an adapter names another base than this folder and its loaded model: other
     files, and other packed values. Without a record there is nothing to compare; `another_base` allows it."""
-    record = read_base_record(adapter)
+    record = read_base_fingerprint(adapter)
     recorded = record.get("base", {})
     if recipe.another_base or not recorded.get("sha256"):
         return

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 from monograph.recipe.config.trl_keys import TrlRecipe
 from monograph.recipe.run.adapter_card import write_card
-from monograph.recipe.run.base_fingerprint import put_base_record
+from monograph.recipe.run.base_fingerprint import write_base_fingerprint
 from monograph.recipe.run.interrupt import Interrupt
 from monograph.recipe.run.metrics import read_metrics
 from monograph.recipe.run.saved_recipe import write_recipe
@@ -21,8 +21,8 @@ from monograph.recipe.trl.resumed_run import write_identity
 class Records(TrainerCallback):
     """One line of metrics.jsonl per log; recipe.yml and monograph.json in every checkpoint."""
 
-    def __init__(self, recipe: TrlRecipe, base_record: dict[str, Any], identity: dict[str, Any]) -> None:
-        self._recipe, self.base_record, self._identity = recipe, base_record, identity
+    def __init__(self, recipe: TrlRecipe, base_fingerprint: dict[str, Any], identity: dict[str, Any]) -> None:
+        self._recipe, self.base_fingerprint, self._identity = recipe, base_fingerprint, identity
         self.path = os.path.join(recipe.output_dir, "metrics.jsonl")
         self.lines: list[dict[str, Any]] = []
 
@@ -48,14 +48,14 @@ class Records(TrainerCallback):
     def write_beside(self, folder: str, model: Any) -> None:
         """recipe.yml, monograph.json and the card of an adapter, beside what TRL has written."""
         write_recipe(self._recipe, folder)
-        put_base_record(self.base_record, folder)
+        write_base_fingerprint(self.base_fingerprint, folder)
         if self._recipe.adapter is not None:
             config = model.peft_config[model.active_adapter]
-            write_card(self._recipe, folder, self.base_record, config, self.lines)
+            write_card(self._recipe, folder, self.base_fingerprint, config, self.lines)
 
 
 class Watch(TrainerCallback):
-    """Ends a run whose loss is no number, stays above `loss_watchdog_threshold`, or that got a signal."""
+    """Ends a run whose loss is not finite, stays above `loss_watchdog_threshold`, or that got a signal."""
 
     def __init__(self, recipe: TrlRecipe, interrupt: Interrupt) -> None:
         self._threshold, self._patience = recipe.loss_watchdog_threshold, recipe.loss_watchdog_patience

@@ -14,7 +14,7 @@ from monograph.recipe.data.chat import ChatReader
 from monograph.recipe.data.chat_template import chat_template
 from monograph.recipe.data.preference_rows import row_reader
 from monograph.recipe.data.prepare import prepare, split_rows
-from monograph.recipe.trl.import_path import by_name
+from monograph.recipe.trl.import_path import import_path
 from monograph.recipe.trl.stream import make_stream
 
 
@@ -106,7 +106,7 @@ def _check_end(
 def _by_function(recipe: TrlRecipe, entry: DatasetKeys, number: int, rows: Any, tokenizer: Any) -> Any:
     """axolotl's way: `name(cfg)` gives a function of a row, and perhaps options of `Dataset.map`."""
     assert isinstance(entry.type, str)
-    made = by_name(entry.type, f"datasets.{number}.type")(asdict(recipe), dataset_idx=number)
+    made = import_path(entry.type, f"datasets.{number}.type")(asdict(recipe), dataset_idx=number)
     transform, options = made if isinstance(made, tuple) else (made, {})
     if "tokenizer" in inspect.signature(transform).parameters:
         options = {**options, "fn_kwargs": {"tokenizer": tokenizer}}

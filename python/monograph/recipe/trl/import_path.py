@@ -12,7 +12,7 @@ from monograph.recipe.config.trl_arguments import REWARD_FUNCS
 from monograph.recipe.config.trl_keys import TrlRecipe
 
 
-def by_name(name: str, key: str) -> Any:
+def import_path(name: str, key: str) -> Any:
     """What `package.module.name` is; modules are found as by `import`, also in the working folder."""
     module, _, last = name.rpartition(".")
     if not module:
@@ -42,7 +42,7 @@ def reward_functions(recipe: TrlRecipe) -> list[Callable[..., Any] | str]:
         if os.path.isfile(os.path.join(os.path.expanduser(name), "config.json")):
             found.append(os.path.expanduser(name))
             continue
-        function = by_name(name, key)
+        function = import_path(name, key)
         if not callable(function):
             raise ValueError(f"{key}: {name} is {type(function).__name__}, wanted a function")
         parameters = inspect.signature(function).parameters
@@ -62,7 +62,7 @@ def callback_classes(recipe: TrlRecipe) -> list[Any]:
 
     found = []
     for name in recipe.callbacks or []:
-        made = by_name(name, "callbacks")
+        made = import_path(name, "callbacks")
         if not (isinstance(made, type) and issubclass(made, TrainerCallback)):
             raise ValueError(
                 f"callbacks: {name} is {made!r}, wanted a class of transformers' TrainerCallback"

@@ -24,7 +24,7 @@ from monograph.recipe.data.encode import load_tokenizer
 from monograph.recipe.data.new_tokens import check_new_rows_are_trained
 from monograph.recipe.data.token_rows import check_documents
 from monograph.recipe.run.adapter_names import check_names
-from monograph.recipe.run.base_fingerprint import make_base_record, packing_of, put_base_record
+from monograph.recipe.run.base_fingerprint import make_base_fingerprint, packing_of, write_base_fingerprint
 from monograph.recipe.run.checkpoint import STATE, checkpoint_to_resume, move_into, write_folder
 from monograph.recipe.run.full_disk import naming_file
 from monograph.recipe.run.interrupt import Interrupt
@@ -183,7 +183,7 @@ def _train(recipe: TrlRecipe) -> Outcome:
     told = compare_run(resumed, identity)
     if resumed:
         check_trained_base(recipe, resumed, model_folder(recipe), trainer.model)
-    records = Records(recipe, _base_record(recipe, trainer.model), identity)
+    records = Records(recipe, _base_fingerprint(recipe, trainer.model), identity)
     for line in (*told, *set_aside(recipe.output_dir, resumed, _step_of(resumed) if resumed else 0)):
         print(line, file=sys.stderr)
     with (
@@ -209,12 +209,12 @@ def _train(recipe: TrlRecipe) -> Outcome:
     )
 
 
-def _base_record(recipe: TrlRecipe, model: Any) -> dict[str, Any]:
+def _base_fingerprint(recipe: TrlRecipe, model: Any) -> dict[str, Any]:
     """Of the base of this run. What an earlier run has left keeps its own until it is replaced."""
     folder, output_dir = model_folder(recipe), recipe.output_dir
-    record = make_base_record(folder, output_dir, quantised=is_packed(model), packed=packing_of(model))
+    record = make_base_fingerprint(folder, output_dir, quantised=is_packed(model), packed=packing_of(model))
     if not finished_run(output_dir):
-        put_base_record(record, output_dir)
+        write_base_fingerprint(record, output_dir)
     return record
 
 

@@ -1,4 +1,4 @@
-"""Regions: the decoder layers of a model as operators, traced once for each kind of layer.
+"""Regions: the decoder layers of a model as operators, traced once for each layer signature.
 
     mg.optimize(model, regions=True)     # or make_regions(model)
 

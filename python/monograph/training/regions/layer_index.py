@@ -1,7 +1,7 @@
 """LayerIndex: a layer's number that tells whether a forward computes with it.
 
-All layers of a kind share one trace although their numbers differ. A forward hands the number on to a cache,
-which is no use; one that asks whether it is even gets a trace for each number.
+All layers of one signature share one trace although their numbers differ. A forward hands the number on to a
+cache, which is no use; one that asks whether it is even gets a trace for each number.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.distributed.shard_placeholder import ShardedAway
-from monograph.distributed.sharded_layer import Cut
+from monograph.distributed.shard_placeholder import ShardPlaceholder
+from monograph.distributed.sharded_layer import ShardSpec
 from monograph.ops.seeded_dropout import SeededDropout
 from monograph.upstream.torch_names import (
     buffers_of,
@@ -34,7 +34,7 @@ _OWN = frozenset(vars(nn.Module())) - {"training"}
 _LEFT_OUT = frozenset(
     {"dense_source", "starts", "_caches", "stream", "layer_idx", "_is_hf_initialized", "kwargs"}
 )
-_SIMPLE = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size, type, Cut)
+_SIMPLE = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size, type, ShardSpec)
 
 
 class Same:
@@ -107,9 +107,9 @@ def state_of(layer: nn.Module) -> State:
         if isinstance(module, SeededDropout):
             streams.append(module.stream)
         for group in (parameters_of(module), buffers_of(module)):
-            # What stands for sharded tensors is read by nobody; `shard_cut` says what they are.
+            # What stands for sharded tensors is read by nobody; `shard_spec` says what they are.
             named = ((prefix + name, t) for name, t in group.items() if t is not None)
-            tensors.update((name, t) for name, t in named if type(t) is not ShardedAway)
+            tensors.update((name, t) for name, t in named if type(t) is not ShardPlaceholder)
         constants.append((path, type(module)))
         for name, value in vars(module).items():
             if name in _OWN or name in _LEFT_OUT or name.startswith("region_"):

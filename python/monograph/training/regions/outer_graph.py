@@ -1,6 +1,6 @@
 """The backend of an outer graph: it runs as it is, and backward gets as little as possible.
 
-What comes before the first region (embedding, rotary tables, borders of documents) is computed again in
+What comes before the first region (embedding, rotary tables, boundaries of documents) is computed again in
 backward: it costs next to nothing, and all that a step with checkpointing keeps are the inputs of the layers.
 """
 

@@ -28,8 +28,9 @@ _CACHED = type(functools.lru_cache(lambda: None))
 
 
 class Reachable:
-    """objects, containers, cells: by id, so that each is held once. A container in `in_kind` is told by the
-    layer's kind already; of an object in `whole` every attribute counts, of others those that code names."""
+    """objects, containers, cells: by id, so that each is held once. A container in `in_signature` is told by
+    the layer's signature already; of an object in `whole` every attribute counts, of others those that code
+    names."""
 
     def __init__(self, layer: nn.Module) -> None:
         self.own = {id(module): path or "the layer" for path, module in layer.named_modules()}
@@ -41,7 +42,7 @@ class Reachable:
         self.values: dict[
             Any, tuple[str, Any, Any, Any]
         ] = {}  # label, how to read it, what it is, how to set it
-        self.in_kind: set[int] = set()
+        self.in_signature: set[int] = set()
         self.whole: set[int] = set()
         self.names: set[str] = {"forward"}  # in all code that ran
         self.impure: list[str] = []
@@ -52,33 +53,35 @@ class Reachable:
         for path, module in layer.named_modules():
             for name, value in vars(module).items():
                 if name not in _MODULES_OWN and not name.startswith("region_"):
-                    self.see(value, f"{path}.{name}" if path else name, frozenset(), in_kind=True)
+                    self.see(value, f"{path}.{name}" if path else name, frozenset(), in_signature=True)
         self.impure.clear()  # nobody has read anything yet
 
     def see(
-        self, value: Any, label: str, names: Set[str], depth: int = 0, *, in_kind: bool = False,
+        self, value: Any, label: str, names: Set[str], depth: int = 0, *, in_signature: bool = False,
         whole: bool = False,
     ) -> None:  # fmt: skip
         """Holds what a value holds, and goes on to what code with these names reaches from there."""
         if type(value) in SIMPLE or isinstance(value, torch.Tensor) or depth > _DEEPEST:
             return
-        key = (id(value), id(names), in_kind, whole)
+        key = (id(value), id(names), in_signature, whole)
         before, _ = self._seen.get(key, (_DEEPEST + 1, None))
         if before <= depth:  # on another way, or it holds itself
             return
         self._seen[key] = (depth, (value, names))
-        self._see(value, label, names, depth + 1, in_kind, whole)
+        self._see(value, label, names, depth + 1, in_signature, whole)
 
     def look_again(self) -> None:
         """What was seen may hold more by now, and `names` have more."""
         self._seen.clear()
 
-    def _see(self, value: Any, label: str, names: Set[str], depth: int, in_kind: bool, whole: bool) -> None:
+    def _see(
+        self, value: Any, label: str, names: Set[str], depth: int, in_signature: bool, whole: bool
+    ) -> None:
         if isinstance(value, CONTAINERS):
-            self._container(value, label, names, depth, in_kind, whole)
+            self._container(value, label, names, depth, in_signature, whole)
         elif isinstance(value, (tuple, frozenset)):
             for part in value:
-                self.see(part, f"{label}[...]", names, depth, in_kind=in_kind, whole=whole)
+                self.see(part, f"{label}[...]", names, depth, in_signature=in_signature, whole=whole)
         elif isinstance(value, FunctionType):
             self._function(value, label, names, depth, whole)
         elif isinstance(value, (staticmethod, classmethod, MethodType)):
@@ -93,7 +96,7 @@ class Reachable:
                 self.see(part, label, names, depth)
         elif isinstance(value, functools.partial):
             for part in (value.func, value.args, value.keywords):
-                self.see(part, label, names, depth, in_kind=in_kind, whole=whole)
+                self.see(part, label, names, depth, in_signature=in_signature, whole=whole)
         elif isinstance(value, _CACHED):
             for part in gc.get_referents(value):  # its function and what it returned before
                 results = list(part.values()) if isinstance(part, dict) else [part]
@@ -118,22 +121,22 @@ class Reachable:
             self._object(value, label, names, depth, whole)
 
     def _container(
-        self, value: Any, label: str, names: Set[str], depth: int, in_kind: bool, whole: bool
+        self, value: Any, label: str, names: Set[str], depth: int, in_signature: bool, whole: bool
     ) -> None:
         if len(value) > MOST_ELEMENTS:
             self.impure.append(f"it may read {label}, whose {len(value)} elements are too many to compare")
             return
         if id(value) not in self.containers:
             self.containers[id(value)] = Held(label, value)
-            if in_kind and isinstance(value, (dict, list, set)):
-                self.in_kind.add(id(value))
-        if not in_kind:
-            self.in_kind.discard(id(value))
+            if in_signature and isinstance(value, (dict, list, set)):
+                self.in_signature.add(id(value))
+        if not in_signature:
+            self.in_signature.discard(id(value))
         if isinstance(value, bytearray):
             return
         entries = list(value.items() if isinstance(value, dict) else enumerate(value))
         for place, part in entries:
-            self.see(part, f"{label}[{place!r}]", names, depth, in_kind=in_kind, whole=whole)
+            self.see(part, f"{label}[{place!r}]", names, depth, in_signature=in_signature, whole=whole)
 
     def _function(self, value: FunctionType, label: str, names: Set[str], depth: int, whole: bool) -> None:
         self.functions[id(value)] = value
@@ -171,7 +174,7 @@ class Reachable:
             self.whole.add(id(value))
         own = id(value) in self.own
         for name in (set(held) if every else attributes(value, names) & held.keys()) - _MODULES_OWN:
-            self.see(held[name], f"{label}.{name}", names, depth, in_kind=own, whole=whole)
+            self.see(held[name], f"{label}.{name}", names, depth, in_signature=own, whole=whole)
         if isinstance(value, nn.Module) and not own:
             for name in names & children(value).keys():
                 self.see(children(value)[name], f"{label}.{name}", names, depth, whole=whole)

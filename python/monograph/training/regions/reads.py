@@ -1,4 +1,4 @@
-"""What a trace relies on beside the layer's kind: values that its Python code read while it was traced."""
+"""What a trace relies on beside the layer's signature: values that its code read while it was traced."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def reads_of(observer: Observer) -> Reads:
         mapping = vars(value)
         named.append((held.label, mapping, tuple((n, mapping.get(n, MISSING)) for n in names)))
     for place, held in reachable.containers.items():
-        if place in reachable.in_kind:
+        if place in reachable.in_signature:
             continue
         if isinstance(held.container, dict):
             named.append((held.label, held.container, tuple(held.container.items())))

@@ -33,12 +33,12 @@ _GONE: deque[str] = deque()  # words of layers that are gone, whose traces nobod
 
 @dataclass
 class Traces:
-    """by_kind: the traces of each kind; more than one if lengths did not keep the relations of the first.
-    A trace lives as long as a layer that it was found for."""
+    """by_signature: the traces of each layer signature; more than one if lengths did not keep the
+    relations of the first. A trace lives as long as a layer that it was found for."""
 
-    by_kind: dict[Hashable, list[Traced]] = field(default_factory=dict)
+    by_signature: dict[Hashable, list[Traced]] = field(default_factory=dict)
     by_number: dict[int, Traced] = field(default_factory=dict)
-    numbered: set[Hashable] = field(default_factory=set)  # kinds that compute with the layer's number
+    numbered: set[Hashable] = field(default_factory=set)  # signatures that compute with the layer's number
     users: dict[int, set[str]] = field(default_factory=dict)  # words of layers by number of the trace
     busy: bool = False
 
@@ -47,12 +47,12 @@ class Traces:
         return sum(1 + (traced.backward is not None) for traced in self.by_number.values())
 
     @property
-    def kinds(self) -> int:
-        return len(self.by_kind)
+    def signatures(self) -> int:
+        return len(self.by_signature)
 
     @property
     def retraced(self) -> int:
-        return len(self.by_number) - len(self.by_kind)
+        return len(self.by_number) - len(self.by_signature)
 
 
 TRACES = Traces()
@@ -61,7 +61,7 @@ TRACES = Traces()
 def forget() -> None:
     """All traces are gone and are made anew."""
     with _LOCK:
-        for kept in (TRACES.by_kind, TRACES.by_number, TRACES.numbered, TRACES.users):
+        for kept in (TRACES.by_signature, TRACES.by_number, TRACES.numbered, TRACES.users):
             kept.clear()
 
 
@@ -93,12 +93,12 @@ def _drop_unused() -> None:
             if not TRACES.users[number]:
                 del TRACES.users[number], TRACES.by_number[number]
     alive = TRACES.by_number
-    for kind, found in list(TRACES.by_kind.items()):
+    for signature, found in list(TRACES.by_signature.items()):
         found[:] = [traced for traced in found if traced.number in alive]
         if not found:
-            del TRACES.by_kind[kind]
-            if isinstance(kind, tuple):
-                TRACES.numbered.discard(kind[0])
+            del TRACES.by_signature[signature]
+            if isinstance(signature, tuple):
+                TRACES.numbered.discard(signature[0])
 
 
 def layer_of(word: str) -> Any:
@@ -162,7 +162,7 @@ def _found(called: Called, layer: Any, state: State, key: Hashable) -> Traced:
     if key in TRACES.numbered:
         key = (key, layer_index.numbers_of(layer))
     changes = []
-    for found in TRACES.by_kind.get(key, ()):
+    for found in TRACES.by_signature.get(key, ()):
         if found.holds(called.activations):
             if (change := found.reads.changed()) is None:
                 return found
@@ -170,7 +170,7 @@ def _found(called: Called, layer: Any, state: State, key: Hashable) -> Traced:
     if changes:
         _tell_changes(called.word, layer, changes)
     made, key = _made(called, layer, state, key)
-    TRACES.by_kind.setdefault(key, []).append(made)
+    TRACES.by_signature.setdefault(key, []).append(made)
     TRACES.by_number[made.number] = made
     return made
 

@@ -1,4 +1,4 @@
-"""Prompts and answers: worded in one pass, tokens of the whole text at their border, asked as trained."""
+"""Prompts and answers: worded in one pass, tokens of the whole text at their boundary, asked as trained."""
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -38,7 +38,7 @@ def sentence_piece(kind):
     )
 
 
-BORDERS = [
+BOUNDARIES = [
     ("### Response: ", "Yes"),
     ("### Response:", " Yes"),
     ("### Response:\n", "Yes"),
@@ -47,7 +47,7 @@ BORDERS = [
 
 
 @pytest.mark.parametrize("kind", ["first", "always", "llama2"])
-@pytest.mark.parametrize(("prompt", "answer"), BORDERS)
+@pytest.mark.parametrize(("prompt", "answer"), BOUNDARIES)
 def test_tokens_are_those_of_the_whole_text(kind, prompt, answer):
     tokenizer = sentence_piece(kind)
     encoded = encode(joined([(prompt, False), (answer, True)]), tokenizer)

@@ -28,7 +28,7 @@ from transformers import (
 import monograph as mg
 import monograph.hf.transformers.attention
 from monograph.packing import PackedCollator, PaddedCollator
-from monograph.packing.stateful_layers import _Guard, layers_with_state, refuse_packed
+from monograph.packing.stateful_layers import _Guard, refuse_packed, stateful_layers
 from monograph.recipe.config.keys import Recipe
 from monograph.recipe.run import load_model
 from monograph.training import TrainStep
@@ -92,7 +92,7 @@ DOCUMENTS = [{"input_ids": list(range(3, 12))}, {"input_ids": list(range(12, 19)
 
 
 def test_only_layers_with_state_are_found():
-    assert layers_with_state(build("llama")) == []
+    assert stateful_layers(build("llama")) == []
     refuse_packed(build("llama"), "sample_packing")
     for name in STATEFUL:
         with pytest.raises(ValueError, match="carry state along the row"):

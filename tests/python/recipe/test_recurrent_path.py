@@ -34,7 +34,7 @@ KEYS = {"torch_compile": False, "num_epochs": 7, "learning_rate": 6e-3}
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_quantize_train_merge_generate(family, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(native, "hand_over", lambda arguments: run(*arguments).returncode)
+    monkeypatch.setattr(native, "exec_native", lambda arguments: run(*arguments).returncode)
     kind, own, projections = FAMILIES[family]
     keys, asked, path = make_world(tmp_path, kind, own, KEYS, ("--to", "nf4"), 120, mg.optimize)
     assert keys["sample_packing"]
