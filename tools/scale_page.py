@@ -210,7 +210,7 @@ def _one_host() -> str:
         base = mapped.memory["shard"]
         host = [base + 8 * (mapped.held - base), 8 * cut.held]
         rows.append([name, *map(_gb, (base, *host, 8 * sum(c.moved for c in cut.gathers)))])
-    return _table(["model", "base", "host, mapped", "host, cut among 8", "gathered a step, cut"], rows)
+    return _table(["model", "base", "host, mapped", "host, sharded over 8", "gathered a step, sharded"], rows)
 
 
 def tables() -> dict[str, str]:

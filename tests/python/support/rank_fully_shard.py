@@ -25,7 +25,7 @@ from monograph.distributed import World
 from monograph.nn import QuantLinear, replace_linears
 from monograph.training import TrainStep
 from monograph.training.regions import undo_regions
-from monograph.training.step import decoder_layers
+from monograph.training.step_graphs import decoder_layers
 from support.tiny_models import tiny_llama
 
 FORMATS = ("nf4", "fp4", "mxfp4", "mxfp8", "nvfp4", "nvfp4-divide", "fp8-block")
