@@ -20,8 +20,8 @@ import sys
 from collections.abc import Iterable, Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Lines of a file at most, by language: of tests, and of all others.
-LONGEST = {"C++": (500, 400), "Python": (600, 600)}
+# Lines of a file at most: of tests, and of all others.
+LONGEST = (500, 400)
 CONDITIONALS_ALLOWED = {"core/monograph/gpu/prims.h"}
 ISA_TAGS = {
     "avx2": "simd::Avx2",
@@ -54,7 +54,7 @@ def sources(*suffixes: str) -> list[pathlib.Path]:
 def check_length() -> list[str]:
     findings = []
     for path in sources(".h", ".cpp", ".cuh", ".cu", ".py", ".cmake"):
-        of_tests, of_others = LONGEST["Python" if path.suffix == ".py" else "C++"]
+        of_tests, of_others = LONGEST
         longest = of_tests if "tests" in path.relative_to(ROOT).parts else of_others
         lines = path.read_text().count("\n")
         if lines > longest:

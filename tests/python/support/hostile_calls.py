@@ -5,12 +5,7 @@ A new operator needs a function here, by its name; nothing else.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
-import mmap
-import pathlib
-import tempfile
 from random import Random
 from typing import Any
 
@@ -19,14 +14,24 @@ import torch
 import monograph as mg
 from monograph.ops import formats
 from monograph.ops.layout import join_layouts, read_layout
+from support.hostile_file_calls import (  # noqa: F401  (found here by the names of operators)
+    DTYPES,
+    checkpoint_sha256,
+    floats,
+    offload,
+    read_ahead_close,
+    read_ahead_events,
+    read_ahead_numbers,
+    read_ahead_open,
+    reload,
+    spill_close,
+    spill_counts,
+    spill_open,
+    spill_same,
+    wait,
+)
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FORMATS = ("nf4", "fp4", "mxfp4", "mxfp8", "nvfp4", "nvfp4-divide", "fp8-block", "plain")
-
-
-def floats(r: Random, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(r.randrange(2**31))
-    return torch.randn(shape, generator=generator).to(dtype)
 
 
 @functools.cache
@@ -311,59 +316,6 @@ def split_quantize(r: Random) -> list[Any]:
     ]
 
 
-def _spill_folder() -> torch.Tensor:
-    return torch.tensor(list(tempfile.gettempdir().encode()), dtype=torch.uint8)
-
-
-_SPILL_FILES: list[int] = []
-
-
-def _spill_file() -> int:
-    """One for all calls of a process, until a call closes it; the next process removes it."""
-    if _SPILL_FILES:
-        with contextlib.suppress(RuntimeError):
-            torch.ops.monograph.spill_counts(_SPILL_FILES[-1])
-            return _SPILL_FILES[-1]
-    _SPILL_FILES.append(torch.ops.monograph.spill_open(_spill_folder()))
-    return _SPILL_FILES[-1]
-
-
-def offload(r: Random) -> list[Any]:
-    return [floats(r, r.choice((1, 7)), 5, dtype=r.choice(DTYPES)), _spill_file(), r.randrange(3)]
-
-
-def reload(r: Random) -> list[Any]:
-    x = floats(r, 3, 5)
-    return [torch.ops.monograph.offload(x, _spill_file(), 0), x]
-
-
-def wait(r: Random) -> list[Any]:
-    x = floats(r, 3, 5, dtype=r.choice(DTYPES))
-    return [torch.ops.monograph.offload(x, _spill_file(), 0), x, [3, 5], x.dtype]
-
-
-def spill_open(r: Random) -> list[Any]:
-    # Files that earlier calls opened are closed: there is a limit to them.
-    newest = torch.ops.monograph.spill_open(_spill_folder())
-    for number in {*range(max(newest - 9, 1), newest + 1)} - {_spill_file()}:
-        with contextlib.suppress(RuntimeError):
-            torch.ops.monograph.spill_close(number)
-    return [_spill_folder()]
-
-
-def spill_close(r: Random) -> list[Any]:
-    return [torch.ops.monograph.spill_open(_spill_folder())]
-
-
-def spill_same(r: Random) -> list[Any]:
-    x = floats(r, 3, 5)
-    return [torch.ops.monograph.offload(x, _spill_file(), 0), x]
-
-
-def spill_counts(r: Random) -> list[Any]:
-    return [_spill_file()]
-
-
 def pack(r: Random) -> list[Any]:
     lengths = torch.tensor([r.randrange(0, 20) for _ in range(r.randrange(0, 12))], dtype=torch.int64)
     return [lengths, r.choice((20, 64)), r.choice((0, 3)), r.randrange(2), r.randrange(3)]
@@ -413,55 +365,8 @@ def limit_tiles(r: Random) -> list[Any]:
     return [r.randrange(4)]
 
 
-@functools.cache
-def _checkpoint_folder() -> str:
-    folder = tempfile.mkdtemp()
-    header = json.dumps({"x": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}).encode()
-    content = len(header).to_bytes(8, "little") + header + b"ab"
-    pathlib.Path(folder, "model.safetensors").write_bytes(content)
-    return folder
-
-
-def checkpoint_sha256(r: Random) -> list[Any]:
-    return [torch.tensor(list(_checkpoint_folder().encode()), dtype=torch.uint8)]
-
-
 def system_info(r: Random) -> list[Any]:
     return []
-
-
-@functools.cache
-def _mapped_file() -> tuple[Any, mmap.mmap, int]:
-    """64 KiB of a file: the file, its mapping, the address."""
-    file = tempfile.TemporaryFile()  # noqa: SIM115
-    file.write(bytes(1 << 16))
-    file.flush()
-    area = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return file, area, torch.frombuffer(area, dtype=torch.uint8).data_ptr()
-
-
-_opened = [0]  # calls of read_ahead_open: none of its numbers is larger
-
-
-def read_ahead_open(r: Random) -> list[Any]:
-    for number in range(1, _opened[0] + 1):
-        torch.ops.monograph.read_ahead_close(number)
-    _opened[0] += 1
-    file, _, address = _mapped_file()
-    tensors = [address, 1 << 15, 0, 0, 0, r.randrange(3), address + (1 << 15), 1 << 14, 1, 0, 1 << 15, 0]
-    return [tensors, [file.fileno()], 1 << 26]
-
-
-def read_ahead_close(r: Random) -> list[Any]:
-    return [r.randrange(-1, _opened[0] + 2)]
-
-
-def read_ahead_numbers(r: Random) -> list[Any]:
-    return [torch.ops.monograph.read_ahead_open(*read_ahead_open(r))]
-
-
-def read_ahead_events(r: Random) -> list[Any]:
-    return read_ahead_numbers(r)
 
 
 def _stacks(r: Random, experts: int, rows: int, hidden: int, inner: int) -> tuple[list[Any], list[Any], bool]:
