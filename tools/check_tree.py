@@ -259,6 +259,20 @@ def check_floors(package: pathlib.Path = ROOT / "python" / "monograph") -> list[
     return findings
 
 
+def check_folders_are_named(
+    package: pathlib.Path = ROOT / "python" / "monograph",
+    page: pathlib.Path = ROOT / "docs" / "architecture.md",
+) -> list[str]:
+    """One line per folder of the package that has no row in the table of the page."""
+    folders = {path.parent.relative_to(package) for path in package.rglob("*.py")} - {pathlib.Path()}
+    text = page.read_text()
+    return [
+        f"{page.name}: no row for {package.name}/{folder.as_posix()}/"
+        for folder in sorted(folders)
+        if f"| `{folder.as_posix()}/` |" not in text
+    ]
+
+
 def check_import_circles(package: pathlib.Path = ROOT / "python" / "monograph") -> list[str]:
     files: dict[str, pathlib.Path] = {}
     for path in package.rglob("*.py"):
@@ -313,6 +327,7 @@ def main() -> int:
     arguments = parser.parse_args()
     findings = check_length() + check_core_is_torch_free() + check_core_layers() + check_conditionals()
     findings += check_architecture() + check_isa_units() + check_import_circles() + check_floors()
+    findings += check_folders_are_named()
     findings += check_gpu_speeds()
     if arguments.build:
         findings += check_weak_symbols(arguments.build)

@@ -127,3 +127,20 @@ def test_a_speed_of_a_gpu_is_found(tool, line, found):
 
 def test_no_speed_of_a_gpu_is_claimed_without_a_report(tool):
     assert tool.check_gpu_speeds() == []
+
+
+def test_a_folder_without_a_row_is_found(tool, tmp_path):
+    (tmp_path / "p" / "ops").mkdir(parents=True)
+    (tmp_path / "p" / "ops" / "x.py").touch()
+    page = tmp_path / "page.md"
+    page.write_text("| `ops/` | operators |\n")
+    assert tool.check_folders_are_named(tmp_path / "p", page) == []
+    (tmp_path / "p" / "ops" / "new").mkdir()
+    (tmp_path / "p" / "ops" / "new" / "y.py").touch()
+    assert tool.check_folders_are_named(tmp_path / "p", page) == ["page.md: no row for p/ops/new/"]
+
+
+def test_python_has_limits_of_its_own(tool):
+    named = {"python/monograph/a.py": 400, "tools/a.py": 400, "tests/python/ops/test_a.py": 500}
+    assert {name: tool.longest_allowed(name) for name in named} == named
+    assert tool.longest_allowed("core/a.cpp") == tool.LONGEST

@@ -1,4 +1,4 @@
-"""An adapter without memory, on a model without memory (integrations/transformers/meta_model.py)."""
+"""An adapter without memory, on a model without memory (hf/transformers/meta_model.py)."""
 
 from __future__ import annotations
 
