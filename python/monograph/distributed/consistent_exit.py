@@ -23,7 +23,7 @@ class Early(Exception):
 
 
 @dataclass
-class _Leaves:
+class _Exit:
     """How a rank leaves. failed: what went wrong. checksums: by unit and piece."""
 
     rank: int
@@ -44,7 +44,7 @@ def consistent_exit(
         if failed is not None and not isinstance(failed, Early):
             raise failed
         return
-    own = _Leaves(dist.get_rank(), early=isinstance(failed, Early))
+    own = _Exit(dist.get_rank(), early=isinstance(failed, Early))
     written: dict[str, torch.Tensor | None] = {}
     if failed is None or own.early:
         try:
@@ -90,7 +90,7 @@ def _check(name: str, units: Mapping[str, UnshardedUnit]) -> None:
             )
 
 
-def _of_all(group: ShardGroup, own: _Leaves) -> list[_Leaves]:
+def _of_all(group: ShardGroup, own: _Exit) -> list[_Exit]:
     """Of the ranks that share a replica, and of all other replicas."""
     found = gathered_over(process_group_named(group.name), own)
     if not group.replicas:
@@ -99,7 +99,7 @@ def _of_all(group: ShardGroup, own: _Leaves) -> list[_Leaves]:
     return [one for replica in replicas for one in replica]
 
 
-def _difference(name: str, units: Mapping[str, UnshardedUnit], ranks: list[_Leaves]) -> str:
+def _difference(name: str, units: Mapping[str, UnshardedUnit], ranks: list[_Exit]) -> str:
     first = ranks[0].checksums
     path, piece = next(
         (path, piece)
@@ -115,7 +115,7 @@ def _difference(name: str, units: Mapping[str, UnshardedUnit], ranks: list[_Leav
     )
 
 
-def _failures(name: str, ranks: list[_Leaves]) -> str:
+def _failures(name: str, ranks: list[_Exit]) -> str:
     found = sorted((one.rank, one.failed) for one in ranks if one.failed is not None)
     said = "; ".join(f"rank {rank}: {text}" for rank, text in found)
     if not said:

@@ -37,8 +37,8 @@ def _is_transposed(func: Any, args: Any) -> bool:
         return False
     places = [place for given in args[1:] for place in (given if isinstance(given, list) else [given])]
     # permute(0, 1) leaves the weight as it is; t() has no places.
-    turned = [place % 2 for place in places]
-    return turned == [1, 0] or (func is not torch.ops.aten.permute.default and turned in ([], [0, 1]))
+    transposed = [place % 2 for place in places]
+    return transposed == [1, 0] or (func is not torch.ops.aten.permute.default and transposed in ([], [0, 1]))
 
 
 def _gives_transposed(func: Any, args: Any) -> bool:
@@ -148,7 +148,7 @@ class TracedWeight(PackedParts):
                 _refuse("weight += ... or its kin")
         if isinstance(kwargs.get("out"), cls):
             _refuse("out=weight")
-        turned = _gives_transposed(func, args)
+        transposed = _gives_transposed(func, args)
         if getattr(func, "namespace", "") == "bitsandbytes":
             args = tuple(_readable(a, func) if isinstance(a, cls) else a for a in args)
         with disable_torch_function():
@@ -157,7 +157,7 @@ class TracedWeight(PackedParts):
             result = func(*args, **kwargs)
             if isinstance(args[0], cls) and (func is torch.Tensor.t or func is torch.t):
                 return _traced(result, args[0].packed.t())
-            return result.t() if turned else result
+            return result.t() if transposed else result
 
 
 def _refusing(name: str) -> Callable[..., NoReturn]:

@@ -79,7 +79,7 @@ def run_experts(
 
 
 @dataclass(frozen=True)
-class TurnedStack:
+class TransposedStack:
     """A packed [E, out, in] as the [E, in, out] that a transposed layer shows."""
 
     stack: PackedWeight
@@ -146,7 +146,7 @@ class PackedExperts(nn.Module):
 
     def put_packed(self, name: str, packed: PackedWeight) -> None:
         """Replaces the parameter `name` by packed bytes, [E, out, in]."""
-        shown = self._turned(packed)
+        shown = self._as_shown(packed)
         wanted = tuple(getattr(self, name).shape)
         if shown.shape != wanted:
             raise ValueError(f"{name}: the packed weight has shape {shown.shape}, wanted {wanted}")
@@ -174,7 +174,7 @@ class PackedExperts(nn.Module):
 
     def dequantize(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The dense parameter, a new tensor each time."""
-        return self._turned(self.packed(name)).dequantize(dtype or self.weight_dtype).contiguous()
+        return self._as_shown(self.packed(name)).dequantize(dtype or self.weight_dtype).contiguous()
 
     def stored_names(self, name: str) -> list[str]:
         """The parameters that hold a packed weight: its values and its scales."""
@@ -185,12 +185,12 @@ class PackedExperts(nn.Module):
         scales = packed.format.scale_names[: len(packed.scales)]
         return [f"{name}_{part}" for part in ("values", *scales)]
 
-    def _turned(self, packed: PackedWeight) -> PackedWeight | TurnedStack:
-        return TurnedStack(packed) if self.experts_kind.transposed else packed
+    def _as_shown(self, packed: PackedWeight) -> PackedWeight | TransposedStack:
+        return TransposedStack(packed) if self.experts_kind.transposed else packed
 
     def show(self, name: str) -> LazyWeight:
         """A packed weight in the shape of the dense parameter."""
-        return LazyWeight(self._turned(self.packed(name)), self.weight_dtype)  # type: ignore[arg-type]
+        return LazyWeight(self._as_shown(self.packed(name)), self.weight_dtype)  # type: ignore[arg-type]
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -222,7 +222,7 @@ class PackedExperts(nn.Module):
     ) -> torch.Tensor:
         kind = self.experts_kind
         first, second = kind.names
-        # Packed bytes are [E, out, in]; a dense weight beside them is turned to lie alike.
+        # Packed bytes are [E, out, in]; a dense weight beside them is transposed to lie alike.
         turn = kind.transposed and bool(self.stacks)
         biases = (
             (getattr(self, f"{first}_bias"), getattr(self, f"{second}_bias")) if kind.bias else (None, None)
@@ -245,6 +245,6 @@ class PackedExperts(nn.Module):
 
     def extra_repr(self) -> str:
         weights = ", ".join(
-            f"{name}={list(self._turned(p).shape)} {p.format.name}" for name, p in self.stacks.items()
+            f"{name}={list(self._as_shown(p).shape)} {p.format.name}" for name, p in self.stacks.items()
         )
         return f"activation={self.experts_kind.activation.name.lower()}, {weights}"

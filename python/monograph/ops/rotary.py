@@ -88,7 +88,7 @@ def _check(
     check_number(op, "eps", eps)
 
 
-def _turned(v: torch.Tensor, interleaved: bool) -> torch.Tensor:
+def _rotate_half(v: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """Pairs (a, b) into (-b, a)."""
     if interleaved:
         return torch.stack((-v[..., 1::2], v[..., ::2]), dim=-1).flatten(-2)
@@ -115,7 +115,7 @@ def portable_rotary(
     for x, weight in ((q, q_weight), (k, k_weight)):
         v = x if weight is None else normed_rows(x, weight, eps, one_plus_weight, round_before_weight)
         head = v[..., :rotated]
-        y = head * c + _turned(head, interleaved) * s
+        y = head * c + _rotate_half(head, interleaved) * s
         outs.append(torch.cat((y, v[..., rotated:]), dim=-1))
     return outs[0], outs[1]
 
@@ -144,7 +144,7 @@ def portable_rotary_backward(
     for what, dy, x, weight in (("q", dq, q, q_weight), ("k", dk, k, k_weight)):
         d = dy.to(wide)
         head = d[..., :rotated]
-        g = torch.cat((head * c - _turned(head * s, interleaved), d[..., rotated:]), dim=-1)
+        g = torch.cat((head * c - _rotate_half(head * s, interleaved), d[..., rotated:]), dim=-1)
         dweight = g.new_empty(0)
         if weight is not None:
             if x is None:

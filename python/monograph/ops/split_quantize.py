@@ -96,7 +96,7 @@ def _check_splits(input: torch.Tensor, splits: Sequence[int]) -> None:
 
 
 def _usages(rowwise: bool, columnwise: bool) -> list[bool]:
-    return [turned for turned, wanted in ((False, rowwise), (True, columnwise)) if wanted]
+    return [transposed for transposed, wanted in ((False, rowwise), (True, columnwise)) if wanted]
 
 
 def portable_split_quantize(
@@ -116,12 +116,12 @@ def portable_split_quantize(
     _check_input(input)
     _check_splits(input, splits)
     buffers = []
-    for turned in _usages(rowwise, columnwise):
-        matrices = [piece.mT.contiguous() if turned else piece for piece in input.split(list(splits))]
+    for transposed in _usages(rowwise, columnwise):
+        matrices = [piece.mT.contiguous() if transposed else piece for piece in input.split(list(splits))]
         if fmt.shape is BlockShape.ROW:
             for number, matrix in enumerate(matrices):
                 if matrix.shape[1] % block:
-                    usage = " columnwise" if turned else ""
+                    usage = " columnwise" if transposed else ""
                     raise ValueError(
                         f"split_quantize: split {number}{usage}: rows have {matrix.shape[1]} elements, "
                         f"format {fmt.name} wants a multiple of {block}"
@@ -143,8 +143,8 @@ def _(input, splits, format, block, rowwise, columnwise, saturate_nonfinite, rul
     _check_splits(input, splits)
     cols = input.shape[1]
     buffers = []
-    for turned in _usages(rowwise, columnwise):
-        shapes = [(cols, rows) if turned else (rows, cols) for rows in splits]
+    for transposed in _usages(rowwise, columnwise):
+        shapes = [(cols, rows) if transposed else (rows, cols) for rows in splits]
         buffers.append(input.new_empty([places(fmt, block, shapes)[1]], dtype=torch.uint8))
     return buffers
 

@@ -60,12 +60,12 @@ def moments(x: torch.Tensor, tokens: int | None = None) -> Moments:
     squares = torch.zeros(inputs, dtype=torch.float64)
     for part in x.split(_TOKENS):
         rows = part.detach().to("cpu", torch.float32).contiguous()
-        turned = rows.t().contiguous()
+        transposed = rows.t().contiguous()
         along = plain_linear(rows, onto)
-        along_turned = along.t().contiguous()
-        products += plain_linear(turned, along_turned)
-        gram += plain_linear(along_turned, along_turned)
-        squares += plain_linear(turned.square(), torch.ones(1, rows.shape[0]))[:, 0]
+        along_transposed = along.t().contiguous()
+        products += plain_linear(transposed, along_transposed)
+        gram += plain_linear(along_transposed, along_transposed)
+        squares += plain_linear(transposed.square(), torch.ones(1, rows.shape[0]))[:, 0]
     return Moments(x.shape[0] if tokens is None else tokens, products, gram, squares)
 
 

@@ -77,7 +77,7 @@ class FusedAttention(nn.Module):
             project(hidden_states).view(*shape, -1, self.head_dim)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = _turned(self, q, k, *kwargs["position_embeddings"])
+        q, k = _apply_rotary(self, q, k, *kwargs["position_embeddings"])
         v = v.transpose(1, 2)
         cache = kwargs.get("past_key_values")
         if cache is not None:
@@ -103,7 +103,7 @@ class FusedAttention(nn.Module):
         return self.o_proj(y.reshape(*shape, -1).contiguous()), weights
 
 
-def _turned(
+def _apply_rotary(
     attention: Any, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[batch, heads, tokens, size] of [batch, tokens, heads, size]."""

@@ -60,7 +60,7 @@ class _Replace(ConversionOps):
     """Turns the tensors of one weight into a QuantLinear and puts it in place of the dense layer."""
 
     dense_dtype: torch.dtype | None = None  # what a weight that stays dense is cast to
-    turned = False  # experts of [E, in, out], whose packed bytes are [E, out, in]
+    transposed = False  # experts of [E, in, out], whose packed bytes are [E, out, in]
 
     def __init__(self, hf_quantizer: MonographQuantizer) -> None:
         self.hf_quantizer = hf_quantizer
@@ -83,7 +83,7 @@ class _Replace(ConversionOps):
         path, name = full_layer_name.rpartition(".")[::2]
         dense: Any = model.get_submodule(path)
         kind = dense.experts_kind if isinstance(dense, PackedExperts) else None
-        self.turned = kind.transposed if kind else getattr(dense, "is_transposed", False)
+        self.transposed = kind.transposed if kind else getattr(dense, "is_transposed", False)
         dtype = getattr(dense, name).dtype
         packed = self.packed(tensors, dtype)
         if packed is None:
@@ -114,7 +114,7 @@ class Quantize(_Replace):
 
     def packed(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> PackedWeight:
         (weight,) = tensors.values()
-        if self.turned:
+        if self.transposed:
             weight = weight.transpose(1, 2).contiguous()
         config = self.hf_quantizer.quantization_config
         return quantize(

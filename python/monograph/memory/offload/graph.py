@@ -66,8 +66,8 @@ def _comes_from_outside(node: Node) -> bool:
 def _dense_order(value: torch.Tensor) -> tuple[int, ...] | None:
     """The order of dimensions in which a tensor is contiguous; None if it has holes or overlaps."""
     order = tuple(sorted(range(value.dim()), key=lambda d: -_hint(value.stride(d))))
-    turned = value.permute(order)
-    return order if turned.is_contiguous() else None
+    permuted = value.permute(order)
+    return order if permuted.is_contiguous() else None
 
 
 def _hint(size: Any) -> int:
@@ -197,9 +197,9 @@ def _leave(graph: Graph, saved: _Saved, slot: int) -> Node:
     with graph.inserting_after(saved.node):
         source = saved.node
         if saved.order != tuple(range(value.dim())):
-            turned = value.permute(saved.order)
-            source = _call(graph, torch.ops.aten.permute.default, (source, list(saved.order)), turned)
-            value = turned
+            permuted = value.permute(saved.order)
+            source = _call(graph, torch.ops.aten.permute.default, (source, list(saved.order)), permuted)
+            value = permuted
     with graph.inserting_after(source):
         handle = _call(graph, _OFFLOAD, (source, 0, slot), _handle_like(value))
     if "saved_tensor_with_no_vc_check" in saved.node.meta:  # those are counted by this mark

@@ -67,7 +67,7 @@ _BY_NUMBER: weakref.WeakValueDictionary[int, Forward] = weakref.WeakValueDiction
 _OF_LAYER: weakref.WeakKeyDictionary[Any, deque[Forward]] = weakref.WeakKeyDictionary()
 
 
-def remembered(layer: Any, traced: Traced, tensors: dict[str, torch.Tensor], streams: Sequence[int]) -> int:
+def keep_forward(layer: Any, traced: Traced, tensors: dict[str, torch.Tensor], streams: Sequence[int]) -> int:
     """The number of a forward that runs now."""
     read = [tensors[name] for name in traced.read]
     with _LOCK:

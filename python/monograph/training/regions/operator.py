@@ -22,7 +22,7 @@ import torch
 from monograph.ops import library  # noqa: F401  (creates the namespace)
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 from monograph.training.regions.call import differentiated
-from monograph.training.regions.forwards import forward_of, remembered
+from monograph.training.regions.forwards import forward_of, keep_forward
 from monograph.training.regions.layer_function import beside
 from monograph.training.regions.registry import Called, check_parameters, layer_of, traced_for
 from monograph.training.regions.trace import KEEP
@@ -70,7 +70,7 @@ def _region(
         output, *kept = traced.forward(*activations, *_given(seed), *parameters, *frozen, *state.streams)
         for name in reversed(traced.written):
             _write(state.tensors[name], kept.pop())
-    number = remembered(layer_of(layer), traced, state.tensors, state.streams)
+    number = keep_forward(layer_of(layer), traced, state.tensors, state.streams)
     # A graph that was made for another trace of the layer may carry more.
     missing = _promised(layer).get((call, trained, mode, autocast), 0) - len(kept)
     return [output, torch.tensor(number), *kept, *(hidden.new_empty(0) for _ in range(missing))]
