@@ -10,10 +10,11 @@ convolution, key heads repeated for the rule.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
+from monograph.bench.passes import Function, passes, random_bf16
 from monograph.bench.report import Report
 from monograph.bench.rounds import Work, geometric_mean, paired_rounds
 from monograph.ops.causal_conv1d import causal_conv1d
@@ -24,11 +25,6 @@ from monograph.upstream import transformers_names
 KEY_HEADS, SIZE, TAPS = 16, 128, 4
 
 Tensors = tuple[torch.Tensor, ...]
-Function = Callable[..., Tensors]
-
-
-def _random(*shape: int) -> torch.Tensor:
-    return torch.randn(shape).bfloat16()
 
 
 def _boundaries(tokens: int) -> torch.Tensor:
@@ -43,9 +39,9 @@ def _rule_inputs(tokens: int, heads: int) -> list[torch.Tensor]:
     keys = min(KEY_HEADS, heads)
     g, beta = -torch.rand(tokens, heads), torch.rand(tokens, heads).bfloat16()
     return [
-        _random(tokens, keys, SIZE),
-        _random(tokens, keys, SIZE),
-        _random(tokens, heads, SIZE),
+        random_bf16(tokens, keys, SIZE),
+        random_bf16(tokens, keys, SIZE),
+        random_bf16(tokens, heads, SIZE),
         g,
         beta,
     ]
@@ -80,7 +76,7 @@ def _conv(tokens: int, heads: int) -> tuple[list[torch.Tensor], Function, Functi
         y = transformers_names.causal_conv1d_fn(x.t()[None], weight, None, "silu")
         return (y[0].t(),)
 
-    leaves = [_random(tokens, channels), _random(channels, TAPS)]
+    leaves = [random_bf16(tokens, channels), random_bf16(channels, TAPS)]
     return leaves, lambda x, weight: (causal_conv1d(x, weight, None, cu)[0],), peer
 
 
@@ -90,15 +86,19 @@ def _norm(tokens: int, heads: int) -> tuple[list[torch.Tensor], Function, Functi
     def peer(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor) -> Tensors:
         return (torch.func.functional_call(module, {"weight": weight}, (x, z)),)
 
-    leaves = [_random(tokens * heads, SIZE), _random(tokens * heads, SIZE), 1 + 0.1 * _random(SIZE)]
+    leaves = [
+        random_bf16(tokens * heads, SIZE),
+        random_bf16(tokens * heads, SIZE),
+        1 + 0.1 * random_bf16(SIZE),
+    ]
     return leaves, lambda x, z, weight: (rms_norm_gated(x, z, weight),), peer
 
 
 def _decode(heads: int) -> dict[str, Work]:
     cu, keys, channels = _boundaries(1), min(KEY_HEADS, heads), _channels(heads)
-    x, weight = _random(1, channels), _random(channels, TAPS)
-    past, state = _random(1, channels, TAPS - 1), torch.randn(1, heads, SIZE, SIZE)
-    cache = _random(1, channels, TAPS)
+    x, weight = random_bf16(1, channels), random_bf16(channels, TAPS)
+    past, state = random_bf16(1, channels, TAPS - 1), torch.randn(1, heads, SIZE, SIZE)
+    cache = random_bf16(1, channels, TAPS)
     _, _, _, g, beta = _rule_inputs(1, heads)
     parts = (keys * SIZE, keys * SIZE, heads * SIZE)
 
@@ -118,21 +118,6 @@ def _decode(heads: int) -> dict[str, Work]:
         )
 
     return {"ours": ours, "transformers": peer}
-
-
-def _works(leaves: list[torch.Tensor], functions: dict[str, Function], backward: bool) -> dict[str, Work]:
-    above = [_random(*t.shape) for t in functions["ours"](*leaves)]
-
-    def work(function: Function) -> Work:
-        own = [t.clone().requires_grad_(backward) for t in leaves]
-
-        def run() -> object:
-            outs = function(*own)
-            return torch.autograd.grad(outs, own, above) if backward else outs
-
-        return run
-
-    return {name: work(function) for name, function in functions.items()}
 
 
 _CASES = {"rule": _rule, "conv": _conv, "norm": _norm}
@@ -161,7 +146,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
                     result = paired_rounds(_decode(heads), "ours", 15)
             else:
                 leaves, ours, peer = _CASES[op](tokens, heads)
-                works = _works(leaves, {"ours": ours, "transformers": peer}, which == "both")
+                works = passes(leaves, {"ours": ours, "transformers": peer}, which == "both")
                 rounds = 3 if op == "rule" or arguments.quick else 7
                 result = paired_rounds(works, "ours", rounds, least_ms=5.0, watch_tiles=True)
             case = {"op": op, "tokens": tokens, "heads": heads, "pass": which, "threads": threads}

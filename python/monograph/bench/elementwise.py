@@ -7,22 +7,16 @@ Both passes of a case start from leaves with gradients; weights of norms are fro
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
+from monograph.bench.passes import Function, passes, random_bf16
 from monograph.bench.report import Report
-from monograph.bench.rounds import Work, geometric_mean, paired_rounds
+from monograph.bench.rounds import geometric_mean, paired_rounds
 from monograph.ops.gated_activation import gelu_mul, silu_mul
 from monograph.ops.rms_norm import rms_norm
 from monograph.ops.rotary import rotary
-
-Function = Callable[..., tuple[torch.Tensor, ...]]
-
-
-def _random(*shape: int) -> torch.Tensor:
-    return torch.randn(shape).bfloat16()
 
 
 def _eager_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -39,8 +33,8 @@ def _eager_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torc
 
 def _cases(tokens: int, width: int) -> dict[str, tuple[list[torch.Tensor], Function, Function]]:
     """Leaves, ours, transformers' code."""
-    weight, head = _random(width), _random(128)
-    cos, sin = _random(1, tokens, 128), _random(1, tokens, 128)
+    weight, head = random_bf16(width), random_bf16(128)
+    cos, sin = random_bf16(1, tokens, 128), random_bf16(1, tokens, 128)
 
     def norm(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, ...]:
         s = residual + x
@@ -49,11 +43,11 @@ def _cases(tokens: int, width: int) -> dict[str, tuple[list[torch.Tensor], Funct
     def turn(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(_eager_rotary(_eager_norm(t, head), cos, sin) for t in (q, k))
 
-    heads = [_random(1, tokens, width // 64, 128), _random(1, tokens, 8, 128)]
-    halves = [_random(tokens, 3 * width) for _ in range(2)]
+    heads = [random_bf16(1, tokens, width // 64, 128), random_bf16(1, tokens, 8, 128)]
+    halves = [random_bf16(tokens, 3 * width) for _ in range(2)]
     return {
         "norm_residual": (
-            [_random(tokens, width), _random(tokens, width)],
+            [random_bf16(tokens, width), random_bf16(tokens, width)],
             lambda x, residual: rms_norm(x, weight, residual),
             norm,
         ),
@@ -67,22 +61,6 @@ def _cases(tokens: int, width: int) -> dict[str, tuple[list[torch.Tensor], Funct
     }
 
 
-def _works(leaves: list[torch.Tensor], functions: dict[str, Function], backward: bool) -> dict[str, Work]:
-    above = [_random(*t.shape) for t in functions["ours"](*leaves)]
-
-    def work(function: Function) -> Work:
-        own = [t.clone().requires_grad_(backward) for t in leaves]
-
-        def run() -> object:
-            outs = function(*own)
-            return torch.autograd.grad(outs, own, above) if backward else outs
-
-        run()
-        return run
-
-    return {name: work(function) for name, function in functions.items()}
-
-
 def run(arguments: argparse.Namespace, report: Report) -> None:
     groups: dict[str, list[float]] = {}
     for threads in arguments.threads:
@@ -93,7 +71,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
                 compiled = torch.compile(eager, fullgraph=True, dynamic=False)
                 functions: dict[str, Function] = {"ours": ours, "inductor": compiled, "transformers": eager}
                 for backward in (False, True):
-                    result = paired_rounds(_works(leaves, functions, backward), "ours", 11, least_ms=5.0)
+                    result = paired_rounds(passes(leaves, functions, backward), "ours", 11, least_ms=5.0)
                     kind = "both" if backward else "forward"
                     case = {"case": name, "m": 1024, "n": width, "dtype": "bfloat16", "threads": threads}
                     report.case(case | {"pass": kind}, result, "ours")

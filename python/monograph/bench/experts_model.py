@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from monograph.bench.large_model import STEPS, _status
+from monograph.bench.large_model import _status, timed_steps
 from monograph.bench.report import Report
 
 LAYERS, TOKENS, RANK = 24, 256, 4
@@ -100,7 +100,6 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
 
     import monograph as mg
     from monograph.nn.packed_experts import PackedExperts
-    from monograph.packing import PackedCollator
     from monograph.training import TrainStep
 
     layers = 2 if arguments.quick else LAYERS
@@ -128,16 +127,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     wrapped = mg.add_lora(model, config, experts=True)
     numbers["trained_parameters"] = sum(p.numel() for p in wrapped.parameters() if p.requires_grad)
     step = TrainStep(wrapped, mode=arguments.mode, dynamic=False)
-    generator = torch.Generator().manual_seed(1)
-    collate = PackedCollator(pad_to_multiple_of=TOKENS, max_documents=8)
-    vocabulary = model.config.vocab_size
-    for number in range(STEPS):
-        ids = [torch.randint(0, vocabulary, (n,), generator=generator).tolist() for n in (100, 96, 60)]
-        began = time.perf_counter()
-        result = step([collate([{"input_ids": row} for row in ids])], 1e-4)
-        numbers[f"step_{number + 1}_seconds"] = time.perf_counter() - began
-        numbers[f"step_{number + 1}_loss"] = result.loss.item()
-        numbers[f"step_{number + 1}_grad_norm"] = result.grad_norm.item()
+    numbers |= timed_steps(step, TOKENS, (100, 96, 60), model.config.vocab_size)
     numbers["resident_gib"] = _status("VmHWM")
     numbers["anonymous_gib"] = _status("RssAnon")
     report.summary(numbers)

@@ -12,12 +12,16 @@ import argparse
 import json
 import pathlib
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
 
 from monograph.bench.report import Report
+
+if TYPE_CHECKING:
+    from monograph.training import TrainStep
 
 SIZES: dict[str, Any] = {
     "hidden_size": 4096,
@@ -83,11 +87,27 @@ def _status(key: str) -> float:
         return next(int(line.split()[1]) / 2**20 for line in file if line.startswith(key + ":"))
 
 
+def timed_steps(step: TrainStep, tokens: int, lengths: Sequence[int], vocabulary: int) -> dict[str, float]:
+    """Steps on rows of `tokens` with drawn documents of these lengths: seconds, losses, norms."""
+    from monograph.packing import PackedCollator
+
+    numbers: dict[str, float] = {}
+    generator = torch.Generator().manual_seed(1)
+    collate = PackedCollator(pad_to_multiple_of=tokens, max_documents=8)
+    for number in range(1, STEPS + 1):
+        ids = [torch.randint(0, vocabulary, (n,), generator=generator).tolist() for n in lengths]
+        began = time.perf_counter()
+        result = step([collate([{"input_ids": row} for row in ids])], 1e-4)
+        numbers[f"step_{number}_seconds"] = time.perf_counter() - began
+        numbers[f"step_{number}_loss"] = result.loss.item()
+        numbers[f"step_{number}_grad_norm"] = result.grad_norm.item()
+    return numbers
+
+
 def run(arguments: argparse.Namespace, report: Report) -> None:
     from peft import LoraConfig
 
     import monograph as mg
-    from monograph.packing import PackedCollator
     from monograph.training import TrainStep
 
     layers = 2 if arguments.quick else 32
@@ -108,16 +128,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     model.gradient_checkpointing_enable()
     wrapped = mg.add_lora(model, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
     step = TrainStep(wrapped, mode=arguments.mode, dynamic=False)
-    generator = torch.Generator().manual_seed(1)
-    collate = PackedCollator(pad_to_multiple_of=TOKENS, max_documents=8)
-    for number in range(STEPS):
-        lengths = [350, 350, 324]
-        ids = [torch.randint(0, SIZES["vocab_size"], (n,), generator=generator).tolist() for n in lengths]
-        began = time.perf_counter()
-        result = step([collate([{"input_ids": row} for row in ids])], 1e-4)
-        numbers[f"step_{number + 1}_seconds"] = time.perf_counter() - began
-        numbers[f"step_{number + 1}_loss"] = result.loss.item()
-        numbers[f"step_{number + 1}_grad_norm"] = result.grad_norm.item()
+    numbers |= timed_steps(step, TOKENS, [350, 350, 324], SIZES["vocab_size"])
     numbers["peak_rss_gib"] = _status("VmHWM")
     numbers["anonymous_gib"] = _status("RssAnon")
     report.summary(numbers)
