@@ -91,7 +91,7 @@ STATEFUL = [*REFUSED, "lfm2", "qwen3_next"]
 DOCUMENTS = [{"input_ids": list(range(3, 12))}, {"input_ids": list(range(12, 19))}]
 
 
-def test_only_layers_with_state_are_found():
+def test_only_stateful_layers_are_found():
     assert stateful_layers(build("llama")) == []
     refuse_packed(build("llama"), "sample_packing")
     for name in STATEFUL:

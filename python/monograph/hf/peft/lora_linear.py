@@ -1,7 +1,7 @@
 """LoraLinear: PEFT's LoRA layer over a QuantLinear or a frozen nn.Linear in bf16, computed by our operators.
 
 It is PEFT's own `lora.Linear` in everything that people touch (names, state dict, adapters, scaling, dropout,
-DoRA's magnitude). PEFT makes it over a QuantLinear (integrations/peft); it merges right from the start and
+DoRA's magnitude). PEFT makes it over a QuantLinear (hf/peft); it merges right from the start and
 computes as PEFT's until `monograph.optimize` fuses it. What it owns then:
 
     LoRA   y = x W^T + (s x A^T) B^T + bias                      one pass over W; dx likewise
