@@ -12,47 +12,58 @@ import json
 import pathlib
 import re
 import sys
-from dataclasses import MISSING, Field
+from collections.abc import Collection
+from dataclasses import Field, fields
 from typing import Any, get_type_hints
 
 from monograph.recipe.config.check_value import wanted
 from monograph.recipe.config.compile_options import OPTIONS
-from monograph.recipe.config.ignored_keys import IGNORED
-from monograph.recipe.config.key_support import State, state_of
-from monograph.recipe.config.keys import DATASET_KEYS, KEYS, DatasetKeys, Recipe
-from monograph.recipe.config.refused_keys import DATASET_REFUSED, REFUSED, TYPE_REFUSED
-from monograph.recipe.config.trl_fields import FIELDS, OF_DOCUMENTS, WITHOUT_FIELD
-from monograph.recipe.config.trl_keys import TRL_KEYS, TrlDatasetKeys, TrlRecipe
+from monograph.recipe.config.dataset_keys import DATASET_REFUSED, TYPE_REFUSED
+from monograph.recipe.config.key_row import default_of
+from monograph.recipe.config.key_support import IGNORED, REFUSED, State, state_of
+from monograph.recipe.config.keys import (
+    DATASET_KEYS,
+    KEYS,
+    DatasetKeys,
+    Recipe,
+    TrlDatasetKeys,
+    TrlRecipe,
+)
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "recipe.md"
 AXOLOTL = pathlib.Path(__file__).parent / "axolotl_schema.json"
 
 
 def _default(entry: Field[Any]) -> str:
-    value = entry.default if entry.default is not MISSING else entry.default_factory()  # type: ignore[operator]
+    value = default_of(entry)
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value in (None, "", [], {}) else f"`{value}`"
 
 
-def _keys(entries: dict[str, Field[Any]], owner: type) -> str:
+def _keys(owner: type, besides: Collection[str] = ()) -> str:
+    """The rows of a part of the table, but for those of another part."""
     hints = get_type_hints(owner)
     rows = ["| key | value | default | what it does |", "|---|---|---|---|"]
-    for name, entry in entries.items():
+    for entry in fields(owner):
+        name = entry.name
+        if name in besides:
+            continue
         kind = (
             "a list"
             if name in ("datasets", "test_datasets")
             else wanted(hints[name]).removesuffix(" or empty")
         )
-        rows.append(f"| `{name}` | {kind} | {_default(entry)} | {entry.metadata['about']} |")
+        rows.append(f"| `{name}` | {kind} | {_default(entry)} | {entry.metadata['row'].about} |")
     return "\n".join(rows)
 
 
 def _trl_fields() -> str:
     """What the keys of a recipe set in TRL's config, and which of them it does not have."""
-    renamed = {name: field for name, field in FIELDS.items() if name in KEYS and name != field}
-    same = [f"`{name}`" for name, field in FIELDS.items() if name in KEYS and name == field]
-    gone = [f"`{name}`" for name in KEYS if name not in FIELDS.keys() | WITHOUT_FIELD | OF_DOCUMENTS]
+    fields_of_trl = {name: row.trl for name, row in KEYS.items() if isinstance(row.trl, str)}
+    renamed = {name: field for name, field in fields_of_trl.items() if name != field}
+    same = [f"`{name}`" for name in fields_of_trl if name not in renamed]
+    gone = [f"`{name}`" for name, row in KEYS.items() if row.trl is None]
     rows = ["| keys | under TRL |", "|---|---|"]
     rows += [f"| `{name}` | `{field}` |" for name, field in renamed.items()]
     rows.append(f"| {', '.join(same)} | the field of the same name |")
@@ -98,17 +109,10 @@ def tables() -> dict[str, str]:
     """The tables of the page by name."""
     options = {name: reason or "has an effect" for name, reason in OPTIONS.items()}
     return {
-        "keys": _keys(KEYS, Recipe),
-        "dataset keys": _keys(DATASET_KEYS, DatasetKeys),
-        "trl keys": _keys(TRL_KEYS, TrlRecipe),
-        "trl dataset keys": _keys(
-            {
-                entry.name: entry
-                for entry in TrlDatasetKeys.__dataclass_fields__.values()
-                if entry.name not in DATASET_KEYS
-            },
-            TrlDatasetKeys,
-        ),
+        "keys": _keys(Recipe),
+        "dataset keys": _keys(DatasetKeys),
+        "trl keys": _keys(TrlRecipe, KEYS),
+        "trl dataset keys": _keys(TrlDatasetKeys, DATASET_KEYS),
         "trl fields": _trl_fields(),
         "ignored": _reasons(IGNORED, "why"),
         "refused": _reasons(REFUSED, "instead"),

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from monograph.distributed import World
     from monograph.recipe import Recipe
-    from monograph.recipe.config.trl_keys import TrlRecipe
+    from monograph.recipe.config.keys import TrlRecipe
 
 
 MOST_BYTES = 16 << 20  # of a report; a whole one has about 20 KB
@@ -111,7 +111,7 @@ def _verify(path: pathlib.Path) -> int:
 
 def _doctor(recipe: Recipe, options: argparse.Namespace) -> int:
     from monograph.distributed import join, leave
-    from monograph.recipe.config.trl_keys import TrlRecipe
+    from monograph.recipe.config.keys import TrlRecipe
     from monograph.recipe.run.output_folder import no_empty_folder
 
     if isinstance(recipe, TrlRecipe):
@@ -142,8 +142,8 @@ def _doctor_of_trainer(recipe: TrlRecipe, options: argparse.Namespace) -> int:
 def _doctor_of(recipe: Recipe, options: argparse.Namespace, world: World) -> int:
     from monograph.diagnosis import doctor
     from monograph.recipe.config.compile_options import compile_options
-    from monograph.recipe.config.device_keys import check_ranks_of_device, device_of
     from monograph.recipe.config.model_folder import model_folder
+    from monograph.recipe.config.placement import check_ranks_of_device, device_of
     from monograph.recipe.config.read_config import GENERATED
     from monograph.recipe.data.encode import load_tokenizer
     from monograph.recipe.data.prepare import prepare

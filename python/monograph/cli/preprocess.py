@@ -8,7 +8,7 @@ from typing import Any
 
 from monograph.cli.recipe_arguments import run_recipe
 from monograph.recipe import Recipe
-from monograph.recipe.config.trl_keys import TrlRecipe
+from monograph.recipe.config.keys import TrlRecipe
 
 
 def run(arguments: list[str]) -> int:

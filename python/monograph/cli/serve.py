@@ -11,7 +11,7 @@ import sys
 
 from monograph.cli import native
 from monograph.recipe import Recipe
-from monograph.recipe.config.cross_checks import features_not_served
+from monograph.recipe.config.model_checks import features_not_served
 from monograph.recipe.run.saved_recipe import trained_adapter
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from monograph.distributed.world import World
-from monograph.recipe.config.keys import Recipe
-from monograph.recipe.config.trl_keys import TrlRecipe
+from monograph.recipe.config.keys import Recipe, TrlRecipe
 from monograph.recipe.run.train import Outcome
 from monograph.recipe.run.train import train as train_by_step
 

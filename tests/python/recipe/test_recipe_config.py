@@ -9,11 +9,10 @@ import sys
 import pytest
 
 from monograph.recipe import ConfigError, check_keys, read_config
-from monograph.recipe.config.ignored_keys import IGNORED, OTHER_NAMES, SYNONYMS
-from monograph.recipe.config.keys import DATASET_KEYS, KEYS
-from monograph.recipe.config.meanings import MEANINGS
-from monograph.recipe.config.refused_keys import DATASET_REFUSED, REFUSED
-from monograph.recipe.config.trl_keys import TRL_KEYS
+from monograph.recipe.config.dataset_keys import DATASET_REFUSED
+from monograph.recipe.config.key_support import IGNORED, REFUSED
+from monograph.recipe.config.keys import DATASET_KEYS, KEYS, TRL_KEYS
+from monograph.recipe.config.other_keys import MEANINGS, OTHER_NAMES, SYNONYMS
 from support.axolotl_keys import DATASET_KEYS_OF_EXAMPLES, KEYS_OF_EXAMPLES
 from support.recipe_files import errors_of
 

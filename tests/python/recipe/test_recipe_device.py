@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 import monograph as mg
-from monograph.recipe.config import device_keys
+from monograph.recipe.config import placement
 from monograph.recipe.config.compile_options import OPTIONS
-from monograph.recipe.config.device_keys import check_ranks_of_device, device_of, written_device
 from monograph.recipe.config.keys import Recipe
+from monograph.recipe.config.placement import check_ranks_of_device, device_of, written_device
 from monograph.recipe.config.read_config import ConfigError, check_keys
 from monograph.recipe.run.generate import Generator, Sampling
 from monograph.recipe.run.load_model import attention_on, takes_ours
@@ -132,8 +132,8 @@ def test_cuda_graphs_are_for_cuda(device, tmp_path):
 
 def test_numbers_and_auto_mean_the_accelerator_of_the_machine(monkeypatch):
     found = torch.device("xpu")
-    monkeypatch.setattr(device_keys.torch.accelerator, "current_accelerator", lambda **_: found)
-    monkeypatch.setattr(device_keys.torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(placement.torch.accelerator, "current_accelerator", lambda **_: found)
+    monkeypatch.setattr(placement.torch.accelerator, "device_count", lambda: 2)
     assert device_of(Recipe(device_map={"": 1})) == torch.device("xpu:1")
     assert device_of(Recipe(device_map="auto")) == torch.device("xpu:0")
     with pytest.raises(

@@ -7,7 +7,7 @@ import torch._dynamo
 from torch._dynamo.utils import counters
 
 from monograph.recipe import ConfigError, check_keys
-from monograph.recipe.config.offload_keys import offload_place
+from monograph.recipe.config.placement import offload_place
 from monograph.recipe.run import train as train_module
 from monograph.recipe.run.metrics import read_metrics
 from monograph.training import TrainStep

@@ -10,14 +10,12 @@ import yaml
 
 from monograph.__main__ import main
 from monograph.recipe import Recipe, check_keys
-from monograph.recipe.config.ignored_keys import IGNORED
-from monograph.recipe.config.keys import KEYS
-from monograph.recipe.config.refused_keys import REFUSED
+from monograph.recipe.config.key_row import rows_of
+from monograph.recipe.config.key_support import IGNORED, REFUSED
+from monograph.recipe.config.keys import TRL_KEYS, TrlRecipe
 from monograph.recipe.config.trl_arguments import config_arguments, field_names
-from monograph.recipe.config.trl_check_values import DPO_LOSSES, SMOOTHED_LOSSES
+from monograph.recipe.config.trl_checks import DPO_LOSSES, SMOOTHED_LOSSES
 from monograph.recipe.config.trl_choose import METHODS, trainer_classes
-from monograph.recipe.config.trl_fields import CONVERTED, FIELDS, OF_DOCUMENTS, WITHOUT_FIELD
-from monograph.recipe.config.trl_keys import TRL_KEYS, TrlRecipe
 from monograph.upstream import trl_names
 from support.recipe_files import errors_of
 
@@ -51,17 +49,21 @@ def test_the_engine_is_ours_unless_asked(good):
 
 def test_every_key_of_the_other_engine_is_known_to_ours():
     """Never an unknown key: each is refused or ignored there with its reason."""
-    unknown = [name for name in TRL_KEYS if name not in IGNORED and name not in REFUSED]
-    assert unknown == []
-    assert set(FIELDS) | WITHOUT_FIELD | OF_DOCUMENTS <= set(KEYS) | set(TRL_KEYS)
-    assert set(TRL_KEYS) <= set(FIELDS) | WITHOUT_FIELD
-    assert not set(FIELDS) & (WITHOUT_FIELD | OF_DOCUMENTS)
-    assert set(CONVERTED) <= set(FIELDS)
+    assert len(TRL_KEYS) > 40
+    for name, row in TRL_KEYS.items():
+        assert (name in IGNORED) + (name in REFUSED) == 1, name
+        assert row.own is not None, name
+        assert row.trl is not None, name
+    for name, row in rows_of(TrlRecipe).items():
+        assert row.to_trl is None or isinstance(row.trl, str), name
+        assert set(row.methods) <= set(METHODS), name
 
 
 def test_every_field_of_the_table_is_one_of_trl():
     everything = set().union(*(field_names(trainer_classes(method)[1]) for method in METHODS.values()))
-    assert set(FIELDS.values()) <= everything
+    named = {row.trl for row in rows_of(TrlRecipe).values() if isinstance(row.trl, str)}
+    assert len(named) > 60
+    assert named <= everything
     for method in METHODS.values():
         assert set(method.fixed) <= field_names(trainer_classes(method)[1])
 

@@ -3,7 +3,7 @@
 import pytest
 
 from monograph.recipe import check_keys
-from monograph.recipe.config.sharding_keys import sharding_of
+from monograph.recipe.config.placement import sharding_of
 from support.recipe_files import errors_of
 
 FSDP_2 = {

@@ -6,10 +6,12 @@ import glob
 import os
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monograph.recipe.config.dataset_errors import naming_files
-from monograph.recipe.config.keys import DatasetKeys
+
+if TYPE_CHECKING:
+    from monograph.recipe.config.dataset_keys import DatasetKeys
 
 # Readers of `datasets`, and the endings of their files. As a `path` such a name means data_files.
 READERS: dict[str, tuple[str, ...]] = {

@@ -1,25 +1,39 @@
-"""What becomes of a key under each engine, by the tables that recipes are read with."""
+"""What becomes of a key under each engine, by the rows of the table."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args, get_type_hints
 
-from monograph.recipe.config.data_checks import PROMPT_KEYS, SPECIAL_TOKENS
-from monograph.recipe.config.ignored_keys import IGNORED, SYNONYMS
-from monograph.recipe.config.keys import DATASET_KEYS, KEYS
-from monograph.recipe.config.meanings import MEANINGS
-from monograph.recipe.config.preference_types import USER_DEFINED
-from monograph.recipe.config.refused_keys import DATASET_REFUSED, REFUSED, TYPE_REFUSED
-from monograph.recipe.config.sharding_keys import FSDP_ENTRIES, FSDP_REFUSED
+from monograph.recipe.config.dataset_keys import (
+    DATASET_KEYS,
+    DATASET_REFUSED,
+    PROMPT_KEYS,
+    TYPE_REFUSED,
+    USER_DEFINED,
+    TrlDatasetKeys,
+)
+from monograph.recipe.config.key_row import MeaningOf
+from monograph.recipe.config.keys import KEYS, TRL_KEYS, TrlRecipe
+from monograph.recipe.config.other_keys import MEANINGS, OTHERS_IGNORED, OTHERS_REFUSED, SYNONYMS
+from monograph.recipe.config.run_checks import FSDP_ENTRIES, FSDP_REFUSED, SPECIAL_TOKENS
 from monograph.recipe.config.trl_arguments import RENAMED, REWARD_FUNCS, field_names
-from monograph.recipe.config.trl_check import NOT_HERE
+from monograph.recipe.config.trl_checks import NOT_HERE
 from monograph.recipe.config.trl_choose import METHODS, trainer_classes
-from monograph.recipe.config.trl_fields import FIELDS, OF_DOCUMENTS, WITHOUT_FIELD
-from monograph.recipe.config.trl_keys import TRL_KEYS, TrlDatasetKeys
 
 Answer = Literal["honoured", "ignored", "refused"]
-_UNDER_TRL = FIELDS.keys() | WITHOUT_FIELD | OF_DOCUMENTS
+_OF_TRL = {name: row.own for name, row in TRL_KEYS.items() if row.own}
+# What Monograph's own engine says of keys that it does not honour: TRL's, and those of other recipes.
+IGNORED: dict[str, str] = OTHERS_IGNORED | {
+    name: said.reason for name, said in _OF_TRL.items() if said.state == "ignored"
+}
+REFUSED: dict[str, str] = OTHERS_REFUSED | {
+    name: said.reason for name, said in _OF_TRL.items() if said.state == "refused"
+}
+# Keys that say something of others; those of ours do so besides what they do.
+ALL_MEANINGS: dict[str, MeaningOf] = MEANINGS | {
+    name: row.meaning for name, row in (TRL_KEYS | KEYS).items() if row.meaning
+}
 _PEFT = ("loftq_config", "loftq_config.loftq_bits", "loftq_config.loftq_iter")
 
 
@@ -48,8 +62,8 @@ def state_of(name: str) -> State | None:
 
 def _outer(name: str) -> State | None:
     if name in KEYS:
-        return State("honoured", "honoured" if name in _UNDER_TRL else "refused")
-    if name in MEANINGS and name not in TRL_KEYS:
+        return State("honoured", "honoured" if KEYS[name].trl else "refused")
+    if name in MEANINGS:
         return State("honoured", "honoured")
     own: Answer | None = "ignored" if name in IGNORED else "refused" if name in REFUSED else None
     if own is None:
@@ -100,3 +114,11 @@ def _of_type(name: str) -> State | None:
 def _fields_of_trl() -> frozenset[str]:
     """Fields of any config that a method has."""
     return frozenset().union(*(field_names(trainer_classes(method)[1]) for method in METHODS.values()))
+
+
+@cache
+def words_for_false() -> frozenset[str]:
+    """Keys with the value `no`, which YAML 1.1 reads as false, by all their names."""
+    hints = get_type_hints(TrlRecipe)
+    ours = {name for name in hints if any("no" in get_args(part) for part in get_args(hints[name]))}
+    return frozenset(ours | {other for other, name in SYNONYMS.items() if name in ours})

@@ -1,6 +1,6 @@
-"""Keys of other recipes that keys of ours have the meaning of: read as those, with a notice.
+"""What keys say of other keys: those of other recipes are read as ours, with a notice.
 
-What such a key asks for and is not here is refused by name.
+What such a key asks for and is not here is refused by name. Rows of the table name these functions.
 """
 
 from __future__ import annotations
@@ -8,16 +8,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
+import yaml
 
-class Meaning(NamedTuple):
-    """keys: of ours, with values; they are as if written."""
-
-    keys: dict[str, Any]
-    notices: list[str]
-    errors: list[str]
+from monograph.recipe.config.check_value import checked
+from monograph.recipe.config.key_row import Meaning
 
 
 def _refused(error: str) -> Meaning:
@@ -28,7 +25,7 @@ def _noticed(notice: str, **keys: Any) -> Meaning:
     return Meaning(keys, [notice], [])
 
 
-def _activation_offloading(value: Any, written: Mapping[str, Any]) -> Meaning:
+def activation_offloading(value: Any, written: Mapping[str, Any]) -> Meaning:
     places = {True: "offload", "legacy": "offload", "hidden_states": "offload", "disk": "offload_disk"}
     if not isinstance(value, bool | str) or value not in places:
         return _refused(f"activation_offloading is {value!r}, wanted true, legacy, hidden_states or disk")
@@ -47,7 +44,7 @@ def _activation_offloading(value: Any, written: Mapping[str, Any]) -> Meaning:
 _ROUTER = ("output_router_logits", "router_aux_loss_coef")
 
 
-def _model_config(value: Any, written: Mapping[str, Any]) -> Meaning:
+def model_config(value: Any, written: Mapping[str, Any]) -> Meaning:
     if not isinstance(value, dict):
         return _refused(f"model_config is {value!r}, wanted a mapping of {' and '.join(_ROUTER)}")
     errors = [
@@ -64,7 +61,7 @@ def _model_config(value: Any, written: Mapping[str, Any]) -> Meaning:
     return Meaning(taken, [f"model_config.{name}: read as {name}" for name in taken], errors)
 
 
-def _model_quantization_config(value: Any, written: Mapping[str, Any]) -> Meaning:
+def model_quantization_config(value: Any, written: Mapping[str, Any]) -> Meaning:
     options = written.get("model_quantization_config_kwargs") or {}
     if value != "Mxfp4Config" or not isinstance(options, dict) or set(options) - {"dequantize"}:
         return _refused(
@@ -77,7 +74,7 @@ def _model_quantization_config(value: Any, written: Mapping[str, Any]) -> Meanin
     )
 
 
-def _quantization_kwargs(value: Any, written: Mapping[str, Any]) -> Meaning:
+def quantization_kwargs(value: Any, written: Mapping[str, Any]) -> Meaning:
     if written.get("model_quantization_config"):
         return Meaning({}, [], [])  # looked at with it
     return _refused("model_quantization_config_kwargs: model_quantization_config is missing; leave it out")
@@ -87,7 +84,7 @@ def _quantization_kwargs(value: Any, written: Mapping[str, Any]) -> Meaning:
 _ADAPTED = ("model.layers.0.mlp.up_proj.", "model.language_model.layers.0.mlp.up_proj.")
 
 
-def _unfrozen_parameters(value: Any, written: Mapping[str, Any]) -> Meaning | None:
+def of_adapted_layers(value: Any, written: Mapping[str, Any]) -> Meaning | None:
     """Beside an adapter: the adapted layers among those that are trained."""
     if not written.get("adapter") or not isinstance(value, list):
         return None
@@ -113,7 +110,7 @@ def _model_type(folder: str) -> str | None:
     return found.get("model_type") if isinstance(found, dict) else None
 
 
-def _trust_remote_code(value: Any, written: Mapping[str, Any]) -> Meaning:
+def trust_remote_code(value: Any, written: Mapping[str, Any]) -> Meaning:
     kind = _model_type(str(written.get("base_model") or ""))
     if kind is not None:
         from transformers import CONFIG_MAPPING
@@ -129,15 +126,15 @@ def _trust_remote_code(value: Any, written: Mapping[str, Any]) -> Meaning:
     )
 
 
-def _mistral_common(value: Any, written: Mapping[str, Any]) -> Meaning:
+def mistral_common(value: Any, written: Mapping[str, Any]) -> Meaning:
     return _noticed(
         "tokenizer_use_mistral_common: ignored; tokens are those of the folder's tokenizer.json and chat "
         "template, and a folder without them is refused"
     )
 
 
-def _fsdp_config(value: Any, written: Mapping[str, Any]) -> Meaning | None:
-    """FSDP's checkpointing of activations is ours; the other entries stay (sharding_keys.py)."""
+def checkpointing_inside(value: Any, written: Mapping[str, Any]) -> Meaning | None:
+    """FSDP's checkpointing of activations is ours; the other entries stay (run_checks.py)."""
     names = ("activation_checkpointing", "fsdp_activation_checkpointing")
     asked = isinstance(value, dict) and any(value.get(name) for name in names)
     if not asked or written.get("gradient_checkpointing"):
@@ -149,7 +146,7 @@ def _fsdp_config(value: Any, written: Mapping[str, Any]) -> Meaning | None:
     )
 
 
-def _loftq(value: Any, written: Mapping[str, Any]) -> Meaning | None:
+def loftq_base(value: Any, written: Mapping[str, Any]) -> Meaning | None:
     """LoftQ beside adapter: lora. What it leaves of the base is NF4, which adapter: qlora keeps packed."""
     asked = isinstance(value, dict) and value.get("loftq_config")
     if not asked or written.get("adapter") != "lora" or written.get("load_in_4bit"):
@@ -164,7 +161,7 @@ def _loftq(value: Any, written: Mapping[str, Any]) -> Meaning | None:
 _STAGE = re.compile(r"zero_?(?:stage_?)?([0123])")
 
 
-def _deepspeed(value: Any, written: Mapping[str, Any]) -> Meaning:
+def deepspeed(value: Any, written: Mapping[str, Any]) -> Meaning:
     """By the stage of ZeRO, which says what ranks share, and changes nothing of what is trained."""
     stage = None
     if isinstance(value, dict):
@@ -191,39 +188,58 @@ def _deepspeed(value: Any, written: Mapping[str, Any]) -> Meaning:
     )
 
 
-MEANINGS: dict[str, Callable[[Any, Mapping[str, Any]], Meaning | None]] = {
-    "activation_offloading": _activation_offloading,
-    "model_config": _model_config,
-    "model_quantization_config": _model_quantization_config,
-    "model_quantization_config_kwargs": _quantization_kwargs,
-    "unfrozen_parameters": _unfrozen_parameters,
-    "trust_remote_code": _trust_remote_code,
-    "tokenizer_use_mistral_common": _mistral_common,
-    "deepspeed": _deepspeed,
-}
-# The same for keys of ours, of which entries mean other keys.
-_INSIDE = {"fsdp_config": _fsdp_config, "peft": _loftq}
-# Values that YAML 1.1 reads as something else than they are written: `no` is false.
-_WORDS = ("save_strategy", "eval_strategy", "evaluation_strategy")
+# `optim_args` of Monograph's own AdamW, and the keys that they are.
+_NUMBERS = {"betas": ("adam_beta1", "adam_beta2"), "eps": ("adam_epsilon",)}
 
 
-def with_meanings(written: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[str]]:
-    """Keys as written without those of other recipes, and with ours that they mean; errors and notices."""
-    keys, errors, notices = dict(written), list[str](), list[str]()
-    for name in _WORDS:
-        if keys.get(name) is False:
-            keys[name] = "no"
-    for name, meaning_of in {**MEANINGS, **_INSIDE}.items():
-        value = written.get(name)
-        if not value:
-            if name in keys and name not in ("unfrozen_parameters", *_INSIDE):
-                del keys[name]  # asks for nothing
+def _arguments(written: str | dict[str, Any]) -> dict[str, Any]:
+    """A mapping, or transformers' text `eps=1e-10,betas=[0.9,0.95]`."""
+    if isinstance(written, dict):
+        return written
+    entries: dict[str, Any] = {}
+    rest = written.replace(" ", "")
+    while rest:
+        name, equals, rest = rest.partition("=")
+        if not equals:
+            raise ValueError(f"optim_args is {written!r}, wanted a mapping, or name=value,name=value")
+        closing = {"[": "]", "(": ")"}.get(rest[:1])
+        end = rest.find(closing) + 1 if closing else rest.find(",")
+        value, rest = (rest, "") if end <= 0 else (rest[:end], rest[end:].lstrip(","))
+        entries[name] = yaml.safe_load(value.replace("(", "[").replace(")", "]"))
+    return entries
+
+
+def take_optim_args(values: dict[str, Any], errors: list[str]) -> None:
+    """Moves what optim_args says to the keys of AdamW's numbers, in place."""
+    written = values.pop("optim_args", None)
+    if not written:
+        return
+    try:
+        entries = _arguments(written)
+    except ValueError as error:
+        errors.append(str(error))
+        return
+    for name, value in entries.items():
+        if name not in _NUMBERS:
+            errors.append(
+                f"optim_args.{name}: the AdamW of the graph has {' and '.join(_NUMBERS)} alone; leave it "
+                "out, or write trainer: trl beside it"
+            )
             continue
-        meaning = meaning_of(value, written)
-        if meaning is None:
+        keys = _NUMBERS[name]
+        try:
+            numbers = (
+                checked(value, list[float], f"optim_args.{name}")
+                if name == "betas"
+                else [checked(value, float, f"optim_args.{name}")]
+            )
+        except ValueError as error:
+            errors.append(str(error))
             continue
-        del keys[name]
-        keys |= meaning.keys
-        errors += meaning.errors
-        notices += meaning.notices
-    return keys, errors, notices
+        if len(numbers) != len(keys):
+            errors.append(f"optim_args.{name} is {value!r}, wanted {len(keys)} numbers")
+            continue
+        for key, number in zip(keys, numbers, strict=True):
+            if key in values:
+                errors.append(f"{key} and optim_args.{name} say the same thing in two ways; leave one out")
+            values[key] = number

@@ -12,38 +12,26 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from monograph.recipe.config.adapter_keys import check_adapter_keys
 from monograph.recipe.config.check_value import checked
 from monograph.recipe.config.compile_options import check_compile_options
-from monograph.recipe.config.cross_checks import check_together
-from monograph.recipe.config.device_keys import device_type
-from monograph.recipe.config.ignored_keys import (
-    IGNORED,
-    KERNEL_PLUGINS,
-    OTHER_NAMES,
-    SYNONYMS,
-    TRACKER_PLUGINS,
-)
-from monograph.recipe.config.keys import DatasetKeys, Recipe
-from monograph.recipe.config.meanings import MEANINGS, with_meanings
-from monograph.recipe.config.optimizer_arguments import take_optim_args
+from monograph.recipe.config.dataset_keys import DATASET_REFUSED
+from monograph.recipe.config.key_row import Said
+from monograph.recipe.config.key_support import ALL_MEANINGS, IGNORED, REFUSED, words_for_false
+from monograph.recipe.config.keys import KEYS, TRL_KEYS, DatasetKeys, Recipe, TrlDatasetKeys, TrlRecipe
+from monograph.recipe.config.meanings import take_optim_args
+from monograph.recipe.config.model_checks import MODEL_CHECKS, check_adapter_keys, check_serving
+from monograph.recipe.config.other_keys import KERNEL_PLUGINS, OTHER_NAMES, SYNONYMS, TRACKER_PLUGINS
 from monograph.recipe.config.overrides import apply_overrides, parse_overrides
+from monograph.recipe.config.placement import device_type
 from monograph.recipe.config.recipe_file import folder_of_run, recipe_file
-from monograph.recipe.config.refused_keys import DATASET_REFUSED, REFUSED
-from monograph.recipe.config.trl_check import check_trl
+from monograph.recipe.config.run_checks import PLACE_CHECKS, RUN_CHECKS
+from monograph.recipe.config.trl_checks import check_trl
 from monograph.recipe.config.trl_choose import wants_trl
-from monograph.recipe.config.trl_keys import TrlDatasetKeys, TrlRecipe
 
 # Keys whose `~` is the home folder.
-PATHS = (
-    "base_model",
-    "tokenizer_config",
-    "lora_model_dir",
-    "dataset_prepared_path",
-    "output_dir",
-    "offload_folder",
-    "resume_from_checkpoint",
-)
+PATHS = tuple(name for name, row in KEYS.items() if row.path)
+# Checks of keys together, in the order in which they speak.
+CHECKS = (*MODEL_CHECKS, *RUN_CHECKS, check_serving, *PLACE_CHECKS)
 
 
 class ConfigError(ValueError):
@@ -106,7 +94,7 @@ def read_config(path: str, arguments: Sequence[str] = ()) -> ReadRecipe:
 
 def check_keys(keys: Mapping[str, Any], source: str = "recipe") -> ReadRecipe:
     """A mapping as read from YAML to a recipe; a TrlRecipe if TRL trains it."""
-    keys, errors, notices = with_meanings(keys)
+    keys, errors, notices = _with_meanings(keys)
     values: dict[str, Any] = {}
     engine = TrlRecipe if wants_trl(keys) else Recipe
     of_dataset = TrlDatasetKeys if engine is TrlRecipe else DatasetKeys
@@ -132,14 +120,17 @@ def check_keys(keys: Mapping[str, Any], source: str = "recipe") -> ReadRecipe:
                 if name == "plugins" and any(part in str(value) for part in TRACKER_PLUGINS):
                     notices.append("plugins: trackers are those of accelerate; write report_to")
         else:
-            errors.append(_unknown(name, (*known, *IGNORED, *REFUSED, *MEANINGS), OTHER_NAMES))
+            errors.append(_unknown(name, (*known, *IGNORED, *REFUSED, *ALL_MEANINGS), OTHER_NAMES))
     for name in PATHS:
         if isinstance(values.get(name), str):
             values[name] = os.path.expanduser(values[name])
     if engine is Recipe:
         take_optim_args(values, errors)
     recipe = engine(**values)
-    checks = [check_together(recipe), check_adapter_keys(recipe, values)]
+    said = Said()
+    for check in CHECKS:
+        check(recipe, said)
+    checks = [(said.errors, said.notices), check_adapter_keys(recipe, values)]
     unknown_method = bool(_wrong_keys(errors) & {"trainer", "rl", "reward_model"})
     if isinstance(recipe, TrlRecipe) and not unknown_method:
         checks.append(check_trl(recipe))
@@ -159,6 +150,28 @@ def check_keys(keys: Mapping[str, Any], source: str = "recipe") -> ReadRecipe:
     if errors:
         raise ConfigError(source, errors)
     return ReadRecipe(recipe, notices + more_notices)
+
+
+def _with_meanings(written: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Keys as written without those of other recipes, and with ours that they mean; errors and notices."""
+    keys, errors, notices = dict(written), list[str](), list[str]()
+    for name in words_for_false():
+        if keys.get(name) is False:
+            keys[name] = "no"
+    for name, meaning_of in ALL_MEANINGS.items():
+        value = written.get(name)
+        if not value:
+            if name not in KEYS and name not in TRL_KEYS:
+                keys.pop(name, None)  # asks for nothing
+            continue
+        meaning = meaning_of(value, written)
+        if meaning is None:
+            continue
+        del keys[name]
+        keys |= meaning.keys
+        errors += meaning.errors
+        notices += meaning.notices
+    return keys, errors, notices
 
 
 _NAMED = re.compile(r"([\w.]+)(?:: unknown key; (?:did you mean|here it is called) (\w+))?")

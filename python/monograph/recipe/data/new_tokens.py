@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from monograph.recipe.config.keys import Recipe
-from monograph.recipe.config.trl_keys import TrlRecipe
+from monograph.recipe.config.keys import Recipe, TrlRecipe
 
 _MORE = "additional_special_tokens"
 

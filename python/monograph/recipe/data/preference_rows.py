@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from monograph.recipe.config.keys import DatasetKeys
-from monograph.recipe.config.preference_types import BRADLEY_TERRY, PASSTHROUGH, named_type
-from monograph.recipe.config.trl_keys import TrlDatasetKeys, TrlRecipe
+from monograph.recipe.config.dataset_keys import BRADLEY_TERRY, PASSTHROUGH, named_type
+from monograph.recipe.config.keys import DatasetKeys, TrlDatasetKeys, TrlRecipe
 from monograph.recipe.data.chat_messages import BOOKKEEPING, MessageReader
 from monograph.recipe.data.chat_template import Message
 from monograph.recipe.data.documents import Prompt

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from transformers import TextStreamer
 
-from monograph.recipe.config.device_keys import device_of
-from monograph.recipe.config.keys import Recipe
+from monograph.recipe.config.keys import Recipe, TrlRecipe
 from monograph.recipe.config.model_folder import model_folder
-from monograph.recipe.config.trl_keys import TrlRecipe
+from monograph.recipe.config.placement import device_of
 from monograph.recipe.data.chat_template import chat_template
 from monograph.recipe.data.documents import prompt_of
 from monograph.recipe.data.encode import load_tokenizer, prompt_tokens

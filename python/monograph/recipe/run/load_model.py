@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from monograph.distributed.world import World
-from monograph.recipe.config.adapter_start import start_of
-from monograph.recipe.config.device_keys import device_of
 from monograph.recipe.config.keys import Recipe
+from monograph.recipe.config.model_checks import start_of
 from monograph.recipe.config.model_folder import naming
-from monograph.recipe.config.sharding_keys import Sharding, sharding_of
+from monograph.recipe.config.placement import Sharding, device_of, sharding_of
 from monograph.recipe.data.new_tokens import check_new_rows_are_trained, grow_vocabulary, has_new_rows
 from monograph.recipe.run.adapter_names import check_names
 from monograph.recipe.run.trained_base import check_trained_base

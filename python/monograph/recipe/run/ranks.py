@@ -11,9 +11,8 @@ import torch
 
 from monograph.distributed.tree import Tree
 from monograph.distributed.world import World
-from monograph.recipe.config.device_keys import check_ranks_of_device, device_of
 from monograph.recipe.config.keys import Recipe
-from monograph.recipe.config.sharding_keys import sharding_of
+from monograph.recipe.config.placement import check_ranks_of_device, device_of, sharding_of
 
 
 def check_ranks(recipe: Recipe, world: World) -> None:

@@ -9,14 +9,12 @@ from typing import Any
 import yaml
 
 from monograph.recipe.config.data_files import is_reader
+from monograph.recipe.config.key_row import READ, WRITTEN, rows_of
 from monograph.recipe.config.keys import DatasetKeys, Recipe
 from monograph.recipe.config.recipe_file import NAME
 from monograph.recipe.data.chat_template import written_template
 
 _HEADING = "# The recipe that made this adapter, overrides of the command line included; absolute paths.\n"
-
-# Of one start of a run, not of the run.
-_NOT_KEPT = ("resume_from_checkpoint", "auto_resume_from_checkpoints", "another_base")
 
 
 def _absolute(path: str) -> str:
@@ -38,13 +36,12 @@ def saved_keys(recipe: Recipe) -> dict[str, Any]:
     """The keys of a recipe that are not at their defaults, as YAML would have them."""
     default = asdict(type(recipe)())
     keys = {name: value for name, value in asdict(recipe).items() if value != default[name]}
-    for name in _NOT_KEPT:
-        keys.pop(name, None)
-    for name in ("base_model", "tokenizer_config", "lora_model_dir"):
-        if keys.get(name):
+    for name, row in rows_of(type(recipe)).items():
+        if row.once:
+            keys.pop(name, None)
+        elif row.path is READ and keys.get(name):
             keys[name] = _absolute(keys[name])
-    for name in ("output_dir", "dataset_prepared_path"):  # written, whether they are there or not
-        if name in keys:
+        elif row.path is WRITTEN and name in keys:
             keys[name] = os.path.abspath(os.path.expanduser(keys[name]))
     if recipe.chat_template_jinja:
         keys["chat_template_jinja"] = written_template(recipe)

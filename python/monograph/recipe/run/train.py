@@ -16,7 +16,7 @@ from monograph.distributed.world import World, alone
 from monograph.recipe.config.compile_options import compile_options
 from monograph.recipe.config.keys import Recipe
 from monograph.recipe.config.model_folder import model_folder
-from monograph.recipe.config.offload_keys import offload_folder, offload_place
+from monograph.recipe.config.placement import offload_folder, offload_place
 from monograph.recipe.data.encode import load_tokenizer
 from monograph.recipe.data.prepare import prepare, read_prepared
 from monograph.recipe.data.token_rows import check_documents

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from monograph.recipe.config.trl_keys import TrlRecipe
+from monograph.recipe.config.keys import TrlRecipe
 from monograph.recipe.run.adapter_card import write_card
 from monograph.recipe.run.base_fingerprint import write_base_fingerprint
 from monograph.recipe.run.interrupt import Interrupt

@@ -7,9 +7,8 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from monograph.recipe.config.data_files import load_rows
-from monograph.recipe.config.keys import DatasetKeys
-from monograph.recipe.config.preference_types import is_function, named_type
-from monograph.recipe.config.trl_keys import TrlRecipe
+from monograph.recipe.config.dataset_keys import is_function, named_type
+from monograph.recipe.config.keys import DatasetKeys, TrlRecipe
 from monograph.recipe.data.chat import ChatReader
 from monograph.recipe.data.chat_template import chat_template
 from monograph.recipe.data.preference_rows import row_reader

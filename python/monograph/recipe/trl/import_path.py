@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from monograph.recipe.config.keys import TrlRecipe
 from monograph.recipe.config.trl_arguments import REWARD_FUNCS
-from monograph.recipe.config.trl_keys import TrlRecipe
 
 
 def import_path(name: str, key: str) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from monograph.recipe.config.trl_fields import SCHEDULERS
-from monograph.recipe.config.trl_keys import TrlRecipe
+from monograph.recipe.config.keys import TrlRecipe
+from monograph.recipe.config.trl_arguments import SCHEDULERS
 from monograph.recipe.run.schedule import rex
 
 

@@ -13,25 +13,18 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from monograph.recipe.config.trl_keys import TRL_KEYS, TrlRecipe
+from monograph.recipe.config.keys import KEYS, TRL_KEYS, TrlRecipe
 from monograph.recipe.run.run_identity import compare, run_identity
 
 NAME = "monograph_run.json"
-# Where and how fast things are made and written; no step depends on them.
-_FREE_KEYS = """
-    precompute_ref_log_probs torch_compile_backend dataloader_num_workers dataloader_pin_memory
-    dataloader_prefetch_factor save_only_model metric_for_best_model greater_is_better hub_model_id
-    hub_strategy hub_revision include_tokens_per_second use_mlflow use_comet use_trackio mlflow_run_name
-    trackio_run_name trackio_project_name trackio_space_id callbacks
-"""
-FREE = frozenset(_FREE_KEYS.split())
 _ROWS = "rows of datasets"
 
 
 def trl_identity(recipe: TrlRecipe) -> dict[str, Any]:
     """The keys that define a run under TRL, those of its trainer included."""
     keys = asdict(recipe)
-    names = ("rl", "reward_model", "optimizer", *(name for name in TRL_KEYS if name not in FREE))
+    names = [name for name, row in KEYS.items() if row.resume.trl]
+    names += [name for name, row in TRL_KEYS.items() if row.resume.state != "free"]
     return run_identity(recipe) | json.loads(json.dumps({name: keys[name] for name in names}))
 
 

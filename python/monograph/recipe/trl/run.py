@@ -14,12 +14,12 @@ from typing import Any
 
 from monograph.memory.offload import offload_activations
 from monograph.recipe.config.compile_options import compile_options
+from monograph.recipe.config.keys import TrlRecipe
 from monograph.recipe.config.model_folder import model_folder, naming
-from monograph.recipe.config.offload_keys import offload_folder, offload_place
+from monograph.recipe.config.placement import offload_folder, offload_place
 from monograph.recipe.config.read_config import ConfigError
 from monograph.recipe.config.trl_arguments import config_arguments, field_names
 from monograph.recipe.config.trl_choose import trainer_classes
-from monograph.recipe.config.trl_keys import TrlRecipe
 from monograph.recipe.data.encode import load_tokenizer
 from monograph.recipe.data.new_tokens import check_new_rows_are_trained
 from monograph.recipe.data.token_rows import check_documents

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monograph.recipe.config.trl_keys import TrlRecipe
+from monograph.recipe.config.keys import TrlRecipe
 from monograph.recipe.data.prepare import encoded_stream
 
 

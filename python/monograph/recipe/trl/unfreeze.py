@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monograph.recipe.config.whole_model import compiled_pattern
+from monograph.recipe.config.trl_checks import compiled_pattern
 from monograph.recipe.run.load_model import is_packed
 
 

@@ -1,11 +1,13 @@
-"""`device` and `device_map`: the one device that a recipe trains on."""
+"""Where a run computes and what its ranks share, as its keys say: the device, the copies of the base, and the
+file for what a forward keeps."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
 from monograph.recipe.config.keys import Recipe
-from monograph.recipe.config.sharding_keys import wants_fsdp
 
 _ONE = "a recipe trains on one device; write device: cuda:0, or leave both out for the CPU"
 # Words of accelerate that spread a model over devices.
@@ -34,7 +36,7 @@ def written_device(recipe: Recipe) -> str:
     return next(iter(said.values()), "cpu")
 
 
-def _parsed(name: str) -> torch.device:
+def parsed_device(name: str) -> torch.device:
     """A number counts the devices of this machine's accelerator; `auto` is that accelerator, or the CPU."""
     found = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto":
@@ -67,7 +69,7 @@ def _found_here() -> str:
 def device_of(recipe: Recipe) -> torch.device:
     """The device of this machine that the keys mean. ValueError names it and what was found, if it is not
     there."""
-    device = _parsed(written_device(recipe))
+    device = parsed_device(written_device(recipe))
     if device.type == "cpu":
         return device
     found = torch.accelerator.current_accelerator(check_available=True)
@@ -81,22 +83,9 @@ def device_of(recipe: Recipe) -> torch.device:
 def device_type(recipe: Recipe) -> str:
     """The kind of device that the keys mean, there or not; "cpu" if they are wrong."""
     try:
-        return _parsed(written_device(recipe)).type
+        return parsed_device(written_device(recipe)).type
     except ValueError:
         return "cpu"
-
-
-def check_device(recipe: Recipe) -> list[str]:
-    """Errors that need no such device: a recipe may be read and its data prepared on another machine."""
-    try:
-        kind = _parsed(written_device(recipe)).type
-    except ValueError as error:
-        return [str(error)]
-    if kind == "cpu":
-        return []
-    if (recipe.shard_size or 1) > 1 or wants_fsdp(recipe):
-        return [f"device is {kind}, and a base is sharded among ranks on the CPU only; leave one out"]
-    return []
 
 
 def check_ranks_of_device(device: torch.device, ranks: int) -> None:
@@ -105,3 +94,48 @@ def check_ranks_of_device(device: torch.device, ranks: int) -> None:
         raise ValueError(
             f"device is {device}, and {ranks} processes train together on the CPU only; start one"
         )
+
+
+class Sharding(NamedTuple):
+    """shard ranks share one copy of the base; there are replicate copies."""
+
+    shard: int
+    replicate: int
+
+
+def wants_fsdp(recipe: Recipe) -> bool:
+    """Whether axolotl would shard: fsdp_version alone says only how."""
+    return bool(recipe.fsdp or recipe.fsdp_config)
+
+
+def sharding_of(recipe: Recipe, ranks: int) -> Sharding:
+    """How `ranks` processes hold the base. ValueError if the keys want another number of them."""
+    shard, replicate = recipe.shard_size, recipe.replicate_size
+    if shard is None and replicate is None:
+        return Sharding(ranks, 1) if wants_fsdp(recipe) else Sharding(1, ranks)
+    if shard is None or replicate is None:
+        given, other = ("replicate_size", replicate) if shard is None else ("shard_size", shard)
+        assert other is not None
+        if ranks % other:
+            raise ValueError(
+                f"{given} is {other}, and WORLD_SIZE is {ranks}, wanted a multiple of {other}: "
+                "shard_size * replicate_size = WORLD_SIZE"
+            )
+        return Sharding(ranks // other, other) if shard is None else Sharding(other, ranks // other)
+    if shard * replicate != ranks:
+        raise ValueError(
+            f"shard_size is {shard} and replicate_size {replicate}: {shard * replicate} processes, and "
+            f"WORLD_SIZE is {ranks}; wanted shard_size * replicate_size = WORLD_SIZE"
+        )
+    return Sharding(shard, replicate)
+
+
+def offload_place(recipe: Recipe) -> str | None:
+    """ "disk", "host" for `offload` on another device than the CPU, or None."""
+    if recipe.gradient_checkpointing == "offload" and device_type(recipe) != "cpu":
+        return "host"
+    return "disk" if recipe.offloads else None
+
+
+def offload_folder(recipe: Recipe) -> str | None:
+    return recipe.offload_folder or recipe.output_dir if offload_place(recipe) == "disk" else None
