@@ -71,7 +71,7 @@ OTHERS_IGNORED: dict[str, str] = words(
         "files stay in output_dir": "wandb_log_model",
         "the tracker makes its own": "wandb_run_id",
         "it has no effect on QLoRA": "torchdistx_path",
-        "the base is bitsandbytes' format": "gptq_groupsize gptq_model_v1 gptq_disable_exllama",
+        "it is for GPTQ, which no base here has": "gptq_groupsize gptq_model_v1 gptq_disable_exllama",
         "every key is always checked": "strict",
         "the gradient is one tensor, summed over ranks at once": (
             "ddp_find_unused_parameters ddp_bucket_cap_mb"
@@ -80,13 +80,13 @@ OTHERS_IGNORED: dict[str, str] = words(
         "write report_to, or read metrics.jsonl": "use_otel_metrics otel_metrics_host otel_metrics_port",
         "the Hub library finds its own": "hf_use_auth_token",
         "one step leaves nothing behind to collect": "gc_steps gc_collect_steps",
-        "it is a cache of GPUs": "torch_empty_cache_steps",
+        "the allocator of a device keeps its cache": "torch_empty_cache_steps",
         "use preprocess --debug": "debug",
         "torchrun says it": "local_rank world_size ddp",
         "of accelerate only its launcher and its trackers are used": "accelerator_config",
         "with shard_size each rank reads its own bytes alone": "qlora_sharded_model_loading",
         "rank 0 writes a whole adapter": "fsdp_final_state_dict_type",
-        "it is for GPUs": "gpu_memory_limit",
+        "memory of a device is not bounded": "gpu_memory_limit",
         "norms compute in float32 whatever their dtype": "fp32_norms fp32_norm_classes",
         "embeddings keep their dtype": "embeddings_skip_upcast",
         "evaluation gives eval_loss; ask the model with `generate`": (
@@ -136,7 +136,9 @@ OTHERS_IGNORED: dict[str, str] = words(
 OTHERS_REFUSED: dict[str, str] = words(
     {
         "8-bit integers are not built; write load_in_4bit: true, or leave it out for 16 bits": "load_in_8bit",
-        "use a base in 16 bits or in bitsandbytes' 4 bits": "gptq use_onebitllms",
+        "use a base in 16 bits, or in NF4, FP4, FP8 with blocks, MXFP8, MXFP4 or NVFP4": (
+            "gptq use_onebitllms"
+        ),
         "write fp16: true, which also scales the loss": "float16",
         "write bf16: false": "float32",
         "write bf16: true, fp16: true, or bf16: false for float32": "torch_dtype",
@@ -166,9 +168,11 @@ OTHERS_REFUSED: dict[str, str] = words(
         "write lr_scheduler: cosine": (
             "jagged_restart_steps jagged_restart_warmup_steps jagged_restart_anneal_steps"
         ),
-        "the base is frozen; write adapter: qlora": (
-            "lisa_n_layers lisa_step_interval lisa_layers_attribute llmcompressor reinit_weights"
+        "layers are not drawn in a run; write adapter: qlora, or unfrozen_parameters with trainer: trl": (
+            "lisa_n_layers lisa_step_interval lisa_layers_attribute"
         ),
+        "no weight is pruned; write adapter: qlora": "llmcompressor",
+        "weights begin as their folder has them; leave it out": "reinit_weights",
         "the loss is cross entropy; leave it out": (
             "diffusion ebft use_eaft eaft_alpha eaft_k liger_use_token_scaling"
         ),
