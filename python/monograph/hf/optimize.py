@@ -40,6 +40,7 @@ from monograph.training.regions import make_regions
 from monograph.upstream.peft_names import BaseTunerLayer, LoraLayer, PeftLinear
 from monograph.upstream.torch_names import forward_hooks, hooks
 from monograph.upstream.transformers_names import INPUT_HOOK, checkpoint_function
+from monograph.upstream.untested import mode_on_this_torch
 
 _log = logging.getLogger("monograph")
 
@@ -109,7 +110,7 @@ def optimize(
         _drop_input_hook(base)
         # A trainer turns checkpointing on, and with it the hook, only in `train()`.
         base.enable_input_require_grads = MethodType(enable_input_require_grads, base)  # type: ignore[method-assign]
-    if regions:
+    if regions and mode_on_this_torch("graph") == "graph":
         make_regions(model)
     return model
 

@@ -34,6 +34,7 @@ from monograph.training.step_graphs import MODES, WHOLE, WITH_REGIONS, ModelLoss
 from monograph.training.step_offload import StepOffload
 from monograph.training.step_warnings import tell_alone, tell_no_target
 from monograph.upstream.torch_names import dynamo_config, mark_dynamic, maybe_mark_dynamic
+from monograph.upstream.untested import mode_on_this_torch
 
 MOST_MICRO_BATCHES = 4096  # of a step: beyond them seeds of dropout would be those of the next step
 
@@ -66,7 +67,7 @@ class TrainStep(StepGraphs):
     Gradients and losses of micro-batches are summed in a tree (monograph.distributed.tree) whose shape does
     not depend on the number of ranks: parameters and results have the same bits on any number of them.
 
-    mode: a key of MODES.
+    mode: a key of MODES. On a torch that was never tested it becomes "eager", with a warning.
     dynamic: whether lengths change from batch to batch. If all batches have one shape, False is faster.
     backend: of torch.compile; None: "inductor", and for "graph" and "whole_step" one that runs the graph as
         it is. Those two make regions of the model's layers, and say which cannot be one.
@@ -104,6 +105,7 @@ class TrainStep(StepGraphs):
             raise ValueError(f"mode is {mode!r}, wanted one of {', '.join(MODES)}")
         if virtual_shards is not None and (type(virtual_shards) is not int or virtual_shards < 1):
             raise ValueError(f"virtual_shards is {virtual_shards!r}, wanted a whole number, 1 or more")
+        mode = mode_on_this_torch(mode)
         refuse_fully_sharded(model, "TrainStep")
         self.model, self.mode, self.dynamic, self.seed = model, mode, dynamic, seed
         guard_packed(model)

@@ -20,23 +20,28 @@ TRIED = {
 _WARNED: set[str] = set()
 
 
+def untried(library: str) -> tuple[str, str] | None:
+    """The version found and those that were tried; None for one of them, or for none installed."""
+    try:
+        installed = importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    numbers = re.match(r"(\d+)\.(\d+)", installed)
+    lowest, highest = TRIED[library]
+    if numbers is not None and lowest <= (int(numbers[1]), int(numbers[2])) <= highest:
+        return None
+    tried = ".".join(map(str, lowest))
+    return installed, tried if highest == lowest else tried + " to " + ".".join(map(str, highest))
+
+
 def warn_if_untried(library: str) -> None:
     """A UserWarning that names both versions. Nothing for a library that is not installed."""
     if library in _WARNED:
         return
     _WARNED.add(library)
-    try:
-        installed = importlib.metadata.version(library)
-    except importlib.metadata.PackageNotFoundError:
-        return
-    numbers = re.match(r"(\d+)\.(\d+)", installed)
-    lowest, highest = TRIED[library]
-    if numbers is None or not lowest <= (int(numbers[1]), int(numbers[2])) <= highest:
-        tried = ".".join(map(str, lowest))
-        if highest != lowest:
-            tried += " to " + ".".join(map(str, highest))
+    if (found := untried(library)) is not None:
         warnings.warn(
-            f"monograph was never tried with {library} {installed}, only with {tried}: "
+            f"monograph was never tried with {library} {found[0]}, only with {found[1]}: "
             "run tools/check_versions.py of the source before you trust it",
             stacklevel=2,
         )

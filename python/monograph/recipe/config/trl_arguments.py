@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from monograph.recipe.config.key_row import rows_of
+from monograph.upstream.untested import mode_on_this_torch
 
 if TYPE_CHECKING:
     from monograph.recipe.config.keys import TrlRecipe
@@ -142,8 +143,9 @@ def _strategy(
 
 def _compilation(recipe: TrlRecipe) -> dict[str, Any]:
     """What `step_mode` means under a trainer that compiles its model."""
-    if recipe.step_mode == "graph":
-        return {"torch_compile": True, "torch_compile_backend": "aot_eager"}
-    if recipe.step_mode == "inductor" or recipe.wants_inductor:
-        return {"torch_compile": True}
-    return {}
+    graph = recipe.step_mode == "graph"
+    generated = recipe.step_mode == "inductor" or recipe.wants_inductor
+    wanted = "graph" if graph else "inductor" if generated else "eager"
+    if mode_on_this_torch(wanted) == "eager":
+        return {}
+    return {"torch_compile": True} | ({"torch_compile_backend": "aot_eager"} if graph else {})

@@ -94,7 +94,7 @@ def make_trainer(recipe: TrlRecipe) -> Any:
         optimize(
             trainer.model,
             attention=recipe.attention == "monograph",
-            regions=recipe.step_mode == "graph",
+            regions=recipe.step_mode == "graph" and arguments.torch_compile,
         )
     with _wrong_recipe():
         put_optimizer(recipe, trainer)
