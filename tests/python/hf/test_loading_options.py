@@ -99,7 +99,7 @@ def moe_configs():
     yield dbrx, "ffn.experts.mlp.w1"
 
 
-@pytest.mark.parametrize(("config", "layer"), moe_configs(), ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(("config", "layer"), list(moe_configs()), ids=lambda value: type(value).__name__)
 def test_experts_are_refused_by_name(tmp_path, config, layer):
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=rf"{layer}.*a weight of experts, cannot be packed.*skip_modules"):
