@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from monograph._library import library_path
+from monograph.ops.library import library_path
 
 NAME = "monograph_bench_ops.so"
 

@@ -15,9 +15,8 @@ from monograph.distributed.shard import shard_group_of, sharded_units
 from monograph.distributed.sharded_layer import ShardedLayer
 from monograph.distributed.world import World
 from monograph.training.regions import TRACES, region_layers
-from monograph.upstream.torch_names import dynamo_config, schema_of
+from monograph.upstream.torch_names import GATHER, dynamo_config, schema_of
 
-_GATHER = "_c10d_functional::all_gather_into_tensor"
 Sizes = Counter[tuple[int, ...]]
 
 
@@ -42,7 +41,7 @@ def gathers_in(graph: GraphModule | None) -> Sizes:
     found: Sizes = Counter()
     for node in graph.graph.nodes if graph is not None else ():
         schema = schema_of(node.target)
-        if schema is not None and schema.name == _GATHER:
+        if schema is not None and schema.name == GATHER:
             found[tuple(int(size) for size in node.args[0].meta["val"].shape)] += 1
     return found
 

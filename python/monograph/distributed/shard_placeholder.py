@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from monograph.upstream.torch_names import disable_torch_function, make_subclass, tree_leaves
+from monograph.upstream.torch_names import LOOKS, disable_torch_function, make_subclass, tree_leaves
 
 # Whoever lists, counts or guards parameters calls these; none of them reads an element. Not `data_ptr`:
 # safetensors would write a tensor without elements.
@@ -20,7 +20,7 @@ _LOOKS = {
     *("size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset"),
     *("is_floating_point", "is_complex", "is_contiguous", "is_inference", "is_shared", "is_pinned"),
     *("untyped_storage", "get_device", "share_memory_", "is_same_size", "__len__", "__format__"),
-    *("_has_compatible_shallow_copy_type", "_is_view"),
+    *LOOKS,
 }
 _VALUES = {"data", "T", "mT", "H", "mH", "real", "imag"}  # attributes that are tensors to compute with
 _MOVES = {"to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type", "contiguous", "pin_memory"}

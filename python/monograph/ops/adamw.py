@@ -14,7 +14,7 @@ import torch
 
 from monograph.ops import library  # noqa: F401  (creates the namespace)
 from monograph.ops.argument_checks import check_tensors, dtype_name
-from monograph.upstream.torch_names import foreach_norm, fused_adamw
+from monograph.upstream.torch_names import fused_adamw
 
 torch.library.define(
     "monograph::adamw",
@@ -160,7 +160,7 @@ def _adamw(
     with torch.no_grad():
         # The kernel writes the clipped gradients back, so it gets copies.
         gradients = [g.to(torch.float32, copy=True) for g in gradients]
-        norm = torch.linalg.vector_norm(torch.stack(foreach_norm(gradients)))
+        norm = torch.nn.utils.get_total_norm(gradients)
         skip = (~norm.isfinite()).float()
         divisor = (norm / max_norm).clamp_min(1.0) if max_norm > 0 else torch.ones_like(norm)
         steps += 1 - skip

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import sympy
 import torch
 from torch import nn
 from torch.autograd import forward_ad
@@ -26,7 +27,6 @@ NAMES = {
     "disable_torch_function": PrivateName(
         "torch._C:DisableTorchFunctionSubclass", _READ, "TracedWeight: its results are plain tensors"
     ),
-    "foreach_norm": PrivateName("torch:_foreach_norm", _READ, "adamw: the norm of all gradients"),
     "fused_adamw": PrivateName("torch:_fused_adamw_", _READ, "adamw: the update"),
     "make_wrapper_subclass": PrivateName(
         "torch:Tensor._make_wrapper_subclass", _READ, "LazyWeight: a tensor without storage"
@@ -81,7 +81,12 @@ NAMES = {
     ),
     # modules
     "apply_to_module": PrivateName("torch.nn:Module._apply", _READ, "QuantLinear: casts change no byte"),
+    "load_from_state_dict": PrivateName(
+        "torch.nn:Module._load_from_state_dict", _READ, "adapters that start from their base: what is loaded"
+    ),
     "children": PrivateName("torch.nn:Module()._modules", _READ, "the head inside PEFT's modules_to_save"),
+    "parameters_of": PrivateName("torch.nn:Module()._parameters", _READ, "what a module itself holds"),
+    "buffers_of": PrivateName("torch.nn:Module()._buffers", _READ, "what a module itself holds"),
     "forward_hooks": PrivateName("torch.nn:Module()._forward_hooks", _READ, "hooks of heads and embeddings"),
     "forward_pre_hooks": PrivateName("torch.nn:Module()._forward_pre_hooks", _READ, "hooks of heads"),
     "backward_hooks": PrivateName("torch.nn:Module()._backward_hooks", _READ, "hooks of heads"),
@@ -113,6 +118,11 @@ NAMES = {
     "dynamo_config": PrivateName("torch._dynamo:config", _READ, "whole_step: trace_autograd_ops"),
     "trace_autograd_ops": PrivateName(
         "torch._dynamo:config.trace_autograd_ops", _READ, "whole_step: autograd.grad inside the graph"
+    ),
+    "skip_fwd_side_effects": PrivateName(
+        "torch._dynamo:config.skip_fwd_side_effects_in_bwd_under_checkpoint",
+        _READ,
+        "sharding: a checkpointed layer takes away what it has gathered",
     ),
     "graph_break_reasons": PrivateName(
         "torch._dynamo.utils:graph_break_reasons", _READ, "doctor: causes of breaks"
@@ -166,6 +176,7 @@ NAMES = {
     "enable_python_dispatcher": PrivateName(
         "torch._dispatch.python:enable_python_dispatcher", _READ, _REGIONS
     ),
+    "size_hint": PrivateName("torch.fx.experimental.sym_node:SymNode.hint", _READ, _REGIONS),
     "is_compiling_flag": PrivateName("torch.compiler:_is_compiling_flag", _READ, _REGIONS),
     "optimization_hint": PrivateName(
         "torch.fx.experimental.symbolic_shapes:optimization_hint",
@@ -179,6 +190,22 @@ __getattr__ = loads_on_use(__name__, NAMES)
 
 RECOMPILES_LOG = "torch._dynamo.guards.__recompiles"
 COMPILED_CALL = "_compiled_call_impl"
+GATHER = "_c10d_functional::all_gather_into_tensor"
+# What torch asks of a parameter that it moves or guards.
+LOOKS = ("_has_compatible_shallow_copy_type", "_is_view")
+# Marks in the meta of a node.
+RECOMPUTE, CHECKPOINTED_BLOCK = "recompute", "ac_graph_id"
+NO_VERSION_CHECK = "saved_tensor_with_no_vc_check"
+# Strings that torch reads or writes, and what for. Each has a test of what torch does with it.
+STRINGS = {
+    RECOMPILES_LOG: "doctor: the log of recompiles",
+    COMPILED_CALL: "doctor: Module.compile() is undone",
+    GATHER: "sharding: gathers in a graph",
+    **dict.fromkeys(LOOKS, "sharding: what may be asked of a parameter that is elsewhere"),
+    RECOMPUTE: "the partitioner: what is computed again in backward",
+    CHECKPOINTED_BLOCK: "the partitioner: which block that belongs to",
+    NO_VERSION_CHECK: "offload: kept tensors are counted by this mark",
+}
 
 
 def written(operator: Any, args: Any, kwargs: Any) -> list[Any]:
@@ -260,19 +287,24 @@ def leave_out_of_ddp(module: nn.Module, names: Sequence[str]) -> None:
     nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
 
 
+def compute_again(meta: dict[str, Any], block: int = 0) -> None:
+    """The partitioner keeps no node with this meta for backward."""
+    meta |= {RECOMPUTE: CheckpointPolicy.MUST_RECOMPUTE, CHECKPOINTED_BLOCK: block}
+
+
 @contextmanager
 def recomputed_in_backward() -> Iterator[None]:
     """What is traced inside is computed again by a backward pass that needs it, never kept for it.
 
     The id is above those of checkpointed blocks: a block that reads the result is none that follows it.
     """
-    meta = torch.fx.traceback.current_meta
-    before: dict[str, Any] = {name: meta[name] for name in ("recompute", "ac_graph_id") if name in meta}
-    meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 2**62}
+    meta, marks = torch.fx.traceback.current_meta, (RECOMPUTE, CHECKPOINTED_BLOCK)
+    before: dict[str, Any] = {name: meta[name] for name in marks if name in meta}
+    compute_again(meta, 2**62)
     try:
         yield
     finally:
-        for name in ("recompute", "ac_graph_id"):
+        for name in marks:
             meta.pop(name, None)
         meta |= before
 
@@ -290,4 +322,9 @@ def as_if_not_compiling() -> Iterator[None]:
 
 def sympy_code(size: Any) -> str:
     """A size of a traced tensor as Python code over the names of its symbols."""
-    return str(size.node.expr) if isinstance(size, torch.SymInt) else str(int(size))
+    return str(sympy.sympify(size)) if isinstance(size, torch.SymInt) else str(int(size))
+
+
+def size_hint(size: int | torch.SymInt) -> int:
+    """The size that a traced tensor had when its symbol was made; never a guess."""
+    return size if isinstance(size, int) else int(size.node.hint)

@@ -7,15 +7,17 @@ import importlib
 import inspect
 import pathlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.sym_node import SymNode
 
 import monograph
 from monograph.upstream.private_name import PrivateName, loads_on_use
+from monograph.upstream.torch_names import RECOMPUTE, STRINGS
 from support.tiny_models import tiny_llama
 
 LIBRARIES = ("accelerate", "peft", "torch", "transformers", "trl")
@@ -188,6 +190,49 @@ def _foreign_private_names(path: pathlib.Path) -> list[str]:
     return found
 
 
+# What a symbolic size has behind it, and a node of a graph has not.
+SYMBOLIC = set(dir(SymNode)) - set(dir(torch.fx.Node))
+
+
+def _attributes(tree: ast.AST) -> Iterator[ast.Attribute]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+
+
+def _undocumented_of_torch(path: pathlib.Path) -> list[str]:
+    """What has no underscore: attributes of symbolic sizes, and strings that torch reads or writes."""
+    tree, found = ast.parse(path.read_text(encoding="utf-8")), []
+    for node in _attributes(tree):
+        if getattr(node.value, "attr", "") == "node" and node.attr in SYMBOLIC:
+            found.append(f"{path.name}:{node.lineno} .node.{node.attr}")
+    for text in ast.walk(tree):
+        if isinstance(text, ast.Constant) and text.value in STRINGS and not _is_key(text.value):
+            found.append(f"{path.name}:{text.lineno} {text.value!r}")
+    return found
+
+
+def _is_key(text: str) -> bool:
+    """A word that means something else elsewhere: the mode `recompute` of regions."""
+    return text == RECOMPUTE
+
+
+def test_no_undocumented_name_of_torch_is_spelled_elsewhere() -> None:
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.name != "private_names.py":
+            found += _undocumented_of_torch(path)
+    assert not found, f"move these into monograph/integrations/torch/private_names.py: {found}"
+
+
+def test_every_private_name_of_torch_has_a_test_of_what_it_does() -> None:
+    tested = set()
+    for path in pathlib.Path(__file__).parent.glob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "relies_on":
+                inside = (found for argument in node.args for found in ast.walk(argument))
+                tested |= {found.value for found in inside if isinstance(found, ast.Constant)}
+    assert tested == set(_table("torch")) | set(STRINGS)
+
+
 def test_no_private_name_of_another_library_is_spelled_elsewhere() -> None:
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -201,3 +246,5 @@ def test_the_search_finds_a_private_name(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "example.py"
     path.write_text(source)
     assert len(_foreign_private_names(path)) == 3
+    path.write_text("size.node.hint\nsaved.node.meta['saved_tensor_with_no_vc_check']\n")
+    assert len(_undocumented_of_torch(path)) == 2

@@ -8,13 +8,13 @@ import logging
 import pytest
 import torch
 from monograph.integrations import tried_versions
-from monograph.recipe.trl.arguments import config_arguments, field_names
-from monograph.recipe.trl.keys import TrlRecipe
-from monograph.regions import region_layers
+from monograph.recipe.config.trl_keys import TrlRecipe
 from trl import SFTConfig
 
 import monograph as mg
+from monograph.recipe.config.trl_arguments import config_arguments, field_names
 from monograph.training import TrainStep
+from monograph.training.regions import region_layers
 from support.model_changes import batch, build
 
 COMPILED = ("graph", "whole_step", "inductor", "inductor_whole_step", "per_layer")

@@ -24,10 +24,12 @@ from torch.fx import Graph, GraphModule, Node
 from monograph.memory.offload.activations import SMALLEST_BYTES
 from monograph.ops import offload as _operators  # noqa: F401  (registers fakes)
 from monograph.upstream.torch_names import (
+    NO_VERSION_CHECK,
     CustomPartitionerFn,
     min_cut_rematerialization_partition,
     optimization_hint,
     schema_of,
+    sympy_code,
 )
 
 _OFFLOAD = torch.ops.monograph.offload.default
@@ -123,7 +125,7 @@ class _Backward:
     def __init__(self, forward: Graph, backward: Graph) -> None:
         self.forward, self.graph = forward, backward
         self.sizes = {
-            str(node.meta["val"].node.expr): node
+            sympy_code(node.meta["val"]): node
             for node in backward.find_nodes(op="placeholder")
             if isinstance(node.meta.get("val"), torch.SymInt)
         }
@@ -133,7 +135,7 @@ class _Backward:
         size = saved.value.shape[dimension]
         if not isinstance(size, torch.SymInt):
             return size
-        name = str(size.node.expr)
+        name = sympy_code(size)
         if name not in self.sizes:
             self.sizes[name] = self._handed_over(saved, dimension, size)
         return self.sizes[name]
@@ -202,8 +204,8 @@ def _leave(graph: Graph, saved: _Saved, slot: int) -> Node:
             value = permuted
     with graph.inserting_after(source):
         handle = _call(graph, _OFFLOAD, (source, 0, slot), _handle_like(value))
-    if "saved_tensor_with_no_vc_check" in saved.node.meta:  # those are counted by this mark
-        handle.meta["saved_tensor_with_no_vc_check"] = saved.node.meta["saved_tensor_with_no_vc_check"]
+    if NO_VERSION_CHECK in saved.node.meta:  # those are counted by this mark
+        handle.meta[NO_VERSION_CHECK] = saved.node.meta[NO_VERSION_CHECK]
     (output,) = graph.find_nodes(op="output")
     output.args = ([handle if node is saved.node else node for node in output.args[0]],)
     return handle

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from monograph.training.regions.trace import Traced
+from monograph.upstream.torch_names import version_of
 
 _LOCK = threading.Lock()
 _NUMBERS = itertools.count()
@@ -23,7 +24,7 @@ _REMEMBERED = 64  # states of one layer that a compiled backward can still ask f
 
 
 def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if tensor.is_inference() else version_of(tensor)
 
 
 class Forward:

@@ -36,7 +36,7 @@ class KeptShape:
 
 def kept_shape(value: torch.Tensor, lengths: list[Any]) -> KeptShape:
     """Sizes that were found equal have one name; any of them will do."""
-    places = {str(size.node.expr): place for place, size in enumerate(lengths)}
+    places = {sympy_code(size): place for place, size in enumerate(lengths)}
 
     def computed(size: Any) -> Callable[..., Any]:
         code = compile(sympy_code(size), "<size>", "eval")

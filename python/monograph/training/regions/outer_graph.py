@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils.checkpoint import CheckpointPolicy
 
 from monograph.upstream.torch_names import (
     aot_autograd,
+    compute_again,
     make_boxed_func,
     min_cut_rematerialization_partition,
     schema_of,
@@ -26,8 +26,7 @@ _PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::con
 def partition(joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
     """torch's partitioner, told what not to keep."""
     for node in _cheap(joint):
-        node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-        node.meta["ac_graph_id"] = 0
+        compute_again(node.meta)
     return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
 
 

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from monograph.upstream.torch_names import schema_of
-
-_GATHER = "_c10d_functional::all_gather_into_tensor"
+from monograph.upstream.torch_names import GATHER, schema_of
 
 # Shares memory with its input although its schema does not say so.
 _SHARES_MEMORY = ("aten::_unsafe_view", "aten::lift_fresh")
@@ -50,7 +48,7 @@ def gathered(graph: GraphModule) -> list[Node]:
     found: dict[Node, None] = {}
     for node in graph.graph.nodes:
         inputs = node.all_input_nodes
-        collective = getattr(schema_of(node.target), "name", "") == _GATHER
+        collective = getattr(schema_of(node.target), "name", "") == GATHER
         if collective or (inputs and node.op == "call_function" and all(n in found for n in inputs)):
             found[node] = None
     return list(found)

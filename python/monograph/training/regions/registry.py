@@ -21,6 +21,7 @@ from monograph.training.regions.layer_signature import State, state_of
 from monograph.training.regions.lengths import fixed_sizes
 from monograph.training.regions.trace import FORWARD, Traced, trace
 from monograph.training.regions.trained import layout_of
+from monograph.upstream.torch_names import size_hint
 
 _LAYERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _LOCK = threading.RLock()
@@ -112,7 +113,7 @@ def real(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor with these sizes for a trace: itself, or an empty one in the place of a symbolic one."""
     if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta:
         return tensor
-    sizes = [n if isinstance(n, int) else n.node.hint for n in tensor.shape]
+    sizes = [size_hint(n) for n in tensor.shape]
     return torch.empty(sizes, dtype=tensor.dtype, device=tensor.device)
 
 

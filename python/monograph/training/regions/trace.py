@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
-from torch.utils.checkpoint import CheckpointPolicy
 
 from monograph.ops.seeded_dropout import SeededDropout
 from monograph.training.regions.call import differentiated
@@ -33,6 +32,7 @@ from monograph.upstream.torch_names import (
     ShapeEnv,
     StatelessSymbolicContext,
     as_if_not_compiling,
+    compute_again,
     enable_python_dispatcher,
     make_fx,
     min_cut_rematerialization_partition,
@@ -184,7 +184,7 @@ def _split(
         copied = extracted(graph, nodes, [*outputs, *gradients])  # the partitioner changes its graph
         given = [*primals, wanted, *(n.meta["val"] for n in outputs[1:])]
         for node in gathered(copied):
-            node.meta["recompute"], node.meta["ac_graph_id"] = CheckpointPolicy.MUST_RECOMPUTE, 0
+            compute_again(node.meta)
         chosen = min_cut_rematerialization_partition(copied, given, num_fwd_outputs=first)[0]
         names = {n.name for n in next(n for n in chosen.graph.nodes if n.op == "output").args[0][first:]}
         kept = worth_keeping([n for n in graph.graph.nodes if n.name in names], outputs, gathered(graph))
