@@ -112,9 +112,10 @@ hostile_long() {
   hostile_arguments 50000
 }
 
-# A selection of the tests on each torch of $TORCH_VERSIONS, with the lowest of all others that is accepted.
+# A selection of the tests on each torch of $TORCH_VERSIONS (the lowest and the newest), with the lowest of all others that is
+# accepted.
 versions() {
-  for torch in ${TORCH_VERSIONS:-2.11.0 2.12.1}; do
+  for torch in ${TORCH_VERSIONS:-2.11.0 2.15.0}; do
     environment "build/versions/$torch" "torch==$torch" "transformers==5.22.0" "peft==0.21.0" "accelerate==1.15.0" \
       "trl==1.16.0" datasets tokenizers "safetensors>=0.8" pyyaml rich matplotlib
     "build/versions/$torch/bin/python" tools/check_versions.py

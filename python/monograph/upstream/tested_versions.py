@@ -13,7 +13,7 @@ import warnings
 TRIED = {
     "accelerate": ((1, 15), (1, 15)),
     "peft": ((0, 21), (0, 21)),
-    "torch": ((2, 11), (2, 13)),
+    "torch": ((2, 11), (2, 15)),
     "transformers": ((5, 22), (5, 23)),
     "trl": ((1, 16), (1, 16)),
 }

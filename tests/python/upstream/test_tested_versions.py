@@ -10,7 +10,7 @@ import pytest
 
 from monograph.upstream import tested_versions
 
-FOUND = {"torch": "2.14.1", "transformers": "5.22.9", "peft": "0.20.0", "trl": "2.0.0rc1"}
+FOUND = {"torch": "2.16.0", "transformers": "5.22.9", "peft": "0.20.0", "trl": "2.0.0rc1"}
 
 
 def found(name):
@@ -28,7 +28,7 @@ def others(monkeypatch):
 @pytest.mark.parametrize(
     ("library", "message"),
     [
-        ("torch", "never tried with torch 2.14.1, only with 2.11 to 2.13"),
+        ("torch", "never tried with torch 2.16.0, only with 2.11 to 2.15"),
         ("peft", "never tried with peft 0.20.0, only with 0.21"),
         ("trl", "never tried with trl 2.0.0rc1, only with 1.16"),
     ],

@@ -81,7 +81,7 @@ def test_whoever_tests_a_new_torch_gets_the_mode(
     assert not said(caplog)
 
 
-@pytest.mark.parametrize("found", ["2.11.0", "2.13.7+cpu"])
+@pytest.mark.parametrize("found", ["2.11.0", "2.13.7+cpu", "2.15.0"])
 def test_a_tested_torch_keeps_its_mode(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
     own = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: found if name == "torch" else own(name))
