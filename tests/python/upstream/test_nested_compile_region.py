@@ -51,7 +51,7 @@ def test_torchs_regions_are_right_without_inductor():
 
 
 @pytest.mark.xfail(
-    strict=True, reason="torch 2.13 reuses the memory of a region's input; errors of 1.1 to 1.5"
+    strict=True, reason="torch 2.13 and 2.15 reuse the memory of a region's input; errors of 1.1 to 1.5"
 )
 def test_torchs_regions_are_right_under_inductor():
     assert worst_error("inductor") < 1e-3
