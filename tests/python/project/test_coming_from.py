@@ -1,5 +1,6 @@
-"""docs/coming_from.md and docs/memory.md: the blocks of code run, the numbers are those that are counted."""
+"""README.md, docs/coming_from.md, docs/memory.md: the code runs as printed, the numbers are those counted."""
 
+import json
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from support.trl_runs import TEXTS, make_folder, tokenizer
 
 pytestmark = pytest.mark.slow
 PAGE = (ROOT / "docs" / "coming_from.md").read_text()
+README = (ROOT / "README.md").read_text()
 BLOCKS = dict(re.findall(r"<!-- run: (\w+) -->\n```python\n(.*?)```", PAGE, re.DOTALL))
 
 
@@ -53,6 +55,17 @@ def test_trl(folder, tmp_path):
     losses = [entry["train_loss"] for entry in names["trainer"].state.log_history if "train_loss" in entry]
     assert len(losses) == 1
     assert losses[0] > 0
+
+
+def test_the_script_of_the_readme(folder, tmp_path, monkeypatch):
+    (script,) = re.findall(r"<!-- run: readme -->\n```python\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "my-llama").symlink_to(folder)
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(script, "README.md", "exec"), names)
+    assert any("train_loss" in entry for entry in names["trainer"].state.log_history)
+    assert (tmp_path / "out" / "adapter" / "adapter_model.safetensors").exists()
 
 
 def test_unsloth(folder):

@@ -7,6 +7,7 @@ import sys
 import pytest
 import yaml
 
+from monograph.ops.formats import FORMATS
 from support.native_tool import ROOT
 
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
@@ -45,6 +46,16 @@ def test_messages_name_sections_of_the_readme_that_are_there():
     ]
     assert named
     assert set(named) <= set(headings)
+
+
+def test_the_readme_is_short_and_names_the_formats_and_models_that_are_tested():
+    text = (ROOT / "README.md").read_text()
+    assert text.count("\n") <= 150
+    (formats,) = re.findall(r"<!-- formats -->(.*?)<!-- end -->", text)
+    assert formats == ", ".join(f"`{name}`" for name in FORMATS)
+    (models,) = re.findall(r"<!-- models -->(.*?)<!-- end -->", text)
+    timed = (ROOT / "bench" / "results" / "first_step_families.md").read_text()
+    assert models.split(", ") == sorted(re.findall(r"^\| (\w+) \| [\d.]+ \|", timed, re.M))
 
 
 def test_the_extra_of_training_has_what_the_first_scripts_import():
