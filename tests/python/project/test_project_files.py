@@ -92,3 +92,13 @@ def test_an_issue_form_is_one_that_github_shows(path: pathlib.Path):
     for field in form["body"]:
         assert field["type"] in {"markdown", "textarea", "input", "dropdown", "checkboxes"}
         assert ("value" if field["type"] == "markdown" else "label") in field["attributes"]
+
+
+def test_the_page_of_problems_names_tests_and_pages_that_exist():
+    text = (ROOT / "docs" / "problems.md").read_text()
+    named = re.findall(r"`(tests/python/[\w/]+\.py)`", text)
+    assert len(set(named)) > 8
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    for part in text.split("\n## ")[1:]:
+        assert re.search(r" #\d+", part), part.splitlines()[0]
+        assert "Shown by `tests/" in part, part.splitlines()[0]
