@@ -200,7 +200,7 @@ void write_parts(const Conversion& conversion, const PackedScales& packed, Shard
     write_array(writer, name + ".absmax", scales.data(), scales.size());
   }
   write_array(writer, name + ".quant_map",
-            conversion.format == Format::kFp4 ? Fp4::kValues : Nf4::kValues, 16);
+              conversion.format == Format::kFp4 ? Fp4::kValues : Nf4::kValues, 16);
   const std::string text = quant_state_text(state);
   write_array(writer, state_name(conversion), text.data(), text.size());
 }
