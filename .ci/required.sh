@@ -8,6 +8,7 @@ lint() {
   mypy
   git ls-files '*.h' '*.cpp' '*.cuh' '*.cu' | xargs clang-format-14 --dry-run --Werror
   python tools/check_tree.py
+  python tools/check_prose.py
 }
 
 # The workflows, templates and the citation against their schemas, and zizmor's rules.

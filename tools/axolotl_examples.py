@@ -27,8 +27,8 @@ CAPABILITIES: dict[str, str] = {
     "losses of energy-based fine-tuning": r"ebft|rl is 'ebft'",
     "training that knows of quantisation": r"qat|nvfp4_merge_aware|fp8|use_onebitllms",
     "a format of the base": r"gptq|model_quantization_config|llama4_linearized_experts",
-    "sequences and experts cut among ranks": r"context_para\w+_size|tensor_parallel_size|expert_parallel|"
-    r"plugins: .*expert_parallel|sequence_parallel",
+    "sequences and experts sharded across ranks": r"context_para\w+_size|tensor_parallel_size|"
+    r"expert_parallel|plugins: .*expert_parallel|sequence_parallel",
     "another launcher": r"use_ray|ray_",
     "restarts of adapters": r"relora|jagged_restart",
     "another order or choice of rows": r"sample_packing_sequentially|curriculum_sampling|"

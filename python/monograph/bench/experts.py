@@ -4,7 +4,7 @@ Peers, each a process of its own that is stopped while the others run (kt-kernel
 `grouped_mm_peft` is transformers' grouped_mm under PEFT's target_parameters, `kt_*` kt-kernel's experts in
 bf16, int8 and MXFP4. Ours runs here, also as `without_lora`, as `linears` (`linear` and `linear_dx` of every
 expert on as many rows, without LoRA: what the products alone cost) and as `eighth` (an eighth of the experts
-is here and the other slots are skipped, as a rank of eight would). A ratio is the other's time over ours.
+is here and the other slots are skipped, as a rank of eight would). A ratio is speed-up over the peer.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class LazyWeight(PackedParts):
         return f"LazyWeight({self.packed!r}, dtype={self.dtype})"
 
 
-# What the tracer calls for `+=` and its kin; it knows functions by identity, not by name or hash.
+# What the tracer calls for `+=` and the like; it knows functions by identity, not by name or hash.
 _ASSIGNMENTS = (
     *(torch.Tensor.add_, torch.Tensor.sub_, torch.Tensor.mul_, torch.Tensor.div_, torch.Tensor.true_divide_),
     *(torch.Tensor.floor_divide_, torch.Tensor.remainder_, torch.Tensor.pow_, torch.Tensor.bitwise_and_),

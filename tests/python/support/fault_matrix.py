@@ -207,7 +207,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a case")
-    parser.add_argument("--sharded", action="store_true", help="shard_size: the base is cut among the ranks")
+    parser.add_argument(
+        "--sharded", action="store_true", help="shard_size: the base is sharded across the ranks"
+    )
     parser.add_argument("--mode", default="graph", help="step_mode of the runs; graph")
     parser.add_argument("--only", action="append", choices=SECTIONS, help="these sections; all")
     options = parser.parse_args()

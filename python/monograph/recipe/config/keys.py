@@ -189,7 +189,7 @@ class TrlRecipe(Recipe):
         None, "arguments of the scheduler", own=with_trl("write cosine_min_lr_ratio")
     )
     optim_target_modules: str | list[str] | None = handed(
-        None, "layers of GaLore, APOLLO and kin", own=with_trl("leave it out: AdamW has none")
+        None, "layers of GaLore, APOLLO and similar", own=with_trl("leave it out: AdamW has none")
     )
     auto_find_batch_size: bool | None = handed(
         None, "halves micro_batch_size until a step fits", own=with_trl("write micro_batch_size")

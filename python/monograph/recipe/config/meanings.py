@@ -180,7 +180,7 @@ def deepspeed(value: Any, written: Mapping[str, Any]) -> Meaning:
         )
     if stage == 3 and not (written.get("fsdp") or written.get("fsdp_config") or written.get("shard_size")):
         return _noticed(
-            "deepspeed: ZeRO 3 is read as fsdp: the base is cut among the ranks", fsdp="full_shard"
+            "deepspeed: ZeRO 3 is read as fsdp: the base is sharded across the ranks", fsdp="full_shard"
         )
     return _noticed(
         f"deepspeed: ignored; ZeRO {stage} cuts gradients and moments, which of an adapter are small: each "

@@ -303,7 +303,7 @@ class NativeKeys:
     # Several processes
     shard_size: int | None = key(
         None,
-        "ranks that share one copy of the base, cut among them; 1: each maps the whole; see below; ours",
+        "ranks that share one copy of the base, sharded across them; 1: each maps the whole; see below; ours",
         SAME_BITS,
         limit=AT_LEAST_1,
     )
@@ -351,7 +351,7 @@ class NativeKeys:
     loss_watchdog_patience: int = both(3, "for so many steps", WRITING)
     max_bad_steps: int = key(
         3,
-        "a step whose loss or gradient is no number is skipped; so many in a row end the run; ours",
+        "a step whose loss or gradient is not finite is skipped; so many in a row end the run; ours",
         WRITING,
         limit=AT_LEAST_1,
     )

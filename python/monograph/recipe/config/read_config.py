@@ -107,7 +107,7 @@ def check_keys(keys: Mapping[str, Any], source: str = "recipe") -> ReadRecipe:
         elif name in known:
             if isinstance(value, dict):  # so is `pad_token:` alone inside special_tokens
                 value = {inside: entry for inside, entry in value.items() if entry is not None}
-            if value is not None and not (name == "rl" and not value):  # `key:` alone is as if left out
+            if value is not None and not (name == "rl" and not value):  # an empty key is ignored
                 _take(values, name, value, hints[name], name, errors)
         elif name in REFUSED:
             if value:

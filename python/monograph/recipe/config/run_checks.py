@@ -244,8 +244,8 @@ def check_sharding(recipe: Recipe, said: Said) -> None:
             errors.append("shard_size is 1 and fsdp shards the base; leave one of the two out")
         notices += _offloading(recipe)
         notices.append(
-            "fsdp: the packed base is cut among the ranks; on one host ranks without fsdp share the pages of "
-            "the mapped base, which takes less memory"
+            "fsdp: the packed base is sharded across the ranks; on one host ranks without fsdp share the "
+            "pages of the mapped base, which takes less memory"
         )
 
 

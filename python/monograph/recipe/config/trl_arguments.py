@@ -101,7 +101,7 @@ def config_arguments(recipe: TrlRecipe, names: set[str]) -> dict[str, Any]:
     given |= _compilation(recipe)
     given["report_to"] = recipe.trackers() or "none"
     given["use_cpu"] = True
-    given["logging_nan_inf_filter"] = False  # a loss that is no number ends the run, and is not hidden
+    given["logging_nan_inf_filter"] = False  # a NaN loss ends the run, and is not hidden
     given.setdefault("gradient_checkpointing_kwargs", {"use_reentrant": False})
     if recipe.chat_template_kwargs and "chat_template_kwargs" in names:
         given["chat_template_kwargs"] = recipe.chat_template_kwargs

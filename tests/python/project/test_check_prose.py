@@ -1,0 +1,39 @@
+"""tools/check_prose.py: phrases are found over the ends of lines too, and with what to write instead."""
+
+import importlib.util
+import pathlib
+
+import pytest
+
+TOOL = pathlib.Path(__file__).parents[3] / "tools" / "check_prose.py"
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("check_prose", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "QLoRA and its kin",
+        "A loss that is no number ends the run.",
+        "bytes that are cut\namong ranks",
+        "    // The base is cut\n    // among ranks.",
+        "# a loss that is\n# no number",
+        "it was mended",
+    ],
+)
+def test_a_phrase_is_found(tool, text):
+    ((line, phrase, instead),) = tool.findings_in(f"first line\n{text}\n")
+    assert line == 2
+    assert phrase
+    assert instead
+
+
+@pytest.mark.parametrize("text", ["kindness", "no number of rows", "amended", "this is not a number"])
+def test_other_words_are_none(tool, text):
+    assert tool.findings_in(text) == []
