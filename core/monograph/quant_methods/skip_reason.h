@@ -21,8 +21,8 @@ namespace monograph {
 //                   load that packed: weights/experts.h stacks them
 std::string_view skip_reason(const Weight& weight);
 
-// Throws Error for a model whose linear layers are stored transposed (Conv1D: gpt2 and similar), which
-// bitsandbytes transposes before it quantises.
+// Throws Error for a model whose linear layers are stored transposed (Conv1D: gpt2 and similar),
+// which bitsandbytes transposes before it quantises.
 void check_orientation(const json::Value& config);
 
 // "model.layers.0.mlp.gate" for "model.layers.0.mlp.gate.weight".

@@ -6,7 +6,7 @@ A copy is shallow: containers inside a container are held for themselves.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, MutableMapping, Set
 from types import CellType, MethodType
 from typing import Any
@@ -86,7 +86,9 @@ class Held:
         elif isinstance(self.container, CellType):
             if before[0] is not MISSING:
                 self.container.cell_contents = before[0]
-        elif isinstance(self.container, (list, bytearray)):
+        elif isinstance(self.container, list):
+            list.__setitem__(self.container, slice(None), before)
+        elif isinstance(self.container, bytearray):
             self.container[:] = before
         else:
             self.container.clear()
@@ -94,16 +96,25 @@ class Held:
             add(before)
 
     def _set(self, name: str, value: Any) -> None:
-        if isinstance(self.container, MutableMapping):
+        if isinstance(self.container, dict):
+            _plain_class(self.container).__setitem__(self.container, name, value)
+        elif isinstance(self.container, MutableMapping):
             self.container[name] = value
         else:
             setattr(self.container, name, value)
 
     def _delete(self, name: str) -> None:
-        if isinstance(self.container, MutableMapping):
+        if isinstance(self.container, dict):
+            _plain_class(self.container).__delitem__(self.container, name)
+        elif isinstance(self.container, MutableMapping):
             del self.container[name]
         else:
             delattr(self.container, name)
+
+
+def _plain_class(container: dict[Any, Any]) -> Any:
+    """Whose methods store and delete, and nothing else; that of an ordered one keeps the order too."""
+    return OrderedDict if isinstance(container, OrderedDict) else dict
 
 
 class HeldState:
@@ -132,13 +143,16 @@ def _bits(state: Any) -> Hashable:
 
 
 def _copied(container: Any) -> Any:
-    """A dictionary for what has names; for others something with a length and an order."""
+    """A dictionary for what has names; for others something with a length and an order.
+
+    What is stored, whatever a subclass makes of it when it is read: transformers' ACT2FN makes an object.
+    """
     if isinstance(container, dict):
-        return dict(container)
+        return dict(dict.items(container))
     if isinstance(container, CellType):
         return (content(container),)
     if isinstance(container, type):
         return dict(vars(container))
     if isinstance(container, set):
-        return sorted(container, key=id)
-    return list(container)
+        return sorted(set.__iter__(container), key=id)
+    return list.copy(container) if isinstance(container, list) else list(container)

@@ -134,7 +134,7 @@ class Reachable:
             self.in_signature.discard(id(value))
         if isinstance(value, bytearray):
             return
-        entries = list(value.items() if isinstance(value, dict) else enumerate(value))
+        entries = list(dict.items(value) if isinstance(value, dict) else enumerate(value))
         for place, part in entries:
             self.see(part, f"{label}[{place!r}]", names, depth, in_signature=in_signature, whole=whole)
 

@@ -81,7 +81,7 @@ def reads_of(observer: Observer) -> Reads:
         if place in reachable.in_signature:
             continue
         if isinstance(held.container, dict):
-            named.append((held.label, held.container, tuple(held.container.items())))
+            named.append((held.label, held.container, tuple(dict.items(held.container))))
             ordered.append((held.label, held.container, tuple(held.container)))
         elif isinstance(held.container, set):
             computed.append((held.label, _members(held.container), _members(held.container)()))
