@@ -36,23 +36,23 @@ class ProcessWide {
     Place* place_;
     std::unique_lock<std::mutex> lock_;
   };
-  static Held hold() { return Held(place_); }
+  static Held hold() { return Held(kPlace); }
 
  private:
   static Place* make() {
     auto* made = new Place;
     // It fails without memory alone, and then the program does not start.
-    pthread_atfork([] { place_->mutex.lock(); }, [] { place_->mutex.unlock(); },
+    pthread_atfork([] { kPlace->mutex.lock(); }, [] { kPlace->mutex.unlock(); },
                    [] {
                      if constexpr (requires(State & state) { state.forget_parent(); }) {
-                       place_->state.forget_parent();
+                       kPlace->state.forget_parent();
                      }
-                     place_->mutex.unlock();
+                     kPlace->mutex.unlock();
                    });
     return made;
   }
 
-  inline static Place* const place_ = make();
+  inline static Place* const kPlace = make();
 };
 
 }  // namespace monograph
