@@ -20,6 +20,7 @@ from monograph.ops.show_config import show_config
 from monograph.quant.packed_weight import PackedWeight, linear, quantize
 from monograph.quant.quant_methods.bitsandbytes import dequantize_4bit, from_bitsandbytes, to_bitsandbytes
 from monograph.quant.quantized_tensor import QuantizedTensor, split_quantize
+from monograph.upstream.tested_versions import warn_if_untried
 from monograph.upstream.when_imported import when_imported
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
 
 
+warn_if_untried("torch")
 when_imported("peft", "monograph.hf.peft.packed_layers")
 when_imported("torch._dynamo", "monograph.ops.has_kernel")
 when_imported("torch._inductor.decomposition", "monograph.ops.inductor_decompositions")

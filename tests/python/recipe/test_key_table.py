@@ -18,7 +18,7 @@ from monograph.recipe.config.key_support import IGNORED, REFUSED, state_of
 from monograph.recipe.config.keys import KEYS, TRL_KEYS, TrlRecipe
 from monograph.recipe.config.other_keys import MEANINGS, OTHER_NAMES, OTHERS_IGNORED, OTHERS_REFUSED, SYNONYMS
 from monograph.recipe.run.run_identity import run_identity
-from monograph.recipe.run.saved_recipe import remembered_keys
+from monograph.recipe.run.saved_recipe import saved_keys
 from monograph.recipe.trl.resumed_run import trl_identity
 
 ROOT = pathlib.Path(monograph.recipe.__file__).parent
@@ -135,7 +135,7 @@ def test_a_saved_recipe_keeps_no_key_of_one_start(tmp_path, monkeypatch):
         "output_dir": "out",
         "tokenizer_config": "some/name",
     }
-    kept = remembered_keys(check_keys(keys).recipe)
+    kept = saved_keys(check_keys(keys).recipe)
     assert sorted(kept) == [
         "adapter",
         "base_model",

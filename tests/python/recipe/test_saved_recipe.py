@@ -20,8 +20,8 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def lines():
-    """The commands under "One command" of the README."""
-    section = (ROOT / "README.md").read_text().split("## One command")[1]
+    """The commands under "With axolotl's YAML" of the README."""
+    section = (ROOT / "README.md").read_text().split("## With axolotl's YAML")[1]
     block = re.search(r"```\n(.*?)```", section, re.DOTALL)[1]
     return [shlex.split(line) for line in block.splitlines()]
 

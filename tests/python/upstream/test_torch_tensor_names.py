@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from monograph.integrations.torch import private_names as names
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from monograph.distributed.shard_placeholder import ShardedAway
+from monograph.distributed.shard_placeholder import ShardPlaceholder
+from monograph.upstream import torch_names as names
 from support.relies_on import relies_on
 
 
@@ -105,7 +105,7 @@ def test_moving_and_tracing_a_model_asks_its_parameters_these() -> None:
     assert "_has_compatible_shallow_copy_type" in asked
     names.FakeTensorMode().from_tensor(Asked(torch.ones(2)))
     assert "_is_view" in asked
-    away = ShardedAway(torch.ones(4, 4), "away", 2)
+    away = ShardPlaceholder(torch.ones(4, 4), "away", 2)
     model.away = away
     model.to("cpu")
     assert model.away is away
@@ -274,7 +274,7 @@ def test_a_checkpoint_is_noticed_inside_alone() -> None:
     "_c10d_functional::all_gather_into_tensor",
 )
 def test_collectives_are_nodes_of_a_graph_and_have_the_values_outside(one_rank: Any) -> None:
-    from monograph.integrations.torch import collectives
+    from monograph.upstream import collectives
 
     group, graphs = one_rank.group_name, []
     assert names.process_group_named(group).size() == 1

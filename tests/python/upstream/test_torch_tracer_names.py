@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import sympy
 import torch
-from monograph.integrations.torch import private_names as names
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from monograph.diagnosis.report import Report
 from monograph.diagnosis.tracing import recompiles
 from monograph.recipe.config.compile_options import compile_options, mode_options
+from monograph.upstream import torch_names as names
 from support.relies_on import relies_on
 
 

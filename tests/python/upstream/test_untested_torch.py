@@ -7,14 +7,14 @@ import logging
 
 import pytest
 import torch
-from monograph.integrations import tried_versions
-from monograph.recipe.config.trl_keys import TrlRecipe
 from trl import SFTConfig
 
 import monograph as mg
+from monograph.recipe.config.keys import TrlRecipe
 from monograph.recipe.config.trl_arguments import config_arguments, field_names
 from monograph.training import TrainStep
 from monograph.training.regions import region_layers
+from monograph.upstream import tested_versions
 from support.model_changes import batch, build
 
 COMPILED = ("graph", "whole_step", "inductor", "inductor_whole_step", "per_layer")
@@ -37,7 +37,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_every_compiled_mode_becomes_eager_and_one_line_says_so(
     torch_2_99: None, caplog: pytest.LogCaptureFixture, mode: str
 ) -> None:
-    lowest, highest = (".".join(map(str, v)) for v in tried_versions.TRIED["torch"])
+    lowest, highest = (".".join(map(str, v)) for v in tested_versions.TRIED["torch"])
     with caplog.at_level(logging.WARNING, "monograph"):
         step = TrainStep(build(), mode=mode)
     assert step.mode == "eager"
