@@ -65,7 +65,7 @@ def test_the_script_of_the_readme(folder, tmp_path, monkeypatch):
     names = {}
     exec(compile(script, "README.md", "exec"), names)
     assert any("train_loss" in entry for entry in names["trainer"].state.log_history)
-    assert (tmp_path / "out" / "adapter" / "adapter_model.safetensors").exists()
+    assert (tmp_path / "out" / "adapter_model.safetensors").exists()
 
 
 def test_unsloth(folder):
