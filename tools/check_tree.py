@@ -160,26 +160,21 @@ def check_isa_units() -> list[str]:
     return findings
 
 
-def imports_at_module_level(body: Iterable[ast.AST]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The imports that run when a module is imported: not those in functions or for the type checker."""
-    for node in body:
+def imports_in(nodes: Iterable[ast.AST], *, functions: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Imports but those for the type checker; those inside functions, which run later, only if asked for."""
+    for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            yield from imports_at_module_level(node.orelse)
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            inner = (
-                part
-                for name in ("body", "handlers", "orelse", "finalbody")
-                for part in getattr(node, name, ())
-            )
-            yield from imports_at_module_level(inner)
+            yield from imports_in(node.orelse, functions=functions)
+        elif functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from imports_in(ast.iter_child_nodes(node), functions=functions)
 
 
 def imported_modules(name: str, tree: ast.Module, known: Iterable[str]) -> set[str]:
     """The modules of `known` that run when `name` is imported: packages too, but for those it lies in."""
     found: set[str] = set()
-    for node in imports_at_module_level(tree.body):
+    for node in imports_in(tree.body, functions=False):
         names = [alias.name for alias in node.names]
         if isinstance(node, ast.ImportFrom):
             names = [str(node.module), *(f"{node.module}.{alias}" for alias in names)]
@@ -212,18 +207,6 @@ FLOORS_INSIDE = {
 }
 
 
-def imports_anywhere(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Imports, also those in functions; not those for the type checker."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Import | ast.ImportFrom):
-            yield child
-        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            for other in child.orelse:
-                yield from imports_anywhere(ast.Module([other], []))
-        else:
-            yield from imports_anywhere(child)
-
-
 def floor_of(parts: tuple[str, ...]) -> tuple[int, int] | None:
     """Numbers of the folder and the subfolder of a module. None: it is the package itself, above all."""
     if not parts or parts[0] not in FLOORS:
@@ -249,13 +232,13 @@ def check_floors(package: pathlib.Path = ROOT / "python" / "monograph") -> list[
             findings.append(f"{name}.py lies in {parts[0]}/, which has no floor in FLOORS")
         if own is None:
             continue
-        for node in imports_anywhere(ast.parse(path.read_text())):
+        for node in imports_in(ast.parse(path.read_text()).body, functions=True):
             modules = [alias.name for alias in node.names]
             if isinstance(node, ast.ImportFrom):
                 modules = [f"{node.module}.{alias}" for alias in modules]
             for module in modules:
                 root, *rest = module.split(".")
-                if root != package.name or (package / "__init__.py") == path:
+                if root != package.name:
                     continue
                 # What the package itself has is for bench and cli.
                 other = floor_of(tuple(rest)) or (FLOORS.index("bench"), 0)
