@@ -133,7 +133,7 @@ def test_mixed_precision_and_other_dtypes(source, tmp_path):
     """Groups by layer; a dtype of the model that is not the file's reaches what is dense and nothing else."""
     pytest.importorskip("compressed_tensors")
     presets = {"FP8_BLOCK": ["re:.*self_attn.*"], "NVFP4A16": ["re:.*mlp.*"]}
-    producer_folders.compressed_tensors(source, tmp_path, presets)
+    producer_folders.write_compressed_tensors(source, tmp_path, presets)
     model, state = mg.from_pretrained(tmp_path, dtype=torch.float32), tensors(tmp_path)
     for name, layer in quantised(model).items():
         assert layer.format.name == ("fp8-block" if "self_attn" in name else "nvfp4-divide")

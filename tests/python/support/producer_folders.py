@@ -103,7 +103,7 @@ def _calibrate(layer: Any) -> None:
     layer.weight_scale.data.copy_(calculate_qparams(low, high, args, global_scale)[0])
 
 
-def compressed_tensors(source: pathlib.Path, folder: pathlib.Path, presets: Any) -> dict[str, torch.Tensor]:
+def write_compressed_tensors(source: pathlib.Path, folder: pathlib.Path, presets: Any) -> None:
     """`presets` maps the library's presets to the layers they are for."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import (
@@ -111,7 +111,6 @@ def compressed_tensors(source: pathlib.Path, folder: pathlib.Path, presets: Any)
         apply_quantization_config,
         preset_name_to_scheme,
     )
-    from transformers import CompressedTensorsConfig
 
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
     groups = {f"group_{i}": preset_name_to_scheme(*preset) for i, preset in enumerate(presets.items())}
@@ -124,6 +123,13 @@ def compressed_tensors(source: pathlib.Path, folder: pathlib.Path, presets: Any)
     compressor.compress_model(model)
     model.save_pretrained(folder, max_shard_size="200KB")
     compressor.update_config(folder)
+
+
+def compressed_tensors(source: pathlib.Path, folder: pathlib.Path, presets: Any) -> dict[str, torch.Tensor]:
+    """One preset for all layers: transformers 5.23 reads a folder by the scheme of its first group."""
+    from transformers import CompressedTensorsConfig
+
+    write_compressed_tensors(source, folder, presets)
     options = CompressedTensorsConfig(dequantize=True)
     return linear_weights(
         AutoModelForCausalLM.from_pretrained(folder, quantization_config=options, dtype=torch.bfloat16)
