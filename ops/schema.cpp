@@ -11,6 +11,10 @@ namespace monograph::ops {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
   m.def(
+      "adamw_update(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] exp_avg, "
+      "Tensor(c!)[] exp_avg_sq, Tensor(d!) steps, Tensor learning_rate, float beta1, float beta2, "
+      "float eps, float[] weight_decay, float max_norm) -> Tensor");
+  m.def(
       "quantize(Tensor input, int format, int block, bool double_quant, bool saturate_nonfinite, "
       "int rule=0, int scale_bytes=0) -> Tensor[]");
   m.def(

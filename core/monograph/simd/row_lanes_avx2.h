@@ -8,6 +8,20 @@ namespace monograph {
 template <>
 struct RowLanes<simd::Avx2> : Lanes<simd::Avx2> {
   [[gnu::always_inline]] static F32 fused(F32 a, F32 b, F32 c) { return fma(a, b, c); }
+  [[gnu::always_inline]] static F32 sqrt(F32 x) { return _mm256_sqrt_ps(x); }
+  struct Doubles {
+    __m256d low, high;
+  };
+  [[gnu::always_inline]] static void add_squares(Doubles& sum, F32 x) {
+    const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
+    const __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+    sum.low = _mm256_fmadd_pd(low, low, sum.low);
+    sum.high = _mm256_fmadd_pd(high, high, sum.high);
+  }
+  [[gnu::always_inline]] static void store_doubles(double* p, const Doubles& x) {
+    _mm256_storeu_pd(p, x.low);
+    _mm256_storeu_pd(p + 4, x.high);
+  }
   template <class T>
   [[gnu::always_inline]] static F32 round_as(F32 x) {
     if constexpr (std::is_same_v<T, Bf16>) {

@@ -8,6 +8,20 @@ namespace monograph {
 template <>
 struct RowLanes<simd::Avx512> : Lanes<simd::Avx512> {
   [[gnu::always_inline]] static F32 fused(F32 a, F32 b, F32 c) { return fma(a, b, c); }
+  [[gnu::always_inline]] static F32 sqrt(F32 x) { return _mm512_sqrt_ps(x); }
+  struct Doubles {
+    __m512d low, high;
+  };
+  [[gnu::always_inline]] static void add_squares(Doubles& sum, F32 x) {
+    const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+    const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+    sum.low = _mm512_fmadd_pd(low, low, sum.low);
+    sum.high = _mm512_fmadd_pd(high, high, sum.high);
+  }
+  [[gnu::always_inline]] static void store_doubles(double* p, const Doubles& x) {
+    _mm512_storeu_pd(p, x.low);
+    _mm512_storeu_pd(p + 8, x.high);
+  }
   template <class T>
   [[gnu::always_inline]] static F32 round_as(F32 x) {
     if constexpr (std::is_same_v<T, Bf16>)

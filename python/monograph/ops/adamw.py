@@ -1,7 +1,8 @@
 """monograph::adamw: clipping by the global norm and one AdamW step over all parameters, one node in a graph.
 
-The arithmetic is torch's fused kernel; `torch.optim` itself breaks a graph, and the same update traced
-parameter by parameter costs a minute of compilation for 448 matrices. No C++ of ours stands behind it.
+`torch.optim` itself breaks a graph, and the same update traced parameter by parameter costs a minute of
+compilation for 448 matrices. On the CPU the arithmetic is `adamw_update`, whose formulas stand in
+core/monograph/kernels/adamw/adamw.h; other devices compute them by torch's operators.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from math import inf, isnan
+from typing import Any
 
 import torch
 
 from monograph.ops import library  # noqa: F401  (creates the namespace)
 from monograph.ops.argument_checks import check_tensors, dtype_name
-from monograph.upstream.torch_names import fused_adamw
 
 torch.library.define(
     "monograph::adamw",
@@ -22,6 +23,9 @@ torch.library.define(
     "Tensor(d!) steps, Tensor learning_rate, float beta1, float beta2, float eps, float[] weight_decay, "
     "float max_norm) -> Tensor",
 )
+
+# What the kernel of the CPU reads as a gradient; others become float32 first.
+_OWN = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def adamw(
@@ -59,6 +63,7 @@ def adamw(
 
 
 def _check_devices(
+    op: str,
     parameters: list[torch.Tensor],
     gradients: list[torch.Tensor],
     exp_avg: list[torch.Tensor],
@@ -68,7 +73,7 @@ def _check_devices(
 ) -> None:
     """Ordinary tensors on one device. The fake asks too: torch runs it for any mixture with meta."""
     check_tensors(
-        "adamw",
+        op,
         parameters=parameters,
         gradients=gradients,
         exp_avg=exp_avg,
@@ -85,7 +90,7 @@ def _check_parameters(
     exp_avg_sq: list[torch.Tensor],
     weight_decay: list[float],
 ) -> None:
-    """torch's kernel trusts that all of a parameter's tensors have its shape, and writes by it."""
+    """All of a parameter's tensors have its shape."""
     lists = {"gradients": gradients, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
     counts = {name: len(given) for name, given in lists.items()} | {"weight_decay": len(weight_decay)}
     for name, count in counts.items():
@@ -108,7 +113,6 @@ def _check_parameters(
         strides = p.stride()
         if not (p.is_contiguous() and exp_avg[i].stride() == strides and exp_avg_sq[i].stride() == strides):
             raise ValueError(f"adamw: parameters[{i}] or its moments are not contiguous, wanted contiguous")
-    _check_apart([*parameters, *exp_avg, *exp_avg_sq])
 
 
 def _check_apart(written: list[torch.Tensor]) -> None:
@@ -116,7 +120,7 @@ def _check_apart(written: list[torch.Tensor]) -> None:
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in written if t.numel())
     for (_, end), (begin, _) in itertools.pairwise(spans):
         if begin < end:
-            raise ValueError("adamw: parameters and moments share memory, wanted tensors of their own")
+            raise ValueError("adamw: parameters, moments and steps share memory, wanted tensors of their own")
 
 
 def _check_numbers(
@@ -154,40 +158,74 @@ def _adamw(
     weight_decay: list[float],
     max_norm: float,
 ) -> torch.Tensor:
-    _check_devices(parameters, gradients, exp_avg, exp_avg_sq, steps, learning_rate)
+    _check_devices("adamw", parameters, gradients, exp_avg, exp_avg_sq, steps, learning_rate)
     _check_parameters(parameters, gradients, exp_avg, exp_avg_sq, weight_decay)
+    _check_apart([*parameters, *exp_avg, *exp_avg_sq, steps])
     _check_numbers(steps, learning_rate, len(parameters), (beta1, beta2, eps, max_norm, *weight_decay))
+    numbers = (beta1, beta2, eps, weight_decay, max_norm)
+    update = _update_on_cpu if parameters[0].device.type == "cpu" else _update_elsewhere
     with torch.no_grad():
-        # The kernel writes the clipped gradients back, so it gets copies.
-        gradients = [g.to(torch.float32, copy=True) for g in gradients]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        skip = (~norm.isfinite()).float()
-        divisor = (norm / max_norm).clamp_min(1.0) if max_norm > 0 else torch.ones_like(norm)
-        steps += 1 - skip
-        own_steps = list(steps) if steps.dim() else [steps] * len(parameters)
-        for decay in sorted(set(weight_decay)):
-            members = [i for i, own in enumerate(weight_decay) if own == decay]
-            fused_adamw(
-                [parameters[i] for i in members],
-                [gradients[i] for i in members],
-                [exp_avg[i] for i in members],
-                [exp_avg_sq[i] for i in members],
-                [],
-                [own_steps[i] for i in members],
-                lr=learning_rate,
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=decay,
-                eps=eps,
-                amsgrad=False,
-                maximize=False,
-                grad_scale=divisor,
-                found_inf=skip,
-            )
+        return update(parameters, gradients, exp_avg, exp_avg_sq, steps, learning_rate, *numbers)
+
+
+def _update_on_cpu(
+    parameters: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    exp_avg: list[torch.Tensor],
+    exp_avg_sq: list[torch.Tensor],
+    steps: torch.Tensor,
+    learning_rate: torch.Tensor,
+    *numbers: Any,
+) -> torch.Tensor:
+    gradients = [(g if g.dtype in _OWN else g.to(torch.float32)).contiguous() for g in gradients]
+    lists = (parameters, gradients, exp_avg, exp_avg_sq)
+    norm = torch.ops.monograph.adamw_update(*lists, steps, learning_rate, *numbers)
+    # The kernel writes through pointers: a graph that saved one of these must notice.
+    torch.autograd.graph.increment_version([*parameters, *exp_avg, *exp_avg_sq, steps])
+    return norm
+
+
+def _update_elsewhere(
+    parameters: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    exp_avg: list[torch.Tensor],
+    exp_avg_sq: list[torch.Tensor],
+    steps: torch.Tensor,
+    learning_rate: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: list[float],
+    max_norm: float,
+) -> torch.Tensor:
+    """The same formulas, for any device; nothing is read back to the host."""
+    squares = [torch.linalg.vector_norm(g, dtype=torch.float64).square() for g in gradients]
+    norm = torch.stack(squares).sum().sqrt().float()
+    finite = norm.isfinite()
+    clip = (max_norm / norm.double()).clamp_max(1.0).float() if max_norm > 0 else torch.ones_like(norm)
+    steps += finite
+    counts = steps.double()
+    step_sizes = (learning_rate.double() / (1 - beta1**counts)).float().expand(len(parameters))
+    inverse_roots = (1 / (1 - beta2**counts).sqrt()).float().expand(len(parameters))
+    for i, decay in enumerate(weight_decay):
+        p, m, v = parameters[i], exp_avg[i], exp_avg_sq[i]
+        g = gradients[i].float() * clip
+        next_m = m + (g - m) * (1 - beta1)
+        next_v = v * beta2 + (g * (1 - beta2)) * g
+        kept = p - p * (learning_rate.double() * decay).float() if decay else p
+        moved = kept - (next_m * step_sizes[i]) / (next_v.sqrt() * inverse_roots[i] + eps)
+        for into, value in ((m, next_m), (v, next_v), (p, moved)):
+            into.copy_(torch.where(finite, value, into))
     return norm
 
 
 @torch.library.register_fake("monograph::adamw")
 def _(parameters, gradients, exp_avg, exp_avg_sq, steps, learning_rate, *_):  # type: ignore[no-untyped-def]
-    _check_devices(parameters, gradients, exp_avg, exp_avg_sq, steps, learning_rate)
+    _check_devices("adamw", parameters, gradients, exp_avg, exp_avg_sq, steps, learning_rate)
+    return steps.new_empty(())
+
+
+@torch.library.register_fake("monograph::adamw_update")
+def _(parameters, gradients, exp_avg, exp_avg_sq, steps, learning_rate, *_):  # type: ignore[no-untyped-def]
+    _check_devices("adamw_update", parameters, gradients, exp_avg, exp_avg_sq, steps, learning_rate)
     return steps.new_empty(())

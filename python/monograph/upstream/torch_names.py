@@ -27,7 +27,6 @@ NAMES = {
     "disable_torch_function": PrivateName(
         "torch._C:DisableTorchFunctionSubclass", _READ, "TracedWeight: its results are plain tensors"
     ),
-    "fused_adamw": PrivateName("torch:_fused_adamw_", _READ, "adamw: the update"),
     "make_wrapper_subclass": PrivateName(
         "torch:Tensor._make_wrapper_subclass", _READ, "LazyWeight: a tensor without storage"
     ),

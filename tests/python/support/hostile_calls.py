@@ -347,6 +347,9 @@ def adamw(r: Random) -> list[Any]:
     ]
 
 
+adamw_update = adamw
+
+
 def seeded_dropout(r: Random) -> list[Any]:
     return [floats(r, 3, r.choice((4, 33)), dtype=r.choice(DTYPES)), torch.tensor(7), r.randrange(9), 0.5]
 

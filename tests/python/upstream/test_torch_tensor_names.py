@@ -114,34 +114,6 @@ def test_moving_and_tracing_a_model_asks_its_parameters_these() -> None:
         away + 1
 
 
-@relies_on("fused_adamw")
-def test_the_update_is_that_of_adamw_and_skips_what_is_not_finite() -> None:
-    torch.manual_seed(0)
-    start, gradient = torch.randn(7), torch.randn(7)
-    wanted = nn.Parameter(start.clone())
-    optimizer = torch.optim.AdamW([wanted], lr=1e-2, weight_decay=0.1, fused=True)
-    own, moments, steps = start.clone(), [torch.zeros(7), torch.zeros(7)], torch.zeros(())
-    options: dict[str, Any] = {"lr": torch.tensor(1e-2), "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.1}
-    options |= {"eps": 1e-8, "amsgrad": False, "maximize": False}
-
-    def update(scale: float, skip: float) -> None:
-        steps.add_(1 - skip)
-        flags = {"grad_scale": torch.tensor(scale), "found_inf": torch.tensor(skip)}
-        names.fused_adamw(
-            [own], [gradient * scale], [moments[0]], [moments[1]], [], [steps], **options, **flags
-        )
-
-    for scale in (1.0, 4.0):
-        wanted.grad = gradient.clone()
-        optimizer.step()
-        update(scale, 0.0)
-    assert torch.equal(own, wanted)
-    before = own.clone()
-    update(1.0, 1.0)
-    assert torch.equal(own, before)
-    assert steps == 2
-
-
 @relies_on("TorchDispatchMode", "tree_leaves", "tree_map_only")
 def test_a_mode_sees_the_operators_below_autograd_with_their_arguments() -> None:
     found: list[tuple[Any, int]] = []
