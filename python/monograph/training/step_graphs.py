@@ -14,6 +14,7 @@ from torch import nn
 
 from monograph.distributed import World, check_same_values, padded
 from monograph.distributed.same_models import check_same_adapters
+from monograph.memory.base_memory import base_memory_of
 from monograph.ops.seeded_dropout import seed_dropouts
 from monograph.training.batch_keys import Tensors
 from monograph.training.flat_parameters import FlatParameters
@@ -88,9 +89,12 @@ class StepGraphs:
         self._dropout_seed = seed_dropouts(self.model)
         sliced = self.mode in WITH_REGIONS or self.mode in WHOLE
         self._identity = Identity(self.model, mode=self.mode, compiled=self.mode != "eager", sliced=sliced)
+        self._base = base_memory_of(self.model)
 
     def _check_identity(self) -> None:
         self._identity.check()
+        if self._base is not None:
+            self._base.check()
         if self.state.take_changed():
             self._slices = RegionSlices(self.model, self.state)
 

@@ -112,6 +112,17 @@ def test_training_has_the_same_bits_and_holds_no_more(folder):
     assert limited == plain
 
 
+def test_a_base_that_left_its_files_is_refused_by_the_next_step(folder):
+    """share_memory() copies every tensor and ends its mapping: what was read ahead are no addresses of the
+    base any more."""
+    model = mg.from_pretrained(folder, base_memory=LIMIT)
+    model.share_memory()
+    with pytest.raises(
+        RuntimeError, match=r"base_memory: \d+ of \d+ tensors of the base were moved from the"
+    ):
+        train(model, 1)
+
+
 def test_forward_only_and_generation(folder):
     ids = torch.arange(1, 33).view(2, 16)
     with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +43,9 @@ class Event:
 class BaseMemory:
     """How much of a model's mapped base is in memory, and what was done for it."""
 
-    def __init__(self, number: int, nbytes: int, units: int) -> None:
+    def __init__(self, number: int, nbytes: int, units: int, mapped: list[tuple[Any, int]]) -> None:
         self._number = number
+        self._mapped = mapped  # storages and where they lie, as long as the model lives
         self.nbytes = nbytes  # of the base that is read ahead: without the table of tokens
         self.units = units
 
@@ -59,6 +61,17 @@ class BaseMemory:
         rows = (flat[i : i + 5] for i in range(0, len(flat), 5))
         return [Event(EVENTS[row[0]], row[1], row[2] / 1e9, row[3] / 1e9, row[4]) for row in rows]
 
+    def check(self) -> None:
+        """Raises, and reads nothing more ahead, if the base lies elsewhere now: its mapping is gone then, and
+        its addresses may be somebody else's."""
+        moved = [address for storage, address in self._mapped if storage.data_ptr() != address]
+        if moved:
+            self.close()
+            raise RuntimeError(
+                f"base_memory: {len(moved)} of {len(self._mapped)} tensors of the base were moved from the "
+                "files into memory (share_memory() does that); wanted a model that stays mapped: load it anew"
+            )
+
     def close(self) -> None:
         """Ends the thread. The base stays mapped, and is read as it is touched."""
         torch.ops.monograph.read_ahead_close(self._number)
@@ -67,10 +80,22 @@ class BaseMemory:
 _of_model: weakref.WeakKeyDictionary[torch.nn.Module, BaseMemory] = weakref.WeakKeyDictionary()
 
 
-def _close(number: int, kept: list[Any]) -> None:
+def _close(number: int, *kept: list[Any]) -> None:
     """`kept`: the mappings, which must outlive the thread."""
     torch.ops.monograph.read_ahead_close(number)
-    kept.clear()
+    for mappings in kept:
+        mappings.clear()
+
+
+def _mapped(storages: list[Any], addresses: list[int]) -> list[tuple[Any, int]]:
+    """Those that hold one of the addresses, which are sorted, and where they begin."""
+    found = []
+    for storage in storages:
+        begin = storage.data_ptr()
+        place = bisect_left(addresses, begin)
+        if place < len(addresses) and addresses[place] < begin + storage.nbytes():
+            found.append((storage, begin))
+    return found
 
 
 def limit_base_memory(model: torch.nn.Module, amount: int | str) -> BaseMemory:
@@ -103,10 +128,11 @@ def limit_base_memory(model: torch.nn.Module, amount: int | str) -> BaseMemory:
             raise ValueError(
                 reason if reason.startswith("base_memory") else f"base_memory: {reason}"
             ) from None
-    kept = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
-    weakref.finalize(model, _close, number, kept)
+    storages = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
+    places = _mapped(storages, sorted(t.address for t in tensors))
+    weakref.finalize(model, _close, number, storages, places)
     held = sum(t.nbytes for t in tensors if t.reading.name != "SCATTERED")
-    _of_model[model] = BaseMemory(number, held, 1 + max(t.unit for t in tensors))
+    _of_model[model] = BaseMemory(number, held, 1 + max(t.unit for t in tensors), places)
     return _of_model[model]
 
 
