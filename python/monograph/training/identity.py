@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from monograph.nn.adapter_state import adapter_layers, constants, untrained_adapters
@@ -28,11 +29,13 @@ class Identity:
     """check() raises RuntimeError with the name of what is another, and what to do.
 
     compiled: graphs hold the module hooks that were there at the first check. sliced: they compute with
-    slices, so that no gradient reaches a parameter itself.
+    slices, so that no gradient reaches a parameter itself. unscaled: the loss is not scaled, because nothing
+    was float16.
     """
 
-    def __init__(self, model: nn.Module, *, mode: str, compiled: bool, sliced: bool) -> None:
+    def __init__(self, model: nn.Module, *, mode: str, compiled: bool, sliced: bool, unscaled: bool) -> None:
         self._model, self._mode, self._compiled, self._sliced = model, mode, compiled, sliced
+        self._unscaled = unscaled
         self._named = _trained(model)
         self._hooks: list[tuple[nn.Module, Callable[..., Any]]] | None = None
         self._global_hooks = False
@@ -71,6 +74,8 @@ class Identity:
                     f"{path} drops with p={dropout.p} and draws from torch's generator, wanted the step's "
                     f"seed: it came later, or p was 0, when the step was made; {_REBUILD}"
                 )
+        if self._unscaled:
+            self._check_float16()
         self._check_adapters()
         self._check_parameter_hooks()
         if self._compiled:
@@ -95,6 +100,17 @@ class Identity:
             f"the trained parameters are not those that the step was made for: {what}; {_REBUILD}, and "
             "set_adapter goes back to the adapter before"
         )
+
+    def _check_float16(self) -> None:
+        for module in self._modules:
+            for parameter in parameters_of(module).values():
+                if parameter is not None and parameter.dtype is torch.float16:
+                    name = next(name for name, p in self._model.named_parameters() if p is parameter)
+                    raise RuntimeError(
+                        f"{name} is float16 now, and the loss of the step is not scaled, in which small "
+                        "gradients vanish; wanted the dtype before, or step.rebuild(), which scales it and "
+                        "keeps the moments"
+                    )
 
     def _check_adapters(self) -> None:
         now = [constants(layer) for _, layer in self._adapters]

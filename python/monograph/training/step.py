@@ -27,7 +27,6 @@ from monograph.packing.stateful_layers import guard_packed
 from monograph.training.batch_keys import KNOWN, BatchKeys, Tensors
 from monograph.training.flat_parameters import FlatParameters
 from monograph.training.loss import add_router_loss, count_targets
-from monograph.training.loss_scale import LossScale, needs_scaling
 from monograph.training.micro_batches import mark_lengths, take, with_second_row
 from monograph.training.regions import outer_graph
 from monograph.training.step_graphs import MODES, WHOLE, WITH_REGIONS, ModelLoss, StepGraphs
@@ -116,12 +115,11 @@ class TrainStep(StepGraphs):
         self._module = ModelLoss(model)
         self._keys = BatchKeys(model)
         self.world, self.virtual_shards = world or alone(), virtual_shards
+        self.loss_scale, self._loss_scaling = None, loss_scaling
         self._attach(FlatParameters(model))
         if self._routers is not None:
             self._routers.share = self._routers.share.to(self.device)
         self._order = self._order_of(1)
-        scaled = needs_scaling(model) if loss_scaling is None else loss_scaling
-        self.loss_scale = LossScale(device=self.device) if scaled else None
         self._rows, self._told_kinds, self._told_no_target = 0, False, False
         self._hyper = (betas, eps, weight_decay, max_grad_norm)
         backend = backend or (outer_graph if mode in WITH_REGIONS else "inductor")
@@ -140,8 +138,8 @@ class TrainStep(StepGraphs):
         """Makes the step anew for the model as it is now: other trained parameters, modules, hooks.
 
         Parameters that have the name and shape of one before keep its moments, and so do the count of steps
-        and the loss scale; new ones begin with moments and a count of zero. Graphs are made anew. With
-        several ranks it is a collective.
+        and the loss scale, which begins if the model is float16 now; new ones begin with moments and a count
+        of zero. Graphs are made anew. With several ranks it is a collective.
         """
         self._attach(FlatParameters(self.model, before=self.state))
         self._prepare()

@@ -20,6 +20,7 @@ from monograph.training.batch_keys import Tensors
 from monograph.training.flat_parameters import FlatParameters
 from monograph.training.identity import Identity
 from monograph.training.loss import forward_loss
+from monograph.training.loss_scale import LossScale, needs_scaling
 from monograph.training.region_slices import RegionSlices
 from monograph.training.regions import make_regions, refusals, region_layers
 from monograph.training.regions.layer import give_back
@@ -63,6 +64,8 @@ class StepGraphs:
     _sharded: bool
     _routers: Any
     _told_kinds: bool
+    _loss_scaling: bool | None
+    loss_scale: LossScale | None
 
     def _whole_step(
         self, flat: torch.Tensor, batch: Tensors, targets: torch.Tensor, learning_rate: torch.Tensor
@@ -87,9 +90,20 @@ class StepGraphs:
                 "monograph.training.regions.undo_regions(model) before"
             )
         self._dropout_seed = seed_dropouts(self.model)
-        sliced = self.mode in WITH_REGIONS or self.mode in WHOLE
-        self._identity = Identity(self.model, mode=self.mode, compiled=self.mode != "eager", sliced=sliced)
+        self._scale_loss()
+        self._identity = Identity(
+            self.model,
+            mode=self.mode,
+            compiled=self.mode != "eager",
+            sliced=self.mode in WITH_REGIONS or self.mode in WHOLE,
+            unscaled=self._loss_scaling is None and self.loss_scale is None,
+        )
         self._base = base_memory_of(self.model)
+
+    def _scale_loss(self) -> None:
+        scaled = needs_scaling(self.model) if self._loss_scaling is None else self._loss_scaling
+        if scaled and self.loss_scale is None:
+            self.loss_scale = LossScale(device=self.device)
 
     def _check_identity(self) -> None:
         self._identity.check()

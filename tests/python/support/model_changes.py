@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -20,35 +20,83 @@ import monograph as mg
 from monograph.nn import QuantLinear
 from support.tiny_models import tiny_llama
 
-TARGETS = ["q_proj", "down_proj"]
+TARGETS = ["q_proj", "down_proj", "fc2"]  # fc2: of OPT, and of Gemma's vision tower
 
 Row = Callable[[Any, int, Callable[[], Any]], None]
 
 
-def build(dtype: torch.dtype = torch.float32, dropout: float = 0.0, layers: int = 1) -> Any:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
-    model = tiny_llama(dtype=torch.float32, num_hidden_layers=layers, **sizes)
-    for name, linear in list(model.model.named_modules()):
-        if type(linear) is nn.Linear:
-            model.model.set_submodule(name, QuantLinear.from_linear(linear, "nf4", block_size=32))
+def adapted(model: Any, *, dtype: torch.dtype, dropout: float, hooked: bool, **options: Any) -> Any:
+    """With an adapter that is no start: B is drawn, too."""
     torch.manual_seed(1)
-    adapted: Any = mg.add_lora(model, LoraConfig(r=2, target_modules=TARGETS, lora_dropout=dropout))
+    lora = LoraConfig(r=2, target_modules=TARGETS, lora_dropout=dropout)
+    found: Any = mg.optimize(get_peft_model(model, lora), **options)
     generator = torch.Generator().manual_seed(3)
-    for name, parameter in adapted.named_parameters():
+    for name, parameter in found.named_parameters():
         if "lora_B" in name:
             parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
         if "lora_" in name:
             parameter.data = parameter.data.to(dtype)
-    return adapted.train()
+    if hooked:
+        found.removable = last_norm(found).register_forward_hook(scaled_output)
+    return found.train()
 
 
-def batch(seed: int) -> dict[str, torch.Tensor]:
-    ids = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(seed))
-    return {"input_ids": ids, "labels": ids.clone()}
+def packed(model: Any) -> Any:
+    for name, linear in list(model.model.named_modules()):
+        if type(linear) is nn.Linear:
+            model.model.set_submodule(name, QuantLinear.from_linear(linear, "nf4", block_size=32))
+    return model
+
+
+def build(
+    dtype: torch.dtype = torch.float32,
+    dropout: float = 0.0,
+    layers: int = 1,
+    hooked: bool = False,
+    computes: torch.dtype = torch.float32,
+) -> Any:
+    """dtype: of the adapter; computes: of everything else."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = tiny_llama(dtype=torch.float32, num_hidden_layers=layers, **sizes)
+    return adapted(packed(model).to(computes), dtype=dtype, dropout=dropout, hooked=hooked)
+
+
+def batch(seed: int, model: Any = None) -> dict[str, torch.Tensor]:
+    """For a model that reads images, with two of them."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 64, (2, 9), generator=generator)
+    if not hasattr(getattr(model, "config", None), "vision_config"):
+        return {"input_ids": ids, "labels": ids.clone()}
+    ids[:, 2:6] = model.config.image_token_id
+    kinds = (ids == model.config.image_token_id).long()
+    images = torch.randn(2, 3, 16, 16, generator=generator)
+    return {"input_ids": ids, "labels": ids.where(kinds == 0, -100), "token_type_ids": kinds} | {
+        "attention_mask": torch.ones_like(ids),
+        "pixel_values": images,
+    }
 
 
 def decoder(model: Any) -> Any:
-    return model.base_model.model.model
+    body = model.base_model.model.model
+    return getattr(body, "language_model", getattr(body, "decoder", body))
+
+
+# The names of Llama, and of OPT where it has others.
+NAMES = {"mlp": "fc2", "input_layernorm": "self_attn_layer_norm", "norm": "final_layer_norm"}
+
+
+def part(parent: Any, name: str) -> tuple[str, Any]:
+    """The child of a layer or decoder that plays this role, with its name."""
+    found = name if hasattr(parent, name) else NAMES[name]
+    return found, getattr(parent, found)
+
+
+def layers_of(model: Any) -> Any:
+    return decoder(model).layers
+
+
+def last_norm(model: Any) -> Any:
+    return part(decoder(model), "norm")[1]
 
 
 def trained(model: Any) -> list[nn.Parameter]:
@@ -89,6 +137,28 @@ row("`model.to(torch.bfloat16).to(torch.float32)`")(
     first(lambda model: model.to(torch.bfloat16).to(torch.float32))
 )
 row("`model.to(torch.bfloat16)`")(first(lambda model: model.to(torch.bfloat16)))
+row("`model.half().float()`")(first(lambda model: model.half().float()))
+row("`model.half()`")(first(lambda model: model.half()))
+row("`model.double()`")(first(lambda model: model.double()))
+row("`model.float()`")(first(lambda model: model.float()))
+
+
+def cast_base(model: Any, dtype: torch.dtype) -> None:
+    """As PEFT's `prepare_model_for_kbit_training` and scripts like it do."""
+    for name, p in model.named_parameters():
+        if "lora_" not in name and p.is_floating_point():
+            p.data = p.data.to(dtype)
+
+
+row("all but the adapters to bfloat16")(first(lambda model: cast_base(model, torch.bfloat16)))
+row("all but the adapters to float16")(first(lambda model: cast_base(model, torch.float16)))
+
+
+@row("the same and back")
+def _(model: Any, turn: int, another: Any) -> None:
+    if turn == 1:
+        cast_base(model, torch.float16)
+        cast_base(model, torch.float32)
 
 
 @row("`vector_to_parameters(v, parameters)`")
@@ -205,24 +275,25 @@ def _(model: Any, turn: int, another: Any) -> None:
 @row("a second `TrainStep` on the model, which makes a step")
 def _(model: Any, turn: int, another: Any) -> None:
     if turn == 1:
-        another()(batch(50))
+        another()([batch(50, model)])
 
 
 @row("a projection replaced by its copy")
 def _(model: Any, turn: int, another: Any) -> None:
     if turn == 1:
-        attention = decoder(model).layers[0].self_attn
+        attention = layers_of(model)[0].self_attn
         attention.q_proj = copy.deepcopy(attention.q_proj)
 
 
-def other_norm(parent: Any, name: str) -> None:
-    norm = copy.deepcopy(getattr(parent, name))
+def other_norm(parent: Any, role: str) -> None:
+    name, found = part(parent, role)
+    norm = copy.deepcopy(found)
     norm.weight.data.mul_(2)
     setattr(parent, name, norm)
 
 
 row("a frozen norm of a layer replaced")(
-    first(lambda model: other_norm(decoder(model).layers[0], "input_layernorm"))
+    first(lambda model: other_norm(layers_of(model)[0], "input_layernorm"))
 )
 row("the last norm replaced")(first(lambda model: other_norm(decoder(model), "norm")))
 
@@ -239,14 +310,14 @@ def _(model: Any, turn: int, another: Any) -> None:
 @row("two layers swapped", layers=2)
 def _(model: Any, turn: int, another: Any) -> None:
     if turn == 1:
-        layers = decoder(model).layers
+        layers = layers_of(model)
         layers[0], layers[1] = layers[1], layers[0]
 
 
 @row("a layer deleted", layers=2)
 def _(model: Any, turn: int, another: Any) -> None:
     if turn == 1:
-        del decoder(model).layers[1]
+        del layers_of(model)[1]
 
 
 def grad(model: Any, part: str, on: bool) -> Any:
@@ -255,8 +326,12 @@ def grad(model: Any, part: str, on: bool) -> Any:
             p.requires_grad_(on)
 
 
-row("norms of layers unfrozen")(first(lambda model: grad(model, "input_layernorm", True)))
-row("the last norm unfrozen")(first(lambda model: decoder(model).norm.weight.requires_grad_(True)))
+row("norms of layers unfrozen")(
+    first(
+        lambda model: [part(layer, "input_layernorm")[1].requires_grad_(True) for layer in layers_of(model)]
+    )
+)
+row("the last norm unfrozen")(first(lambda model: last_norm(model).weight.requires_grad_(True)))
 row("`lora_A` frozen")(first(lambda model: grad(model, "lora_A.default", False)))
 row("`lora_A` frozen and freed")(
     first(lambda model: (grad(model, "lora_A.default", False), grad(model, "lora_A.default", True)))
@@ -276,28 +351,22 @@ def scaled_gradients(module: Any, gradients: Any, *outputs: Any) -> Any:
 
 
 row("a forward hook in a layer")(
-    first(lambda model: decoder(model).layers[0].mlp.register_forward_hook(scaled_output))
+    first(lambda model: part(layers_of(model)[0], "mlp")[1].register_forward_hook(scaled_output))
 )
 row("a forward hook on a layer")(
-    first(lambda model: decoder(model).layers[0].register_forward_hook(scaled_output))
+    first(lambda model: layers_of(model)[0].register_forward_hook(scaled_output))
 )
 row("a forward hook outside the layers")(
-    first(lambda model: decoder(model).norm.register_forward_hook(scaled_output))
+    first(lambda model: last_norm(model).register_forward_hook(scaled_output))
 )
-row("a forward pre-hook")(first(lambda model: decoder(model).norm.register_forward_pre_hook(scaled_input)))
-row("a backward hook")(first(lambda model: decoder(model).norm.register_full_backward_hook(scaled_gradients)))
+row("a forward pre-hook")(first(lambda model: last_norm(model).register_forward_pre_hook(scaled_input)))
+row("a backward hook")(first(lambda model: last_norm(model).register_full_backward_hook(scaled_gradients)))
 row("a backward pre-hook")(
-    first(lambda model: decoder(model).norm.register_full_backward_pre_hook(scaled_gradients))
+    first(lambda model: last_norm(model).register_full_backward_pre_hook(scaled_gradients))
 )
 
 
-def hooked() -> Any:
-    model = build()
-    model.removable = decoder(model).norm.register_forward_hook(scaled_output)
-    return model
-
-
-row("a hook removed", made=hooked)(first(lambda model: model.removable.remove()))
+row("a hook removed", hooked=True)(first(lambda model: model.removable.remove()))
 
 
 @row("a hook of every module (`register_module_forward_hook`)")
@@ -344,14 +413,17 @@ row('`set_attn_implementation("eager")`')(
 
 @row("a buffer written in place (`rotary_emb.inv_freq`)")
 def _(model: Any, turn: int, another: Any) -> None:
-    decoder(model).rotary_emb.inv_freq.mul_(0.5)
+    for name, buffer in decoder(model).named_buffers():
+        if name.endswith("inv_freq"):
+            buffer.mul_(0.5)
 
 
 @row("`norm.variance_epsilon`, in layers and outside")
 def _(model: Any, turn: int, another: Any) -> None:
     for module in model.modules():
-        if hasattr(module, "variance_epsilon"):
-            module.variance_epsilon = 0.1 * turn
+        for name in ("variance_epsilon", "eps"):  # of Llama, of Gemma and OPT
+            if hasattr(module, name):
+                setattr(module, name, 0.1 * turn)
 
 
 @row("`config.logits_scaling`")

@@ -10,7 +10,7 @@ import pathlib
 import pytest
 import torch._dynamo
 
-from support.between_steps import MODES, REFUSALS, SAME, options_of, outcomes
+from support.between_steps import MODES, REFUSALS, SAME, of_mode, outcomes
 from support.model_changes import ROWS
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "training.md"
@@ -43,4 +43,4 @@ def test_the_page_has_every_row_and_no_silent_cell():
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_every_cell_is_what_the_page_says(mode):
-    assert outcomes(mode, **options_of(mode)) == page()[mode]
+    assert outcomes(of_mode(mode)) == page()[mode]

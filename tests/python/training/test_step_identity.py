@@ -5,7 +5,16 @@ import torch
 from torch import nn
 
 from monograph.training import TrainStep
-from support.model_changes import adapter, batch, build, decoder, lora_layers, second_adapter, trained
+from support.model_changes import (
+    adapter,
+    batch,
+    build,
+    cast_base,
+    decoder,
+    lora_layers,
+    second_adapter,
+    trained,
+)
 
 RATE = 1e-2
 
@@ -193,3 +202,28 @@ def test_a_parameter_of_another_dtype_is_named():
         step([batch(0)], RATE)
     step.rebuild()
     step([batch(0)], RATE)
+
+
+def test_a_base_that_becomes_float16_wants_a_scaled_loss():
+    """TrainStep scales the loss of a model that is float16 when it is made."""
+    step = made()
+    step([batch(0)], RATE)
+    cast_base(step.model, torch.float16)
+    with pytest.raises(RuntimeError, match=r"embed_tokens.weight is float16 now.*step.rebuild\(\)"):
+        step([batch(1)], RATE)
+    assert step.state.steps == 1
+    before = step.state.exp_avg.clone()
+    step.rebuild()
+    assert torch.equal(step.state.exp_avg, before)
+    assert step.loss_scale is not None
+    assert step([batch(1)], RATE).loss_scale == 2.0**16
+    assert "loss_scale" in step.state_dict()
+
+
+def test_a_loss_that_is_not_to_be_scaled_stays_so():
+    step = TrainStep(build(), mode="eager", loss_scaling=False)
+    step([batch(0)], RATE)
+    cast_base(step.model, torch.float16)
+    step([batch(1)], RATE)
+    step.rebuild()
+    assert step([batch(2)], RATE).loss_scale is None
