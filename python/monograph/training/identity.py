@@ -44,7 +44,7 @@ class Identity:
         self._places = self._found()
 
     def _walk(self) -> None:
-        named = list(self._model.named_modules())
+        self.named_modules = named = list(self._model.named_modules())
         self._modules = [module for _, module in named]
         self._children = self._child_ids()
         self._adapters = adapter_layers(named)

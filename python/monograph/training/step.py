@@ -247,6 +247,7 @@ class TrainStep(StepGraphs):
             "virtual_shards": self.virtual_shards or 0,
             "learning_rate (bits)": bits_of(learning_rate),
             "sum of the trained parameters (bits)": fingerprint(self.state.flat),
+            **self._same.numbers(self._identity.named_modules),
         }
 
     def _accumulated(

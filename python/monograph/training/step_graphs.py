@@ -25,6 +25,7 @@ from monograph.training.region_slices import RegionSlices
 from monograph.training.regions import make_regions, refusals, region_layers
 from monograph.training.regions.layer import give_back
 from monograph.training.regions.layer_signature import state_of
+from monograph.training.same_on_ranks import SameOnRanks
 from monograph.training.step_warnings import tell_kinds, tell_plain
 from monograph.training.unique_code import with_unique_code
 from monograph.upstream.torch_names import dynamo_config
@@ -98,6 +99,7 @@ class StepGraphs:
             sliced=self.mode in WITH_REGIONS or self.mode in WHOLE,
             unscaled=self._loss_scaling is None and self.loss_scale is None,
         )
+        self._same = SameOnRanks(self.model)
         self._base = base_memory_of(self.model)
 
     def _scale_loss(self) -> None:

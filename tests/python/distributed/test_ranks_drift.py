@@ -121,3 +121,21 @@ def test_a_step_without_a_world_among_ranks_is_not_silent(monkeypatch, caplog):
     monkeypatch.setenv("WORLD_SIZE", "1")
     TrainStep(llama(), mode="eager")
     assert "has no world" not in caplog.text
+
+
+def test_a_change_on_one_rank_is_refused_on_all_of_them():
+    """Its gradients would go into the update of all."""
+    same = ["`add_adapter` of a second one, which stays off", "`merge_adapter()` and `unmerge_adapter()`"]
+    refused = [
+        "`layer.scaling[adapter]`, `layer.set_scale(...)`",
+        "a second adapter that is on and frozen",
+        "all but the adapters to bfloat16",
+        "a frozen norm of a layer replaced",
+        "the frozen head: other data, written in place",
+        "dropout from 0.1 to 0.5, and to 0",
+        '`set_attn_implementation("eager")`',
+        "`norm.variance_epsilon`, in layers and outside",
+        "`config.logits_scaling`",
+    ]
+    for told in run_ranks(2, "support/mesh_between_steps:on_one", [*same, *refused]):
+        assert told == dict.fromkeys(same, "same bits") | dict.fromkeys(refused, "refused: ranks differ")
