@@ -34,6 +34,18 @@ def test_a_phrase_is_found(tool, text):
     assert instead
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["such a layer is refused\nby name", "4.06 times as fast", "documents are kept apart", "while it loads"],
+)
+def test_a_phrase_of_the_manual_is_found_there_alone(tool, text):
+    assert len(tool.findings_in(text, manual=True)) == 1
+    assert tool.findings_in(text) == []
+    assert tool.in_manual("README.md")
+    assert tool.in_manual("docs/how_to/chat.md")
+    assert not tool.in_manual("python/monograph/nn/quant_linear.py")
+
+
 @pytest.mark.parametrize("text", ["kindness", "no number of rows", "amended", "this is not a number"])
 def test_other_words_are_none(tool, text):
     assert tool.findings_in(text) == []
