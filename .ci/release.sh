@@ -1,4 +1,4 @@
-# Stages of hosted runners and of a release; sourced by .ci/run. docs/hosting.md says which of them ran where.
+# Stages of hosted runners and of a release; sourced by .ci/run. docs/project/hosting.md says which of them ran where.
 
 install_core() { .ci/install core; }
 

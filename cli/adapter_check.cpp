@@ -113,9 +113,9 @@ const Command kAdapterCheck = {
     "each finding with the tensor or the setting it is about, else exit code 0.\n\n"
     "Names and shapes are held one to one against the base; then the rules of the server: names of "
     "tensors, ranks, scale, DoRA, replaced modules, trained tokens, biases, embeddings, a head "
-    "that "
-    "is the embedding, layers that it keeps as one, layouts of experts. docs/serving.md lists "
-    "them. Where no finding is beyond cure, `adapter convert` makes a form of the adapter.",
+    "that is the embedding, layers that it keeps as one, layouts of experts. "
+    "docs/explain/serving.md lists them. Where no finding is beyond cure, `adapter convert` "
+    "makes a form of the adapter.",
     "monograph adapter check llama my-lora --for vllm\n"
     "monograph adapter check llama my-lora --for vllm --max-rank 16 --json\n"
     "monograph adapter check mixtral my-lora --for llama.cpp --all",

@@ -11,7 +11,7 @@
 
 namespace monograph::cli {
 
-// The same table stands in `monograph --help`, in the man page, in docs/cli.md and in
+// The same table stands in `monograph --help`, in the man page, in docs/reference/cli.md and in
 // python/monograph/cli/exit_codes.py.
 enum ExitCode : int {
   kOk = 0,

@@ -1,7 +1,7 @@
 // The schema of every operator (but for those of bench/), apart from what implements it: cpu/
 // registers kernels for CPU tensors, another backend registers its own beside them, and
 // python/monograph/ops/ the fakes, the gradients and the portable implementations.
-// docs/architecture.md says what the arguments mean.
+// docs/reference/operators.md says what the arguments mean.
 //
 // No defaults where there is a gradient: the dispatcher would drop arguments equal to them, and
 // autograd formulas count arguments.

@@ -7,7 +7,7 @@ As a program:
     python tools/axolotl_schema.py /tmp/axolotl/axolotl-*.tar.gz [--write]
 
 Its classes are parsed, never imported. --write keeps the names in tools/axolotl_schema.json, from which
-tools/recipe_docs.py makes a table of docs/recipe.md.
+tools/recipe_docs.py makes a table of docs/reference/other_keys.md.
 """
 
 from __future__ import annotations

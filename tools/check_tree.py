@@ -3,10 +3,11 @@
     python tools/check_tree.py [--build build/release]
 
 File length, no torch in core, no conditional macros outside the listed places, no circle of imports in
-Python and no import of a folder above one's own, no include upwards in core, every folder and operator in
-docs/architecture.md, no standard containers or algorithms in ISA units, no speed of a GPU in a text as long
-as no report of one is kept and, with --build, no weak symbol in an ISA object that lacks the tag of its
-instruction set: the linker could otherwise hand AVX-512 code to a baseline caller.
+Python and no import of a folder above one's own, no include upwards in core, every folder in
+docs/explain/architecture.md, every operator in docs/reference/operators.md, no standard containers or
+algorithms in ISA units, no speed of a GPU in a text as long as no report of one is kept and, with --build, no
+weak symbol in an ISA object that lacks the tag of its instruction set: the linker could otherwise hand
+AVX-512 code to a baseline caller.
 """
 
 import argparse
@@ -122,9 +123,9 @@ def check_core_layers(core: pathlib.Path = ROOT / "core/monograph") -> list[str]
     return findings
 
 
-def check_architecture(page: str | None = None) -> list[str]:
-    """The page names every folder of core, ops and cli, and has the schemas of all operators."""
-    text = (ROOT / "docs" / "architecture.md").read_text() if page is None else page
+def check_architecture(page: str | None = None, operators: str | None = None) -> list[str]:
+    """A page names every folder of core, ops and cli, another has the schemas of all operators."""
+    text = (ROOT / "docs" / "explain" / "architecture.md").read_text() if page is None else page
     folders = {path.parent.relative_to(ROOT) for path in sources(".h", ".cpp", ".cuh", ".cu", ".hip")}
     names = set()
     for folder in folders:
@@ -134,9 +135,10 @@ def check_architecture(page: str | None = None) -> list[str]:
         elif folder.parts[0] in {"ops", "cli"}:
             names.add(folder.parts[1] if len(folder.parts) > 1 else folder.parts[0])
     lost = [name for name in sorted(names - {"tests"}) if not re.search(rf"(?<![\w-]){name}[/`]", text)]
-    findings = [f"docs/architecture.md: the folder {name}/ is not named" for name in lost]
+    findings = [f"docs/explain/architecture.md: the folder {name}/ is not named" for name in lost]
     tool = runpy.run_path(str(ROOT / "tools" / "update_operator_page.py"))
-    return findings + tool["findings"](text, tool["schemas"]())
+    schemas = tool["PAGE"].read_text() if operators is None else operators
+    return findings + tool["findings"](schemas, tool["schemas"]())
 
 
 def check_conditionals() -> list[str]:
@@ -249,7 +251,7 @@ def check_floors(package: pathlib.Path = ROOT / "python" / "monograph") -> list[
 
 def check_folders_are_named(
     package: pathlib.Path = ROOT / "python" / "monograph",
-    page: pathlib.Path = ROOT / "docs" / "architecture.md",
+    page: pathlib.Path = ROOT / "docs" / "explain" / "architecture.md",
 ) -> list[str]:
     """One line per folder of the package that has no row in the table of the page."""
     folders = {path.parent.relative_to(package) for path in package.rglob("*.py")} - {pathlib.Path()}

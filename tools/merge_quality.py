@@ -1,4 +1,4 @@
-"""What a merge to few bits costs an adapter, measured: the tables of docs/merge.md.
+"""What a merge to few bits costs an adapter, measured: the tables of docs/explain/merge.md.
 
 A small Llama learns six tasks on lists (copy, reverse, sort, sort down, rotate, swap pairs), each named by a
 token. It is quantised; a LoRA of rank 16, trained on the quantised weights, gives every name the meaning of
@@ -10,7 +10,7 @@ match. Models are made in place.
     python tools/merge_quality.py --program build/release/cli/monograph --folder /tmp/merge-quality \\
         --seeds 0 1 2 --results bench/results/merge_quality.jsonl
 
---reuse merges what an earlier run trained. The largest model of docs/merge.md, 110 million weights:
+--reuse merges what an earlier run trained. The largest model of docs/explain/merge.md, 110 million weights:
 
     python tools/merge_quality.py --program build/release/cli/monograph --folder /tmp/merge-quality-110m \\
         --width 1280 --inner 3072 --layers 6 --spread 0.02 --autocast --batch 64 --rate 3e-4 \\

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/recipe.md from the keys; with --check only says whether they are up to date.
+"""Writes the tables of docs/reference/keys.md from the keys; with --check only says whether they are current.
 
 As a program:
 
@@ -30,7 +30,8 @@ from monograph.recipe.config.keys import (
     TrlRecipe,
 )
 
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "recipe.md"
+REFERENCE = pathlib.Path(__file__).parent.parent / "docs" / "reference"
+PAGES = [REFERENCE / "keys.md", REFERENCE / "other_keys.md"]
 AXOLOTL = pathlib.Path(__file__).parent / "axolotl_schema.json"
 
 
@@ -123,18 +124,25 @@ def tables() -> dict[str, str]:
 
 
 def main() -> int:
-    before = text = PAGE.read_text(encoding="utf-8")
+    before = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    texts = dict(before)
     for name, table in tables().items():
         block = f"<!-- {name} -->\n{table}\n<!-- end -->"
-        text, found = re.subn(rf"<!-- {name} -->\n.*?<!-- end -->", lambda _: block, text, flags=re.DOTALL)  # noqa: B023
-        if found != 1:
-            print(f"{PAGE}: {found} blocks named {name!r}, wanted 1")
+        holders = [page for page, text in texts.items() if f"<!-- {name} -->\n" in text]
+        if len(holders) != 1:
+            print(f"docs/reference: {len(holders)} blocks named {name!r}, wanted 1")
             return 1
+        (page,) = holders
+        old = re.search(rf"<!-- {name} -->\n.*?<!-- end -->", texts[page], re.DOTALL)
+        assert old, name
+        texts[page] = texts[page].replace(old[0], block)
+    changed = [page for page in PAGES if texts[page] != before[page]]
     if "--check" in sys.argv:
-        if text != before:
-            print(f"{PAGE} is not what the keys say; run python tools/recipe_docs.py")
-        return int(text != before)
-    PAGE.write_text(text, encoding="utf-8")
+        for page in changed:
+            print(f"{page} is not what the keys say; run python tools/recipe_docs.py")
+        return int(bool(changed))
+    for page in changed:
+        page.write_text(texts[page], encoding="utf-8")
     return 0
 
 

@@ -62,7 +62,10 @@ STAGES = (
             "tools/check_hip.py",
         ),
     ),
-    Stage("site", ("docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml", "tools/site")),
+    Stage(
+        "site",
+        ("docs", "recipes", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml", "tools/site"),
+    ),
     *(Stage(f"long_tests_{part}", ("tests/python", *PRODUCT)) for part in (1, 2, 3, 4)),
     Stage(
         "scale",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/scale.md by the formulas of monograph.distributed.plan.
+"""Writes the tables of docs/explain/scale.md by the formulas of monograph.distributed.plan.
 
 As a program:
 
@@ -28,7 +28,7 @@ from monograph.distributed.plan import (
     sliced_saving,
 )
 
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "scale.md"
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "explain" / "scale.md"
 
 RANK = 16
 TOKENS = 4096
@@ -241,7 +241,7 @@ def main(arguments: list[str]) -> int:
     if "--check" not in arguments:
         PAGE.write_text(new)
     elif new != text:
-        print("docs/scale.md: a table is not what the formulas give; python tools/scale_page.py")
+        print("docs/explain/scale.md: a table is not what the formulas give; python tools/scale_page.py")
         return 1
     return 0
 

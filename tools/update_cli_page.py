@@ -1,4 +1,4 @@
-"""Fills the help texts of docs/cli.md with what the program prints.
+"""Fills the help texts of docs/reference/cli.md with what the program prints.
 
     python tools/update_cli_page.py [--check] [build/release/cli/monograph]
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "cli.md"
+PAGE = ROOT / "docs" / "reference" / "cli.md"
 BLOCK = re.compile(r"```\n(\$ monograph(?P<arguments>[ a-z]*) --help)\n.*?```", re.DOTALL)
 
 
@@ -36,7 +36,7 @@ def main() -> int:
     if not arguments.check:
         PAGE.write_text(new)
     elif new != text:
-        print("docs/cli.md: a help text is not what the program prints; python tools/update_cli_page.py")
+        print("docs/reference/cli.md: a help text is not what the program prints; tools/update_cli_page.py")
         return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""Fills the schemas of docs/architecture.md with those of the operator libraries.
+"""Fills the schemas of docs/reference/operators.md with those of the operator libraries.
 
     python tools/update_operator_page.py [--check]
 
@@ -14,7 +14,7 @@ import sys
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "reference" / "operators.md"
 BLOCK = re.compile(r"(<!-- schemas -->\n```\n).*?(\n```\n)", re.DOTALL)
 WIDTH = 117
 
@@ -52,10 +52,10 @@ def table_findings(text: str, lines: list[str]) -> list[str]:
 
 
 def findings(text: str, lines: list[str]) -> list[str]:
-    found = [f"docs/architecture.md: {what}" for what in table_findings(text, lines)]
+    found = [f"docs/reference/operators.md: {what}" for what in table_findings(text, lines)]
     if BLOCK.search(text) is None or filled(text, lines) != text:
         found.append(
-            "docs/architecture.md: the schemas are not those of ops/; python tools/update_operator_page.py"
+            "docs/reference/operators.md: the schemas are not those of ops/; tools/update_operator_page.py"
         )
     return found
 

@@ -17,7 +17,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python" / "monograph"
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/*.md", "bench/results/*.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/**/*.md", "bench/results/*.md")
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)[^)\s]*\)")
 # Parts of the package that people import, with what a page says of them.
 MODULES = {
@@ -50,7 +50,7 @@ def exported(module: str) -> dict[str, str]:
 
 
 def write_reference(folder: pathlib.Path) -> None:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for module, text in MODULES.items():
         lines = [f"# {module}\n\n{text} Made from the docstrings.\n"]
         for place in exported(module).values():

@@ -18,7 +18,7 @@ namespace monograph {
 
 // Something that keeps an adapter from being applied as it was trained.
 struct ServingFinding {
-  std::string_view rule;  // "pair", "shape", "scale" ...: the table of docs/serving.md
+  std::string_view rule;  // "pair", "shape", "scale" ...: the table of docs/explain/serving.md
   std::string key;        // of a tensor, or of adapter_config.json
   std::string what;
   bool convertible = false;  // a ServingForm is without it

@@ -1,5 +1,5 @@
 // The storage formats: one enumerator, one row in the table, one file next to this one, one row in
-// docs/formats.md.
+// docs/reference/formats.md.
 #pragma once
 
 #include <cstddef>

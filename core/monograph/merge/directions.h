@@ -34,7 +34,7 @@ Directions find_directions(const LowRankFactors& factors, ParallelFor parallel_f
 
 // How much more an error along the strongest direction weighs than one across, for each column and
 // direction: mu. From 100 to 10,000 the results are the same within their noise; also beside the
-// moments of inputs, where less loses small changes (docs/decisions.md).
+// moments of inputs, where less loses small changes (docs/reference/decisions.md).
 inline constexpr double kFeedbackStrength = 1000;
 
 // H = I + G G^T with column j of G = V_j * S_j / S_0 * sqrt(mu * cols / count). With `inputs`,

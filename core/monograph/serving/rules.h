@@ -1,4 +1,4 @@
-// What each server wants of an adapter, as read in its source: docs/serving.md lists the rules with
+// What each server wants of an adapter, as read in its source: docs/explain/serving.md lists the rules with
 // the versions.
 #pragma once
 

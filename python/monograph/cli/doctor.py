@@ -10,8 +10,8 @@ otherwise. Exit code 1 if the step is not one graph or keeps a copy of a weight.
 With `trainer: trl` or `rl` it is the step of TRL's trainer: forward, loss and backward.
 
 The self-test of a device takes no recipe: each test passes, fails or is skipped with a reason. Exit code 1 if
-one fails. docs/gpu.md says how to send its report. `--verify` checks a report that was sent: exit code 3 if
-it is incomplete, altered or of an unknown version.
+one fails. docs/explain/gpu.md says how to send its report. `--verify` checks a report that was sent: exit
+code 3 if it is incomplete, altered or of an unknown version.
 
     python -m monograph doctor --device cuda --out report.json
     python -m monograph doctor --verify report.json

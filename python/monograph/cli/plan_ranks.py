@@ -3,7 +3,7 @@
     python -m monograph.distributed Llama-3.1-405B --ranks 512 --shard-size 64
     python -m monograph.distributed config.json --ranks 8 --tokens 8192 --bandwidth 100 400 --json
 
-docs/scale.md explains the figures and has tables for models of 8 to 671 billion parameters.
+docs/explain/scale.md explains the figures and has tables for models of 8 to 671 billion parameters.
 """
 
 from __future__ import annotations

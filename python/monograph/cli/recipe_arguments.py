@@ -40,7 +40,7 @@ def run_recipe(
     parser.add_argument(
         "config",
         metavar="CONFIG.yml",
-        help="the recipe (docs/recipe.md lists its keys), or the folder of an adapter that it made",
+        help="the recipe (docs/reference/keys.md lists its keys), or the folder of an adapter that it made",
     )
     parser.epilog = (
         "Any key of the recipe may follow as --key value: --lora-r 8 --datasets.0.path train.jsonl"

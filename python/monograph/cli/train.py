@@ -18,7 +18,9 @@ from monograph.recipe import ConfigError, Recipe, read_config
 
 def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m monograph train", description=__doc__)
-    processes = parser.add_argument_group("several processes, by torchrun's launcher (docs/distributed.md)")
+    processes = parser.add_argument_group(
+        "several processes, by torchrun's launcher (docs/explain/distributed.md)"
+    )
     processes.add_argument(
         "--nproc-per-node", "--nproc_per_node", type=int, metavar="N", help="so many ranks on this host"
     )

@@ -1,4 +1,4 @@
-"""`python -m monograph.distributed MODEL --ranks N`: a plan by formula; docs/scale.md."""
+"""`python -m monograph.distributed MODEL --ranks N`: a plan by formula; docs/explain/scale.md."""
 
 import importlib
 import sys

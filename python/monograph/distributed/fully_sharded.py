@@ -15,5 +15,5 @@ def refuse_fully_sharded(model: nn.Module, what: str) -> None:
             raise ValueError(
                 f"{what}: {name} is {described_part(parameter)}, made by fully_shard, wanted a whole tensor. "
                 "Shard with monograph.shard(model, mesh), whose gathers are part of the graph, or train the "
-                "model in a loop that calls it: docs/training.md, Other trainers on several ranks"
+                "model in a loop that calls it: docs/reference/training.md, Other trainers on several ranks"
             )

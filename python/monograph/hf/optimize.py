@@ -62,20 +62,21 @@ def optimize(
     - A transformers model uses our packed attention, unless its user chose another than `sdpa` or its device
       has no kernel of ours. `attention=True` wants it in any case, `attention=False` keeps what is there.
     - Recurrent layers of Qwen3-Next, Qwen3.5, OLMo-hybrid and LFM2 run on our operators and take packed rows
-      (docs/recurrent.md). A model refuses them if it has other layers that carry state along a row, or an
-      attention that reads no boundaries of documents.
+      (docs/explain/recurrent.md). A model refuses them if it has other layers that carry state along a row,
+      or an attention that reads no boundaries of documents.
     - With `head`, the head that a trainer of TRL has put on the model computes with `linear_log_probs`: the
       same numbers without a graph break, and nothing for tokens that have no label. Without gradients the
       logits come from the same product, so that tokens are drawn from the numbers they are scored with.
-    - `generate` sends equal prompts through the model once (docs/training.md).
+    - `generate` sends equal prompts through the model once (docs/reference/training.md).
     - Norms, gated MLPs, rotary positions and the first residual sum of a layer, of kinds that are known,
       compute with `rms_norm`, `silu_mul`, `gelu_mul` and `rotary`: faster, the same bits in eager mode and in
-      a graph, and other last bits than transformers' code (docs/training.md). `elementwise=False` leaves
-      them, `elementwise=True` warns if there are none.
+      a graph, and other last bits than transformers' code (docs/reference/training.md). `elementwise=False`
+      leaves them, `elementwise=True` warns if there are none.
     - The input hook of checkpointing breaks the graph. It is removed where checkpointing does not need it and
       else kept out of graphs: only reentrant checkpointing wants inputs that require gradients.
-    - With `regions`, each decoder layer is one operator, traced once per kind of layer (docs/training.md). A
-      trainer then wants `torch_compile_backend="aot_eager"`: the first step takes seconds and no compiler.
+    - With `regions`, each decoder layer is one operator, traced once per kind of layer
+      (docs/reference/training.md). A trainer then wants `torch_compile_backend="aot_eager"`: the first step
+      takes seconds and no compiler.
 
         model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))
         mg.optimize(model)
@@ -207,7 +208,7 @@ def add_lora(
 
     `experts=True` adds the weights of all experts to the config's `target_parameters`. PEFT's "all-linear"
     has them already where they were linear layers once (Qwen, Mixtral, DeepSeek ...), and with them the
-    router, which is left out here: docs/experts.md.
+    router, which is left out here: docs/explain/experts.md.
 
     `dense` is for PiSSA and LoftQ on a folder that was quantised before: the folder of its 16-bit weights, or
     the dense model. A model that was quantised while it was loaded knows its folder.

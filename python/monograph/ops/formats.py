@@ -1,7 +1,7 @@
 """The packed formats by name: their numbers in operator schemas, block sizes, code tables and scale rules.
 
 The numbers and tables are those of core/monograph/formats; tests/python/ops/test_formats.py compares them.
-What a rule means is written in the format's header there and in docs/formats.md.
+What a rule means is written in the format's header there and in docs/reference/formats.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In a packed row the state of one document would run into the next. Such a row is refused, in eager mode and
 inside a graph, unless all layers with state are of kinds that our operators compute, documents apart
-(docs/recurrent.md). Rows of one document and padded batches are not concerned.
+(docs/explain/recurrent.md). Rows of one document and padded batches are not concerned.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def quantize(
 
     `block_size` is 64 for nf4 and fp4 unless given; the other formats have one each. `rule` says how scales
     are chosen, by name ("floor", "rceil" ...) or by whose rule it is ("torchao", "modelopt" ...);
-    docs/formats.md has them all. `scale_type` chooses "float32", "bfloat16" or "e8m0" for fp8-block.
+    docs/reference/formats.md has them. `scale_type` chooses "float32", "bfloat16" or "e8m0" for fp8-block.
 
     A NaN or an infinity is an error that names its position. With nonfinite="saturate" such values stay out
     of the block's scale; NaN becomes 0 and an infinity the largest magnitude of its block.

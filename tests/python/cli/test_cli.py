@@ -183,7 +183,7 @@ def test_a_full_disk_under_stdout_is_exit_code_5():
 
 
 def test_the_page_shows_the_help_of_every_command():
-    page = (ROOT / "docs" / "cli.md").read_text()
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text()
     for name in COMMANDS:
         assert f"$ monograph {name} --help\n" in page
     subprocess.run([sys.executable, ROOT / "tools/update_cli_page.py", "--check", program()], check=True)

@@ -58,7 +58,7 @@ def test_what_merge_lacks_is_said_in_one_line(tmp_path, monkeypatch, arguments):
 def test_one_table_of_exit_codes():
     assert exit_codes.table() in run("--help").stdout
     assert exit_codes.table() in command_line.usage()
-    assert exit_codes.table() in (ROOT / "docs" / "cli.md").read_text()
+    assert exit_codes.table() in (ROOT / "docs" / "reference" / "cli.md").read_text()
 
 
 def test_a_mistake_that_nobody_expected_is_no_finding(monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""The formulas of monograph.distributed.plan against graphs on pretended groups; docs/scale.md against them.
+"""The formulas of distributed/plan.py against graphs on fake groups, docs/explain/scale.md against those.
 
 Models have their full width and one or two layers; that a whole model is its layers times a layer is compared
 too. All 64, 512 and 4,096 ranks, flat and hybrid, of 8B, 70B and 405B: MONOGRAPH_LONG=1 (.ci/run scale).

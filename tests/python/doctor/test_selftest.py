@@ -125,7 +125,7 @@ def test_a_command_that_needs_more_says_what_to_install():
 def test_the_page_says_what_was_run():
     """Its first line, and as many owners in its table as reports are kept that verify and passed."""
     root = pathlib.Path(__file__).parents[3]
-    text = (root / "docs" / "gpu.md").read_text()
+    text = (root / "docs" / "explain" / "gpu.md").read_text()
     reports = [json.loads(path.read_text()) for path in (root / "bench" / "results" / "gpu").glob("*.json")]
     assert all(wrong_with(report) == [] for report in reports)
     if not reports:

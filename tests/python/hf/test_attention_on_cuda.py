@@ -87,7 +87,7 @@ def flash():
 
 
 def _dense(q, k, v, cu_q, cu_k, lengths, causal, window, scale):
-    """By one mask over all rows, in float64: the definition in docs/attention.md."""
+    """By one mask over all rows, in float64: the definition in docs/explain/attention.md."""
     seen = torch.zeros(q.shape[0], k.shape[0], dtype=torch.bool)
     for d, (rows, keys) in enumerate(_documents(cu_q, cu_k)):
         length = keys.stop - keys.start if lengths is None else int(lengths[d])

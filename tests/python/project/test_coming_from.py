@@ -1,4 +1,4 @@
-"""README.md, docs/coming_from.md, docs/memory.md: the code runs as printed, the numbers are those counted."""
+"""README.md, coming_from.md and memory.md of docs/start: the code runs as printed, numbers are counted."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from support.native_tool import ROOT
 from support.trl_runs import TEXTS, make_folder, tokenizer
 
 pytestmark = pytest.mark.slow
-PAGE = (ROOT / "docs" / "coming_from.md").read_text()
+PAGE = (ROOT / "docs" / "start" / "coming_from.md").read_text()
 README = (ROOT / "README.md").read_text()
 BLOCKS = dict(re.findall(r"<!-- run: (\w+) -->\n```python\n(.*?)```", PAGE, re.DOTALL))
 
@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 
 def run(name, **names):
-    exec(compile(BLOCKS[name], f"docs/coming_from.md: {name}", "exec"), names)
+    exec(compile(BLOCKS[name], f"docs/start/coming_from.md: {name}", "exec"), names)
     return names
 
 
@@ -99,7 +99,7 @@ def test_the_page_of_memory_has_the_bytes_that_are_counted():
         one, two = base(name, double, 1), base(name, double, 2)
         return f"{(one + 31 * (two - one)) / 1e9:.2f}"
 
-    text = (ROOT / "docs" / "memory.md").read_text()
+    text = (ROOT / "docs" / "start" / "memory.md").read_text()
     table = text.partition("<!-- base -->")[2].partition("<!-- end -->")[0]
     shown = re.findall(r"\| ([\d.]+) \|\n", table)
     counted = [whole("none"), whole("mxfp8"), whole("fp8-block"), whole("nvfp4"), whole("mxfp4")]

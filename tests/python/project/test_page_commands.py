@@ -1,4 +1,4 @@
-"""Every command that a page shows is run here, by another test or stage of CI, or docs/hosting.md lists it.
+"""Every command that a page shows is run here, by another test or stage, or docs/project/hosting.md lists it.
 
 A command is a line of a block without a language that begins with a program. Those that are run here are
 run in the order of their page, in a folder with a small Llama under each name that the pages use.
@@ -25,12 +25,14 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 PROGRAMS = (
     r"python(?= -)|pip|monograph|cmake|ctest|pytest|\.ci/\w+|torchrun|twine|debootstrap|sudo|PYTHONPATH=\S+"
 )
 COMMAND = re.compile(rf"^(?:\$ )?((?:{PROGRAMS})(?: .*)?)$")
+RECIPES = "|".join(path.stem for path in (ROOT / "recipes").glob("*.yml"))
+CHAT = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
 HERE, TEST, STAGE, NOT = "here", "test", "stage", "not run"
 
 # The first that matches holds: what the command begins with, who runs it.
@@ -38,6 +40,8 @@ RULES = [
     (r"monograph \w+( \w+)? --help$|monograph --help$", TEST, "cli/test_cli.py"),
     (r"python -m monograph (example tiny|\w+ tiny/recipe)", TEST, "recipe/test_recipe_learns.py"),
     (r"python -m monograph doctor --(device|verify)", TEST, "doctor/test_selftest.py"),
+    (rf"python -m monograph (\w+ recipes/|(generate|merge) outputs/({RECIPES})\b)",
+     TEST, "recipe/test_model_recipes.py"),
     (r"python -m monograph\.distributed ", TEST, "distributed/test_scale.py"),
     (r"(torchrun|monograph train recipe.yml --nproc)", TEST, "recipe/test_recipe_over_ranks.py"),
     (r"python tools/merge_quality.py", NOT, "takes hours"),
@@ -53,6 +57,7 @@ RULES = [
     (r"cmake (--install build|-S monograph)", STAGE, "installed"),
     (r"pip wheel", STAGE, "wheel"),
     (r"pip install", NOT, "installs; `tools/release/clean_image.py` does, by hand"),
+    (r"python -c \"import", HERE, ""),
     (r"monograph |python -m monograph|python -m monograph\.packing", HERE, ""),
 ]  # fmt: skip
 
@@ -65,7 +70,7 @@ def commands():
         for line in (line for language, block in blocks if not language for line in block.splitlines()):
             # Output of the programs' own help begins like a command too.
             if (match := COMMAND.match(line)) and "COMMAND" not in line and not line.endswith("<<'END'"):
-                yield page.name, re.sub(r"\s+#.*", "", match[1]).strip()
+                yield str(page.relative_to(ROOT)), re.sub(r"\s+#.*", "", match[1]).strip()
 
 
 def rule(command):
@@ -93,14 +98,14 @@ def test_someone_answers_for_every_command():
 
 
 def not_run():
-    """The lines of the list in docs/hosting.md."""
+    """The lines of the list in docs/project/hosting.md."""
     return sorted(
         {f"| `{command}` | {rule(command)[1]} |" for _, command in commands() if rule(command)[0] == NOT}
     )
 
 
 def test_the_page_lists_what_nobody_runs():
-    text = (ROOT / "docs" / "hosting.md").read_text()
+    text = (ROOT / "docs" / "project" / "hosting.md").read_text()
     begin, end = "<!-- commands that are not run -->\n", "<!-- end -->"
     listed = text[text.index(begin) + len(begin) : text.index(end)].strip().splitlines()
     assert listed[2:] == not_run()
@@ -112,7 +117,9 @@ def folder(tmp_path_factory):
     from monograph.recipe.run.example import make_tokenizer
 
     root = tmp_path_factory.mktemp("pages")
-    make_tokenizer(str(root / "my-llama"))
+    tokenizer = make_tokenizer(str(root / "my-llama"))
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(root / "my-llama")
     for name in ("my-lora", "my-qlora", "math", "code"):
         torch.manual_seed(len(name))
         model = get_peft_model(
@@ -125,6 +132,14 @@ def folder(tmp_path_factory):
     (root / "out").symlink_to(root / "my-lora")
     rows = [{"instruction": f"What is {i}?", "output": f" {i}"} for i in range(24)]
     write_jsonl(root / "train.jsonl", rows)
+    chat = [{"role": "user", "content": "What is 7?"}]
+    write_jsonl(
+        root / "pairs.jsonl", [{"messages": chat, "chosen": f" {i}", "rejected": " no"} for i in range(24)]
+    )
+    write_jsonl(root / "prompts.jsonl", [{"prompt": f"What is {i}?"} for i in range(24)])
+    (root / "rewards.py").write_text(
+        "def short(completions, **columns):\n    return [-float(len(text)) for text in completions]\n"
+    )
     (root / "lengths.txt").write_text("\n".join(str(7 + 13 * i % 90) for i in range(50)))
     (root / "examples").symlink_to(ROOT / "examples")
     return root
@@ -165,12 +180,13 @@ def test_the_commands_of_a_page_run(page, folder, tmp_path, monkeypatch):
                     shutil.rmtree(out)  # of the command before: nothing is overwritten without --force
             if words[0] == "monograph":
                 run(*words[1:], code=CODES.get(words[1], 0))
+            elif words[1] == "-c":
+                exec(compile(words[2], command, "exec"), {})
             elif words[2] == "monograph.packing":
                 show_packing(words[3:])
             else:
-                assert main([*words[3:], *EXTRA.get(words[3], [])]) in (0, None), (
-                    f"{command}\n{said.getvalue()}"
-                )
+                extra = EXTRA.get(words[4], EXTRA.get(words[3], []))
+                assert main([*words[3:], *extra]) in (0, None), f"{command}\n{said.getvalue()}"
 
 
 CODES = {"diff": 4}  # they differ
@@ -178,4 +194,6 @@ CODES = {"diff": 4}  # they differ
 EXTRA = {
     "train": ["--max-steps", "2"],
     "generate": ["--max-new-tokens", "2"],
+    "examples/dpo.yml": [],  # three steps; its evaluations are shares of an epoch
+    "examples/grpo.yml": ["--max-steps", "1", "--trl.max_completion_length", "4"],
 }

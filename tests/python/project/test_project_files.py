@@ -63,7 +63,7 @@ def test_the_extra_of_training_has_what_the_first_scripts_import():
     line = re.search(r"^train = \[(.*)\]$", project, re.M)
     assert line
     installed = set(re.findall(r'"([a-z]+)', line[1])) | {"torch", "monograph"}
-    pages = [ROOT / "examples" / "first_run.py", *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    pages = [ROOT / "examples" / "first_run.py", *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     code = (ROOT / "examples" / "first_run.py").read_text()
     for page in pages[1:]:
         if page.name in ("README.md", "coming_from.md", "tutorial.md"):
@@ -95,7 +95,7 @@ def test_an_issue_form_is_one_that_github_shows(path: pathlib.Path):
 
 
 def test_the_page_of_problems_names_tests_and_pages_that_exist():
-    text = (ROOT / "docs" / "problems.md").read_text()
+    text = (ROOT / "docs" / "start" / "problems.md").read_text()
     named = re.findall(r"`(tests/python/[\w/]+\.py)`", text)
     assert len(set(named)) > 8
     assert [name for name in named if not (ROOT / name).exists()] == []

@@ -159,7 +159,7 @@ def test_the_keys_of_the_llama_3_example_are_read(good):
     assert told == {"model_type", "tokenizer_type", "attn_implementation", "evals_per_epoch"}
 
 
-# Ten bad recipes and what is said about them; docs/recipe.md shows the same.
+# Ten bad recipes and what is said about them; docs/reference/recipe.md shows the same.
 BAD = {
     "misspelt": ({"learning_rat": 1e-4}, "learning_rat: unknown key; did you mean learning_rate?"),
     "name of another trainer": (
@@ -358,7 +358,7 @@ def test_the_page_lists_every_key_and_the_ten_messages():
     root = os.path.join(os.path.dirname(__file__), "../../..")
     check = [sys.executable, os.path.join(root, "tools/recipe_docs.py"), "--check"]
     assert subprocess.run(check, check=False).returncode == 0
-    with open(os.path.join(root, "docs/recipe.md"), encoding="utf-8") as file:
+    with open(os.path.join(root, "docs/reference/recipe.md"), encoding="utf-8") as file:
         page = file.read()
     for _, message in BAD.values():
         assert message.split(" allowed are ")[0] in page

@@ -2,7 +2,7 @@
 
 As a program it draws the picture:
 
-    PYTHONPATH=tests/python python -m support.learning docs/images/learning.png    # of docs/recipe.md
+    PYTHONPATH=tests/python python -m support.learning docs/images/learning.png  # of docs/reference/recipe.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What people do to a model between two steps: the rows of a table of docs/training.md.
+"""What people do to a model between two steps: the rows of a table of docs/reference/training.md.
 
 A row is a function of (model, turn, another), called before two steps, with turn 1 and 2; `another` makes a
 second trainer of the same kind on the model.

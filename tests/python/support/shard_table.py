@@ -1,6 +1,6 @@
 """What may wrap or save a model of `mg.shard`: each row is run on two ranks, on a whole and a sharded model.
 
-    PYTHONPATH=tests/python python -m support.shard_table     # writes the table of docs/distributed.md
+    PYTHONPATH=tests/python python -m support.shard_table  # writes the table of docs/explain/distributed.md
 
 A cell is "same bits" (those of the same work on a whole model), "refused by name" (the error has the name of
 a tensor and says that it is sharded), or how else it ended, spelt out.
@@ -21,7 +21,7 @@ from support import wrapped_and_saved, wrapped_by_trainers
 from support.run_ranks import run_ranks
 from support.wrapped_case import Case
 
-PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "distributed.md"
+PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "explain" / "distributed.md"
 BEGIN, END = "<!-- wraps -->\n", "<!-- end -->"
 REFUSED = "refused by name"
 ROWS = wrapped_by_trainers.ROWS | wrapped_and_saved.ROWS

@@ -1,4 +1,4 @@
-"""The commands of docs/tutorial.md with the output it shows, and the output they have here."""
+"""The commands of docs/start/tutorial.md with the output it shows, and the output they have here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from monograph.__main__ import main
 
-PAGE = pathlib.Path(__file__).parents[3] / "docs" / "tutorial.md"
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "start" / "tutorial.md"
 PREFIX = ["python", "-m", "monograph"]
 
 

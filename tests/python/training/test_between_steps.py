@@ -1,4 +1,4 @@
-"""docs/training.md, "What you may do between two steps": every cell is run, none is silent.
+"""docs/reference/training.md, "What you may do between two steps": every cell is run, none is silent.
 
 The tables are written, with `PYTHONPATH=python:tests/python`, by `python -m support.between_steps`,
 `support.step_settings` and `support.killed_between_steps`.

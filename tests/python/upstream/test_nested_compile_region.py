@@ -1,7 +1,7 @@
 """Why a layer is an operator of ours: torch's own regions have wrong gradients under Inductor.
 
 The forward subgraph returns its input as a saved tensor, Inductor takes that for a fresh buffer, and the
-outer graph reuses the input's memory. If the test passes, torch is fixed: see docs/decisions.md.
+outer graph reuses the input's memory. If the test passes, torch is fixed: see docs/reference/decisions.md.
 """
 
 import pytest

@@ -3,7 +3,7 @@
     report = run(CudaDevice())      # a dictionary, see monograph.diagnosis.selftest.report
     wrong_with(report)              # [] if it is whole, unaltered and known here
 
-docs/gpu.md says what each test means. Nothing here needs a recipe or a checkpoint.
+docs/explain/gpu.md says what each test means. Nothing here needs a recipe or a checkpoint.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from monograph.diagnosis.selftest.device import Device
 from monograph.diagnosis.selftest.products import weight_of
 
 ROWS, COLS, BATCH = 2048, 2048, 64
-SCRATCH_BYTES = 16 << 20  # that an operator may take beside a dense weight; docs/gpu.md
+SCRATCH_BYTES = 16 << 20  # that an operator may take beside a dense weight; docs/explain/gpu.md
 
 
 Weight = tuple[torch.Tensor, list[torch.Tensor], list[int]]

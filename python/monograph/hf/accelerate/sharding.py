@@ -25,5 +25,5 @@ def unheeded_sharding(asked: bool = False) -> str | None:
     held = f"each of {ranks} ranks" if ranks > 1 else "it"
     return (
         f"FSDP was asked for and {runs}: accelerate does not shard on {state.device.type}, and {held} holds "
-        "the whole model. docs/training.md, Other trainers on several ranks"
+        "the whole model. docs/reference/training.md, Other trainers on several ranks"
     )

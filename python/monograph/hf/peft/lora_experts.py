@@ -120,7 +120,7 @@ class LoraExperts(ParamWrapper):
 
     @torch.no_grad()
     def _merged(self, packed: PackedWeight, names: list[str], transposed: bool) -> torch.Tensor:
-        """The rule of docs/merge.md, one expert at a time: computed in 64 bits, rounded once."""
+        """The rule of docs/explain/merge.md, one expert at a time: computed in 64 bits, rounded once."""
         weight, count = packed.dequantize(), self.num_experts
         for expert in range(count):
             total = weight[expert].double()

@@ -241,7 +241,7 @@ class LoraLinear(StartedLora):
         """The dense weight with the adapters, and the bias, by the rule of `monograph merge`.
 
         The base is what the kernels multiply with: decoded and rounded to the dtype of the weight. Everything
-        after it is computed in 64 bits and rounded once. docs/merge.md states it.
+        after it is computed in 64 bits and rounded once. docs/explain/merge.md states it.
         """
         for name in names:
             variant = self.lora_variant.get(name)

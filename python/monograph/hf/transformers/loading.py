@@ -112,15 +112,16 @@ def from_pretrained(
 
     A folder that is quantised is taken as it is, if bitsandbytes, `monograph quantize`, transformers (fp8),
     compressed-tensors or ModelOpt wrote it: its packed bytes are mapped from the file, not copied or
-    repacked, and what it left dense stays dense. docs/formats.md has the table. Only weights are packed;
-    rounding of activations, which such a folder may want for serving, is left out. A folder of 16- or 32-bit
-    weights is quantised while it loads if `quantization` is given, and else stays dense.
+    repacked, and what it left dense stays dense. docs/reference/formats.md has the table. Only weights are
+    packed; rounding of activations, which such a folder may want for serving, is left out. A folder of 16- or
+    32-bit weights is quantised while it loads if `quantization` is given, and else stays dense.
 
     `model_class` is another class of transformers than that for causal language models, such as
     AutoModelForSequenceClassification.
 
     `base_memory` ("3GiB", or bytes) is how much of the mapped files may be in memory at a time, for a base
-    that is larger: docs/offload.md. `monograph.memory.base_memory.base_memory_of(model)` tells what it does.
+    that is larger: docs/explain/offload.md. `monograph.memory.base_memory.base_memory_of(model)` tells
+    what it does.
 
         model = mg.from_pretrained("Llama-3.1-8B-nf4")
         model = mg.from_pretrained("Llama-3.1-8B", mg.MonographConfig("nf4", double_quant=True))

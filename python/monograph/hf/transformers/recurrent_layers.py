@@ -4,7 +4,8 @@
     take_over(model)         # mg.from_pretrained, MonographConfig and mg.optimize call it
 
 A layer that is taken over gets a subclass of its class with the same name; parameters, files, caches and
-hooks stay as they are. q and k are not repeated for grouped value heads. docs/recurrent.md has the formulas.
+hooks stay as they are. q and k are not repeated for grouped value heads. The formulas are in
+docs/explain/recurrent.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A base larger than memory: its files are mapped, read before they are used, and let go: docs/offload.md."""
+"""A base larger than memory: its files are mapped, read ahead and let go: docs/explain/offload.md."""
 
 from monograph.memory.base_memory.read_ahead import BaseMemory, base_memory_of, limit_base_memory
 from monograph.memory.base_memory.sizes import bytes_of

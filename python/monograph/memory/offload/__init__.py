@@ -6,7 +6,7 @@
     moved.reload()
     handle = mg.ops.offload.offload(x)                   # nodes of a graph
 
-docs/offload.md says which to use.
+docs/explain/offload.md says which to use.
 """
 
 from monograph.memory.offload import device_copies

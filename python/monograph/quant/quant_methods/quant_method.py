@@ -28,7 +28,7 @@ class QuantMethod(ABC):
     linears = True  # whether linear layers may be packed; else experts alone
 
     def stack_parts(self, name: str) -> list[str]:
-        """The same for a stack of experts in one parameter `name`: docs/formats.md#stacks-of-experts."""
+        """The same for a stack of experts in one parameter: docs/reference/formats.md#stacks-of-experts."""
         return [name + part.removeprefix("weight") for part in self.parts if part.startswith("weight")]
 
     @abstractmethod

@@ -14,7 +14,7 @@ from monograph.recipe.config.check_value import wanted
 
 Value = bool | int | float | str
 
-# What each does on a CPU, read in torch 2.13; docs/recipe.md quotes it. None: it has an effect.
+# What each does on a CPU, read in torch 2.13; docs/reference/keys.md quotes it. None: it has an effect.
 OPTIONS: dict[str, str | None] = {
     "assume_aligned_inputs": "it changes Triton kernels only",
     "comprehensive_padding": "Inductor turns it off for graphs without a GPU",

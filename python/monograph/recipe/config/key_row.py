@@ -100,12 +100,12 @@ def with_trl(instead: str) -> Answer:
 
 @dataclass(frozen=True)
 class Row:
-    """about: the line in docs/recipe.md. resume: what a resumed run does with another value. trl: the field
-    of TRL's config that it sets, or how it is followed there; None: TRL's engine refuses it. to_trl: what its
-    value becomes there. methods: those of TRL that have it. own: what Monograph's own engine does with a key
-    that is TRL's alone. once: it belongs to one start of a run, and is not kept in recipe.yml. peft: PEFT's
-    name of it, if adapter_config.json keeps its value. limit: the numbers that it may have. meaning: what it
-    may say of other keys. of: what reads a key of a dataset."""
+    """about: the line of docs/reference/keys.md. resume: what a resumed run does with another value. trl: the
+    field of TRL's config that it sets, or how it is followed there; None: TRL's engine refuses it. to_trl:
+    what its value becomes there. methods: those of TRL that have it. own: what Monograph's own engine does
+    with a key that is TRL's alone. once: it belongs to one start of a run, and is not kept in recipe.yml.
+    peft: PEFT's name of it, if adapter_config.json keeps its value. limit: the numbers that it may have.
+    meaning: what it may say of other keys. of: what reads a key of a dataset."""
 
     about: str
     resume: OnResume = COMPARED

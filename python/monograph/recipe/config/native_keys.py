@@ -202,9 +202,12 @@ class NativeKeys:
     eot_tokens: list[str] | None = both(None, "tokens that end a turn, besides eos")
     special_tokens: dict[str, Any] = both(
         {},
-        "pad_token, eos_token, bos_token, unk_token, additional_special_tokens: a list; new ones: see below",
+        "pad_token, eos_token, bos_token, unk_token, additional_special_tokens: a list; new ones: "
+        "[new tokens](recipe.md#new-tokens)",
     )
-    tokens: list[str] | None = key(None, "tokens that are added to the vocabulary: see below")
+    tokens: list[str] | None = key(
+        None, "tokens that are added to the vocabulary: [new tokens](recipe.md#new-tokens)"
+    )
     # Training
     output_dir: str = handed("outputs/out", "adapter, checkpoints, metrics and plot", WRITING, path=WRITTEN)
     seed: int = handed(42, "order of the data, dropout, start of the adapter")

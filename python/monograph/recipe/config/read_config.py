@@ -235,7 +235,9 @@ def _unknown(name: str, known: Sequence[str], other_names: Mapping[str, str], wh
     if name in other_names:
         return f"{where}{name}: unknown key; here it is called {other_names[name]}"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else "no key has a similar name; docs/recipe.md lists all"
+    hint = (
+        f"did you mean {near[0]}?" if near else "no key has a similar name; docs/reference/keys.md lists all"
+    )
     return f"{where}{name}: unknown key; {hint}"
 
 

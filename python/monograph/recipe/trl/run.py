@@ -51,7 +51,7 @@ def make_trainer(recipe: TrlRecipe) -> Any:
     if (os.environ.get("WORLD_SIZE") or "1") != "1":
         raise ValueError(
             f"trainer: trl runs in one process, and WORLD_SIZE is {os.environ['WORLD_SIZE']}; start it "
-            "without torchrun, or write a script (docs/training.md, other trainers on several ranks)"
+            "without torchrun, or write a script (docs/reference/training.md, other trainers on ranks)"
         )
     recipe = replace(recipe, device=None, device_map=None)  # the CPU, as TRL's arguments say
     trainer_class, config_class = trainer_classes(recipe.method)
