@@ -81,6 +81,7 @@ def estimate(
 
     # Memory that nobody writes to costs nothing.
     base = planned_model(model, format_name, double_quant).to_empty(device="cpu")
+    base.tie_weights()  # to_empty gives a tied head memory of its own
     if checkpointing:
         enable_checkpointing(base, {"use_reentrant": False})
     tuned = add_lora(base, LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM"))

@@ -101,6 +101,17 @@ def test_more_tokens_and_fewer_bits_show(folder, capsys):
     assert bytes_of("--rank", "8", "--tokens", "16")["moments"] * 2 == few["moments"]
 
 
+def test_a_tied_head_is_counted_once(tmp_path, capsys):
+    sizes = LLAMA | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+
+    def base_bytes(tied):
+        LlamaConfig(**sizes, tie_word_embeddings=tied).save_pretrained(tmp_path)
+        assert main(["estimate", str(tmp_path), "--tokens", "16", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["bytes"]["base"]
+
+    assert base_bytes(tied=False) - base_bytes(tied=True) == 8000 * 64 * 2  # the head, bf16
+
+
 def test_what_cannot_be_estimated_is_named(tmp_path, capsys):
     assert main(["estimate", str(tmp_path)]) == 2
     assert "has no config.json" in capsys.readouterr().err
