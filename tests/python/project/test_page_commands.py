@@ -16,6 +16,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from monograph.__main__ import main
+from monograph.cli import native
 from monograph.packing.__main__ import main as show_packing
 from support.native_tool import ROOT, run
 from support.recipe_files import make_model, write_jsonl
@@ -167,6 +168,8 @@ def test_the_commands_of_a_page_run(page, folder, tmp_path, monkeypatch):
         link.unlink()
         link.symlink_to(target.replace(str(folder), str(root)))
     monkeypatch.chdir(root)
+    # `python -m monograph merge` would become the native program, and take this process with it.
+    monkeypatch.setattr(native, "exec_native", lambda arguments: run(*arguments).returncode)
     recipe(root)
     here = [command for each, command in run_here() if each == page]
     if not any(command.startswith("monograph quantize") for command in here):
