@@ -250,7 +250,7 @@ def of_mode(mode: str) -> Setting:
     return Setting(mode, options={"backend": "aot_eager"} if mode == "inductor" else {})
 
 
-PAGE = pathlib.Path(__file__).parents[3] / "docs" / "training.md"
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "reference" / "training.md"
 
 
 def page() -> dict[str, dict[str, str]]:
