@@ -1,9 +1,13 @@
-// Every packed format as a type. Kernels are templates over a format; this list is what they are
-// instantiated for.
+// Every packed format as a type. Kernels are templates over a format; these lists are what they are
+// instantiated for: all of them for `PackedFormats`, `dequantize` alone for `RowFormats`, whose
+// rows other kernels decode through one function pointer.
 #pragma once
 
 #include "monograph/formats/fp4.h"
 #include "monograph/formats/fp8_block.h"
+#include "monograph/formats/fp8_row.h"
+#include "monograph/formats/int4.h"
+#include "monograph/formats/int8.h"
 #include "monograph/formats/mxfp4.h"
 #include "monograph/formats/mxfp8.h"
 #include "monograph/formats/nf4.h"
@@ -15,5 +19,11 @@ template <class... Fs>
 struct FormatList {};
 
 using PackedFormats = FormatList<Nf4, Fp4, Mxfp4, Mxfp8, Nvfp4, Fp8Block>;
+using RowFormats = FormatList<Int4, Int8, Fp8Row>;
+
+template <class... Fs>
+constexpr bool in_list(FormatList<Fs...>, Format format) {
+  return ((format == Fs::kFormat) || ...);
+}
 
 }  // namespace monograph

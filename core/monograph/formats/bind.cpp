@@ -51,6 +51,9 @@ ScalesView double_quantised(std::span<const ByteSpan> scales, std::size_t blocks
 }
 
 void check_block(const FormatInfo& info, std::size_t block) {
+  if (!block_fits(info, block) && info.shape == BlockShape::kGroup)
+    throw Error("block size is " + text(block) + ", format " + info.name +
+                " wants 1 or more, at most 2^56");
   if (!block_fits(info, block))
     throw Error("block size is " + text(block) + ", format " + info.name +
                 " wants a power of two from " + text(info.smallest_block) + " to " +
@@ -76,6 +79,29 @@ void check_origin(const FormatInfo& info, const MatrixShape& shape, std::size_t 
   if (shape.cols == 0 || origin % shape.cols != 0)
     throw Error("the origin is " + text(origin) + ", format " + info.name +
                 " wants whole rows of " + text(shape.cols));
+}
+
+// {scales} or {scales, zero points} of `rows` rows, those before the origin too.
+ScalesView group_scales(const FormatInfo& info, std::size_t rows, std::size_t groups,
+                        std::span<const ByteSpan> scales) {
+  const bool may_have_zeros = info.zero_points != ZeroPoints::kNone;
+  if (scales.size() != 1 && !(may_have_zeros && scales.size() == 2))
+    throw Error("scales has " + text(scales.size()) + " tensors, format " + info.name + " wants 1" +
+                (may_have_zeros ? " (symmetric) or 2 (scales, zero points)" : ""));
+  ScalesView view;
+  view.kind = info.kinds[0];
+  view.blocks = scales[0].data;
+  view.one = scales[0].size == size_bytes(view.kind) && rows * groups != 1;
+  if (!view.one)
+    sized(std::string("scales[0] (") + name_of(view.kind) + ")", scales[0],
+          rows * groups * size_bytes(view.kind));
+  view.zero_points = info.zero_points;
+  if (scales.size() == 2) {
+    if (view.one)
+      throw Error("scales[0] is one scale beside zero points, wanted " + text(rows * groups));
+    view.zeros = sized("scales[1] (zero points)", scales[1], zero_point_bytes(info, rows, groups));
+  }
+  return view;
 }
 
 ScalesView bind_scales(const FormatInfo& info, const MatrixShape& shape, std::size_t blocks,
@@ -114,7 +140,8 @@ MatrixShape matrix_shape(const FormatInfo& info, std::size_t block,
     const std::size_t left = shape.size() - i;
     (left == 1 ? result.cols : left == 2 ? result.rows : result.matrices) *= shape[i];
   }
-  if (info.shape == BlockShape::kRow && result.cols % block != 0)
+  const bool whole = info.shape == BlockShape::kRow || info.shape == BlockShape::kGroup;
+  if (whole && result.cols % block != 0)
     throw Error("rows have " + text(result.cols) + " elements, format " + info.name +
                 " wants a multiple of " + text(block));
   return result;
@@ -133,6 +160,16 @@ PackedView bind_packed(const FormatInfo& info, std::size_t block,
   view.rows = matrix.matrices * matrix.rows;
   if (matrix.matrices > 1) view.matrix_rows = matrix.rows;
   view.origin = origin;
+  if (info.shape == BlockShape::kGroup) {
+    if (matrix.matrices != 1)
+      throw Error("the weight has " + text(matrix.matrices) + " matrices, format " + info.name +
+                  " wants one");
+    const std::size_t rows = view.origin_row() + view.rows;
+    view.row_bytes = row_bytes(info, matrix.cols);
+    view.values = sized("values", values, packed_bytes(info, rows, matrix.cols));
+    view.scales = group_scales(info, rows, matrix.cols / block, scales);
+    return view;
+  }
   view.values = sized("values", values, packed_bytes(info, origin + matrix.elements()));
   view.scales = bind_scales(info, matrix, blocks_of(info, matrix, block, origin), scales);
   return view;
@@ -142,6 +179,9 @@ PackedGrids bind_grids(const FormatInfo& info, std::size_t block,
                        std::span<const std::size_t> shape, std::size_t grid_rows, ByteSpan values,
                        std::span<const ByteSpan> scales) {
   check_block(info, block);
+  if (info.shape == BlockShape::kGroup)
+    throw Error("the weight has grids of " + text(grid_rows) + " rows, format " + info.name +
+                " wants one matrix");
   const MatrixShape matrix = matrix_shape(info, block, shape);
   const std::size_t rows = matrix.matrices * matrix.rows;
   if (grid_rows == 0 || rows == 0 || rows % grid_rows != 0)

@@ -23,8 +23,10 @@ struct ByteSpan {
 //   {blocks}                                  any format
 //   {codes, groups, map, offset}              double-quantised
 //   {blocks, tensor}                          with a tensor scale: one number, or one a matrix
-// The kind of the block scales follows from their size. Throws Error that names the thing, the
-// value found and the value wanted. The bytes must outlive the view.
+//   {blocks, zero points}                     groups of a row: blocks may be one scale for all
+// The kind of the block scales follows from their size, or from the format where it has one. Throws
+// Error that names the thing, the value found and the value wanted. The bytes must outlive the
+// view.
 //
 // With an `origin` the weight is a part of a larger one: `values` and `scales` begin, with a block
 // and with a group of 256, that many elements before it, and end with it. Blocks that know rows

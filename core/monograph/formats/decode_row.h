@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "monograph/formats/row_groups.h"
 #include "monograph/formats/runs.h"
 
 namespace monograph {
@@ -52,8 +53,8 @@ template <class F, class V, class T>
 }
 
 template <class F, class V, class T>
-[[gnu::always_inline]] inline void decode_row(const PackedView& weight, std::size_t row,
-                                              std::size_t begin, std::size_t end, T* out) {
+[[gnu::always_inline]] inline void decode_row_of_runs(const PackedView& weight, std::size_t row,
+                                                      std::size_t begin, std::size_t end, T* out) {
   if constexpr (kInPairs<F, V, T>) {
     const std::size_t first = weight.element(row, 0);
     const std::size_t done = decode_pairs<F, V>(weight, first + begin, first + end, out) - first;
@@ -66,6 +67,16 @@ template <class F, class V, class T>
         decode_run<F, V>(weight.values, element, count, scale, out);
         out += count;
       });
+}
+
+template <class F, class V, class T>
+[[gnu::always_inline]] inline void decode_row(const PackedView& weight, std::size_t row,
+                                              std::size_t begin, std::size_t end, T* out) {
+  if constexpr (F::kShape == BlockShape::kGroup) {
+    return decode_groups<F, V>(weight, row, begin, end, out);
+  } else {
+    decode_row_of_runs<F, V>(weight, row, begin, end, out);
+  }
 }
 
 }  // namespace monograph

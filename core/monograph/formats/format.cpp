@@ -20,6 +20,42 @@ constexpr std::array kNvfp4Rules = {kModelOpt, kTorchao, kTransformerEngine, kCo
 constexpr std::array kFp8Kinds = {kFp32, kBf16, kE8m0};
 constexpr std::array kFp8Rules = {kAbsmax, kTransformers, kTransformerEngine, kCompressedTensors};
 
+// The four codes in groups of a row, and the three types of their scales.
+struct GroupCode {
+  const char* names[3];
+  int bits;
+  ZeroPoints zero_points;
+  std::size_t row_align;
+};
+constexpr std::array kGroupKinds = {kBf16, kFp16, kFp32};
+constexpr GroupCode kInt4Code = {
+    {"int4-bf16", "int4-fp16", "int4-fp32"}, 4, ZeroPoints::kPacked, 4};
+constexpr GroupCode kInt8Code = {{"int8-bf16", "int8-fp16", "int8-fp32"}, 8, ZeroPoints::kBytes, 1};
+constexpr GroupCode kInt8PackedCode = {
+    {"int8-packed-bf16", "int8-packed-fp16", "int8-packed-fp32"}, 8, ZeroPoints::kPacked, 4};
+constexpr GroupCode kFp8RowCode = {
+    {"fp8-row-bf16", "fp8-row-fp16", "fp8-row-fp32"}, 8, ZeroPoints::kNone, 1};
+constexpr std::size_t kAnyGroup = std::size_t{1} << 56;
+
+// `first` is the number of the code's first row, `kernels` that of the code whose kernels serve it.
+constexpr FormatInfo group_format(const GroupCode& code, Format first, Format kernels,
+                                  std::size_t kind) {
+  const auto number = static_cast<std::uint8_t>(static_cast<std::size_t>(first) + kind);
+  return {static_cast<Format>(number),
+          code.names[kind],
+          kernels,
+          code.bits,
+          BlockShape::kGroup,
+          1,
+          kAnyGroup,
+          /*double_quant=*/false,
+          TensorScale::kNone,
+          std::span<const ScaleKind>(&kGroupKinds[kind], 1),
+          {},
+          code.zero_points,
+          code.row_align};
+}
+
 constexpr std::array kFormats = {
     FormatInfo{Format::kNf4, "nf4", Format::kNf4, 4, BlockShape::kFlat, 32, 4096,
                /*double_quant=*/true, TensorScale::kNone, kAbsmaxKinds, kAbsmaxRules},
@@ -35,12 +71,24 @@ constexpr std::array kFormats = {
                /*double_quant=*/false, TensorScale::kDivides, kNvfp4Kinds, kNvfp4Rules},
     FormatInfo{Format::kFp8Block, "fp8-block", Format::kFp8Block, 8, BlockShape::kSquare, 128, 128,
                /*double_quant=*/false, TensorScale::kNone, kFp8Kinds, kFp8Rules},
+    group_format(kInt4Code, Format::kInt4Bf16, Format::kInt4Bf16, 0),
+    group_format(kInt4Code, Format::kInt4Bf16, Format::kInt4Bf16, 1),
+    group_format(kInt4Code, Format::kInt4Bf16, Format::kInt4Bf16, 2),
+    group_format(kInt8Code, Format::kInt8Bf16, Format::kInt8Bf16, 0),
+    group_format(kInt8Code, Format::kInt8Bf16, Format::kInt8Bf16, 1),
+    group_format(kInt8Code, Format::kInt8Bf16, Format::kInt8Bf16, 2),
+    group_format(kInt8PackedCode, Format::kInt8PackedBf16, Format::kInt8Bf16, 0),
+    group_format(kInt8PackedCode, Format::kInt8PackedBf16, Format::kInt8Bf16, 1),
+    group_format(kInt8PackedCode, Format::kInt8PackedBf16, Format::kInt8Bf16, 2),
+    group_format(kFp8RowCode, Format::kFp8RowBf16, Format::kFp8RowBf16, 0),
+    group_format(kFp8RowCode, Format::kFp8RowBf16, Format::kFp8RowBf16, 1),
+    group_format(kFp8RowCode, Format::kFp8RowBf16, Format::kFp8RowBf16, 2),
 };
 
 }  // namespace
 
 const char* name_of(ScaleKind kind) {
-  constexpr const char* kNames[] = {"float32", "bfloat16", "e8m0", "e4m3"};
+  constexpr const char* kNames[] = {"float32", "bfloat16", "e8m0", "e4m3", "float16"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
@@ -74,7 +122,8 @@ const FormatInfo* find_format(std::string_view name) {
 }
 
 bool block_fits(const FormatInfo& info, std::size_t block) {
-  return std::has_single_bit(block) && block >= info.smallest_block && block <= info.largest_block;
+  const bool fits = info.shape == BlockShape::kGroup || std::has_single_bit(block);
+  return fits && block >= info.smallest_block && block <= info.largest_block;
 }
 
 }  // namespace monograph

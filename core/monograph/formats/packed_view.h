@@ -13,6 +13,7 @@ namespace monograph {
 // block. Double-quantised: `blocks` holds one code a block, and
 //   scale[i] = map[blocks[i]] * groups[i / 256] + offset      (two roundings to fp32, never fused).
 // With a tensor scale: scale[i] = blocks[i] * tensor or blocks[i] / tensor, one rounding to fp32.
+// Groups of a row (BlockShape::kGroup) may have zero points too: element = (code - zero) * scale.
 struct ScalesView {
   const std::uint8_t* blocks = nullptr;
   const std::uint8_t* groups =
@@ -23,6 +24,10 @@ struct ScalesView {
   const std::uint8_t* tensor = nullptr;  // fp32, one a matrix or one for all; nullptr for none
   std::size_t blocks_per_tensor = 0;     // 0 if one serves all
   bool tensor_divides = false;
+  const std::uint8_t* zeros =
+      nullptr;  // zero points of groups; nullptr for the middle of the codes
+  ZeroPoints zero_points = ZeroPoints::kNone;  // how `zeros` and codes are stored, with or without
+  bool one = false;                            // one scale serves all groups
   // On another device the offset is read by the kernel, from here; `offset` is then NaN, so that
   // nobody computes without it. nullptr on the host.
   const std::uint8_t* offset_on_device = nullptr;
@@ -44,6 +49,7 @@ struct PackedView {
   ScalesView scales;
   std::size_t matrix_rows = 0;  // 0 if the weight is one matrix
   std::size_t origin = 0;
+  std::size_t row_bytes = 0;  // from one row of values to the next, for BlockShape::kGroup
 
   std::size_t elements() const { return rows * cols; }
   // The number of (row, col) among the elements that `values` and `scales` begin with.

@@ -136,6 +136,28 @@ struct Avx2 {
     }
   }
 
+  [[gnu::always_inline]] static __m256 int8_times(const std::uint8_t* codes, std::uint8_t flip,
+                                                  int zero, float scale) {
+    const __m128i bytes = _mm_xor_si128(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)),
+                                        _mm_set1_epi8(static_cast<char>(flip)));
+    const __m256i differences =
+        _mm256_sub_epi32(_mm256_cvtepi8_epi32(bytes), _mm256_set1_epi32(zero));
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(differences), _mm256_set1_ps(scale));
+  }
+  template <class T>
+  [[gnu::always_inline]] static Vec<T> scaled_int8(const std::uint8_t* codes, std::uint8_t flip,
+                                                   int zero, float scale) {
+    if constexpr (sizeof(T) == 4) {
+      return int8_times(codes, flip, zero, scale);
+    } else {
+      const __m256 low = int8_times(codes, flip, zero, scale);
+      const __m256 high = int8_times(codes + 8, flip, zero, scale);
+      const __m128i a = std::is_same_v<T, Bf16> ? to_bf16(low) : to_fp16(low);
+      const __m128i b = std::is_same_v<T, Bf16> ? to_bf16(high) : to_fp16(high);
+      return _mm256_set_m128i(b, a);
+    }
+  }
+
   template <class T>
   [[gnu::always_inline]] static void store(T* out, Vec<T> v) {
     if constexpr (sizeof(T) == 4)

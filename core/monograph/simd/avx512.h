@@ -13,10 +13,11 @@
 #include "monograph/base/scaling.h"
 #include "monograph/cpu/tags.h"
 #include "monograph/simd/avx2.h"
+#include "monograph/simd/avx512_conversions.h"
 
 namespace monograph::simd {
 
-struct Avx512 {
+struct Avx512 : Avx512Conversions {
   template <class T>
   static constexpr std::size_t kLanes = 64 / sizeof(T);
   template <class T>
@@ -24,20 +25,6 @@ struct Avx512 {
   template <class T>
   using Table = Vec<T>;  // sixteen floats, or sixteen halves twice
   using Narrow = Avx2;   // for blocks shorter than a vector
-
-  // Round to nearest even in integers: VCVTNE*PS2BF16 would flush subnormals. NaN becomes 0x7fc0.
-  [[gnu::always_inline]] static __m256i to_bf16(__m512 x) {
-    const __m512i u = _mm512_castps_si512(x);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-    const __m512i sum = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    const __m512i rounded = _mm512_srli_epi32(sum, 16);
-    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0)));
-  }
-
-  [[gnu::always_inline]] static __m256i to_fp16(__m512 x) {
-    return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  }
 
   template <class T>
   [[gnu::always_inline]] static __m512 load_f32(const T* p) {
@@ -113,19 +100,6 @@ struct Avx512 {
     const __m512 value = _mm512_castsi512_ps(
         _mm512_mask_mov_epi32(_mm512_castps_si512(exact), nan, _mm512_set1_epi32(0x7fc00000)));
     return _mm512_mul_ps(value, _mm512_set1_ps(scale));
-  }
-
-  // Thirty-two fp32 numbers, none of them NaN, to bf16.
-  [[gnu::always_inline]] static __m512i to_bf16(__m512 low, __m512 high) {
-    const auto rounded = [](__m512 x) __attribute__((always_inline)) {
-      const __m512i u = _mm512_castps_si512(x);
-      const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-      return _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    };
-    alignas(64) static constexpr std::uint16_t kUpper[32] = {
-        1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
-        33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
-    return _mm512_permutex2var_epi16(rounded(low), _mm512_load_si512(kUpper), rounded(high));
   }
 
   // A scale for E4M3 codes to bf16. The product of a normal code with it is

@@ -54,6 +54,18 @@ struct Scalar {
             from_float<T>(E4m3::decode(codes[1]) * scale)};
   }
 
+  // kLanes<T> bytes, exclusive-or `flip`, as signed codes: (code - zero) * scale, rounded to fp32
+  // and then to T.
+  template <class T>
+  [[gnu::always_inline]] static Vec<T> scaled_int8(const std::uint8_t* codes, std::uint8_t flip,
+                                                   int zero, float scale) {
+    const auto one = [&](std::uint8_t byte) __attribute__((always_inline)) {
+      const int code = static_cast<std::int8_t>(byte ^ flip);
+      return from_float<T>(static_cast<float>(code - zero) * scale);
+    };
+    return {one(codes[0]), one(codes[1])};
+  }
+
   template <class T>
   [[gnu::always_inline]] static void store(T* out, Vec<T> v) {
     out[0] = v.first;

@@ -61,6 +61,7 @@ struct ReferenceWeight {
         return std::bit_cast<float>(word);
       case ScaleKind::kE8m0:
         return static_cast<float>(e8m0_reference(*at));
+      case ScaleKind::kFp16:  // of no format here
       case ScaleKind::kE4m3:
         break;
     }
@@ -140,7 +141,7 @@ struct ElementFormat {
 inline std::vector<ElementFormat> element_formats() {
   std::vector<ElementFormat> found;
   for (const FormatInfo& info : formats())
-    if (info.shape != BlockShape::kFlat)
+    if (info.shape == BlockShape::kRow || info.shape == BlockShape::kSquare)
       for (const ScaleKind kind : info.kinds) found.push_back({info, kind});
   return found;
 }

@@ -43,11 +43,12 @@ TEST(Bind, BytesOfADeviceAreMeasuredAndNotRead) {
   };
   for (const FormatInfo& info : formats()) {
     const std::size_t shape[] = {2, 256};
-    const std::size_t blocks = block_count(info.shape, info.largest_block, 1, 2, 256);
+    const std::size_t block = info.shape == BlockShape::kGroup ? 256 : info.largest_block;
+    const std::size_t blocks = block_count(info.shape, block, 1, 2, 256);
     std::vector<ByteSpan> scales = {
         {at(2), blocks * size_bytes(info.kinds.front()), Memory::kDevice}};
     const ByteSpan values = {at(1), packed_bytes(info, 512), Memory::kDevice};
-    const PackedView plain = bind_packed(info, info.largest_block, shape, values, scales);
+    const PackedView plain = bind_packed(info, block, shape, values, scales);
     EXPECT_EQ(plain.values, at(1)) << info.name;
     EXPECT_EQ(plain.scales.blocks, at(2)) << info.name;
     EXPECT_EQ(plain.scales.offset_on_device, nullptr) << info.name;
@@ -182,6 +183,65 @@ TEST(Bind, GridsHaveWholeBytesBlocksAndGroupsEach) {
             "one of 3 grids: scales[1] (tensor) has 8 bytes, wanted 4");
   EXPECT_EQ(grids_refusal(4, "mxfp4", 0, {3, 4, 32}, 192, {12}),
             "block size is 0, format mxfp4 wants a power of two from 32 to 32");
+}
+
+TEST(Bind, GroupsOfARow) {
+  EXPECT_EQ(refusal("int4-fp16", 500, {133, 500}, 133 * 252, {133 * 2}), "");
+  EXPECT_EQ(refusal("int4-fp16", 20, {133, 500}, 133 * 252, {133 * 25 * 2, 17 * 25 * 4}), "");
+  EXPECT_EQ(refusal("int8-fp32", 500, {133, 500}, 133 * 500, {133 * 4, 133}), "");
+  EXPECT_EQ(refusal("int8-packed-fp32", 501, {133, 501}, 133 * 504, {133 * 4, 34 * 4}), "");
+  EXPECT_EQ(refusal("fp8-row-bf16", 500, {133, 500}, 133 * 500, {133 * 2}), "");
+  EXPECT_EQ(refusal("fp8-row-fp32", 500, {133, 500}, 133 * 500, {4}), "");
+  EXPECT_TRUE(bound("fp8-row-bf16", 64, {2, 64}, {2}).scales.one);
+  EXPECT_FALSE(bound("fp8-row-bf16", 64, {1, 64}, {2}).scales.one);
+  EXPECT_EQ(bound("int4-fp16", 64, {2, 64}, {4}).scales.kind, ScaleKind::kFp16);
+  EXPECT_EQ(bound("int4-bf16", 64, {2, 64}, {4}).scales.kind, ScaleKind::kBf16);
+}
+
+TEST(Bind, GroupsOfARowAreRefusedByName) {
+  EXPECT_EQ(refusal("int4-fp16", 0, {2, 64}, 64, {4}),
+            "block size is 0, format int4-fp16 wants 1 or more, at most 2^56");
+  EXPECT_EQ(refusal("int4-fp16", 48, {2, 64}, 64, {4}),
+            "rows have 64 elements, format int4-fp16 wants a multiple of 48");
+  EXPECT_EQ(refusal("int4-fp16", 500, {133, 500}, 133 * 250, {133 * 2}),
+            "values has 33250 bytes, wanted 33516");
+  EXPECT_EQ(refusal("int4-fp16", 64, {2, 64}, 64, {8}),
+            "scales[0] (float16) has 8 bytes, wanted 4");
+  EXPECT_EQ(refusal("int4-fp32", 64, {2, 64}, 64, {6}),
+            "scales[0] (float32) has 6 bytes, wanted 8");
+  EXPECT_EQ(refusal("int4-fp16", 64, {9, 64}, 9 * 32, {18, 4}),
+            "scales[1] (zero points) has 4 bytes, wanted 8");
+  EXPECT_EQ(refusal("int8-bf16", 64, {9, 64}, 9 * 64, {18, 8}),
+            "scales[1] (zero points) has 8 bytes, wanted 9");
+  EXPECT_EQ(refusal("int8-bf16", 64, {9, 64}, 9 * 64, {2, 9}),
+            "scales[0] is one scale beside zero points, wanted 9");
+  EXPECT_EQ(refusal("fp8-row-bf16", 64, {9, 64}, 9 * 64, {18, 9}),
+            "scales has 2 tensors, format fp8-row-bf16 wants 1");
+  EXPECT_EQ(
+      refusal("int4-bf16", 64, {9, 64}, 9 * 32, {}),
+      "scales has 0 tensors, format int4-bf16 wants 1 (symmetric) or 2 (scales, zero points)");
+  EXPECT_EQ(refusal("int4-bf16", 64, {3, 2, 64}, 6 * 32, {12}),
+            "the weight has 3 matrices, format int4-bf16 wants one");
+  const std::size_t huge = std::size_t{1} << 56;
+  EXPECT_EQ(refusal("int8-packed-bf16", huge, {1, huge}, 64, {2, 4}),
+            "values has 64 bytes, wanted 72057594037927936");
+  EXPECT_EQ(refusal("int4-bf16", 1, {huge, 1}, 64, {2, 4}),
+            "values has 64 bytes, wanted 288230376151711744");
+  EXPECT_NE(refusal("int4-bf16", 1, {huge, 2}, 64, {2, 4}).find("too many elements"),
+            std::string::npos);
+}
+
+// Grids are matrices that were quantised one by one: the experts of a layer.
+TEST(Bind, GroupsOfARowHaveNoGrids) {
+  const std::vector<std::uint8_t> bytes(1024);
+  const std::size_t shape[] = {4, 64};
+  const ByteSpan scales[] = {{bytes.data(), 8}};
+  try {
+    bind_grids(*find_format("int4-bf16"), 64, shape, 2, {bytes.data(), 128}, scales);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "the weight has grids of 2 rows, format int4-bf16 wants one matrix");
+  }
 }
 
 }  // namespace

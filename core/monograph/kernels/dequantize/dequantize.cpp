@@ -17,7 +17,8 @@ constexpr std::size_t kGrain = 32768;
 
 // Blocks that know no rows: one long row splits evenly whatever the shape.
 bool is_flat(const PackedView& weight) {
-  return find_format(weight.format)->shape != BlockShape::kSquare;
+  const BlockShape shape = find_format(weight.format)->shape;
+  return shape != BlockShape::kSquare && shape != BlockShape::kGroup;
 }
 
 PackedView flattened(const PackedView& weight) {
@@ -27,11 +28,11 @@ PackedView flattened(const PackedView& weight) {
   return flat;
 }
 
-// Rows of a weight with square blocks, some at a time.
+// Rows of a weight whose blocks know them, some at a time.
 void dequantize_rows(DequantizeFn* run, const PackedView& weight, DType dtype, std::byte* out,
                      ParallelFor parallel_for, Stores stores) {
   // Streaming stores want every row aligned.
-  if (weight.cols % 32 != 0) stores = Stores::kCached;
+  if (weight.cols % 32 != 0 || weight.block % 32 != 0) stores = Stores::kCached;
   const std::size_t step = weight.cols == 0 ? 1 : ceil_div(kGrain, weight.cols);
   parallel_for(ceil_div(weight.rows, step), 1, [&](std::size_t first, std::size_t last) {
     const std::size_t stop = last * step < weight.rows ? last * step : weight.rows;
@@ -47,6 +48,16 @@ const std::vector<Variant<DequantizeFn, ByFormat>>& dequantize_variants() {
       VectorTargets{}, every_format(),
       []<class V>(ByFormat key) { return dequantize_variant<V>(key.format); });
   return rows;
+}
+
+DequantizeFn* row_decoder(Format format) {
+  static const std::vector<DequantizeFn*> found = [] {
+    std::vector<DequantizeFn*> runs(256, nullptr);
+    for (const FormatInfo& info : formats())
+      runs[static_cast<std::size_t>(info.format)] = pick(dequantize_variants(), info.format);
+    return runs;
+  }();
+  return found[static_cast<std::size_t>(format)];
 }
 
 void dequantize(const PackedView& weight, DType dtype, void* out, ParallelFor parallel_for,

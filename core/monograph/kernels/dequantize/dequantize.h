@@ -27,6 +27,10 @@ using DequantizeFn = void(const PackedView& weight, std::size_t row, std::size_t
 // Every variant, best instruction set first.
 const std::vector<Variant<DequantizeFn, ByFormat>>& dequantize_variants();
 
+// The best of these that this CPU runs, for kernels that decode rows of a format without being
+// compiled for it. Never nullptr for a format of `RowFormats`.
+DequantizeFn* row_decoder(Format format);
+
 // The whole weight to `out`, row-major and contiguous. `stores` is a wish: a misaligned `out` is
 // written through the caches.
 void dequantize(const PackedView& weight, DType dtype, void* out, ParallelFor parallel_for,

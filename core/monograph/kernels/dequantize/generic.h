@@ -41,7 +41,8 @@ template <class V, class... Fs>
 
 template <class V>
 DequantizeFn* dequantize_variant(Format format) {
-  return find_dequantize<V>(PackedFormats{}, format);
+  DequantizeFn* run = find_dequantize<V>(PackedFormats{}, format);
+  return run != nullptr ? run : find_dequantize<V>(RowFormats{}, format);
 }
 
 }  // namespace monograph

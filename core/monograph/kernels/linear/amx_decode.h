@@ -224,11 +224,12 @@ template <class V, std::size_t kPanel>
 // Rows beyond job.width are not written: they give rows of the result that nobody reads.
 template <class F, class V, std::size_t kPanel>
 void decode_forward_panel(const DecodeJob& job) {
-  if (in_pairs_of_groups<F>(job, job.begin | job.count))
-    return decode_from<PanelCursor<F, V, ForwardPanel<kPanel>, 2>, V>(job, 0);
+  if constexpr (!std::is_same_v<F, ByRows>)
+    if (in_pairs_of_groups<F>(job, job.begin | job.count))
+      return decode_from<PanelCursor<F, V, ForwardPanel<kPanel>, 2>, V>(job, 0);
   if constexpr (std::is_same_v<F, Plain>) {
     if (job.weight->dtype == DType::kBFloat16) return load_forward_rows<V, kPanel>(job);
-  } else {
+  } else if constexpr (!std::is_same_v<F, ByRows>) {
     if (in_groups<F>(job))
       return decode_from<PanelCursor<F, V, ForwardPanel<kPanel>, 1>, V>(job, 0);
   }
@@ -254,13 +255,15 @@ template <class F, class V, std::size_t kPanel>
 template <class F, class V, std::size_t kPanel>
 void decode_dx_panel(const DecodeJob& job) {
   std::size_t r = 0;
-  if (in_pairs_of_groups<F>(job, job.first | job.width)) {
-    r = job.count / 2 * 2;
-    decode_from<PanelCursor<F, V, DxPanel<kPanel>, 2>, V>(job, 0);
-  } else if constexpr (!std::is_same_v<F, Plain>) {
-    if (in_groups<F>(job)) {
+  if constexpr (!std::is_same_v<F, ByRows>) {
+    if (in_pairs_of_groups<F>(job, job.first | job.width)) {
       r = job.count / 2 * 2;
-      decode_from<PanelCursor<F, V, DxPanel<kPanel>, 1>, V>(job, 0);
+      decode_from<PanelCursor<F, V, DxPanel<kPanel>, 2>, V>(job, 0);
+    } else if constexpr (!std::is_same_v<F, Plain>) {
+      if (in_groups<F>(job)) {
+        r = job.count / 2 * 2;
+        decode_from<PanelCursor<F, V, DxPanel<kPanel>, 1>, V>(job, 0);
+      }
     }
   }
   for (; r < (job.count + 31) / 32 * 32; r += 2) {

@@ -8,12 +8,19 @@
 #include "monograph/base/float_types.h"
 #include "monograph/formats/all.h"
 #include "monograph/formats/decode_row.h"
+#include "monograph/kernels/dequantize/dequantize.h"
 #include "monograph/kernels/linear/kernels.h"
 
 namespace monograph {
 
 // Takes the place of a packed format for a weight that is not packed.
 struct Plain {
+  static constexpr Format kFormat = Format::kPlain;
+};
+
+// Takes the place of every format of `RowFormats`: products are instantiated once for all of them,
+// and rows are decoded by the function that `dequantize` has.
+struct ByRows {
   static constexpr Format kFormat = Format::kPlain;
 };
 
@@ -35,6 +42,9 @@ template <class F, class V, class T>
             }
           }
         });
+  } else if constexpr (std::is_same_v<F, ByRows>) {
+    row_decoder(weight.packed.format)(weight.packed, row, begin, end, dtype_of<T>, Stores::kCached,
+                                      out);
   } else {
     decode_row<F, V>(weight.packed, row, begin, end, out);
   }
@@ -46,6 +56,7 @@ template <class Choose, class... Fs>
                                                      Choose choose) {
   DecodeFn* decode = nullptr;
   if (format == Format::kPlain) decode = choose.template operator()<Plain>();
+  if (in_list(RowFormats{}, format)) decode = choose.template operator()<ByRows>();
   ((format == Fs::kFormat ? void(decode = choose.template operator()<Fs>()) : void()), ...);
   return decode;
 }

@@ -39,12 +39,31 @@ inline constexpr bool kIsPlain = false;
 template <class S>
 inline constexpr bool kIsPlain<PlainOf<S>> = true;
 
+// int4 without zero points, in groups of whole units; other weights of the format go by rows.
+struct Int4Units {
+  static constexpr Format kFormat = Int4::kFormat;
+  static constexpr BlockShape kShape = BlockShape::kGroup;
+  static constexpr std::size_t kBlock = 0, kPerByte = 2;
+  static constexpr Nibbles kNibbles = Nibbles::kLowFirst;
+  static constexpr float kValues[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+};
+
+// What decodes rows of F where units do not fit.
+template <class F>
+using RowsOf = std::conditional_t<std::is_same_v<F, Int4Units>, ByRows, F>;
+
+// Whether F is decoded in registers; else rows go through memory.
+template <class F>
+inline constexpr bool kInRegisters = !std::is_same_v<F, ByRows>;
+
 // Elements of a row of F that share a scale, as the kernels walk through them: the block, or 64
 // where the block is chosen with the weight.
 template <class F>
 inline constexpr std::size_t kFewUnit = F::kBlock == 0 ? 64 : F::kBlock;
 template <class S>
 inline constexpr std::size_t kFewUnit<PlainOf<S>> = 64;
+template <>
+inline constexpr std::size_t kFewUnit<ByRows> = 64;
 
 // The decoder of a format, specialised for each order:
 //   kTogether             vectors that are decoded at a time
@@ -88,8 +107,12 @@ template <class F>
 [[gnu::always_inline]] inline bool begins_with_units(const LinearWeight& weight, std::size_t col,
                                                      DType dtype) {
   const PackedView& packed = weight.packed;
-  if constexpr (kIsPlain<F>)
+  if constexpr (!kInRegisters<F>)
+    return false;
+  else if constexpr (kIsPlain<F>)
     return weight.dtype == dtype;
+  else if constexpr (F::kShape == BlockShape::kGroup)
+    return packed.scales.zeros == nullptr && (packed.block | col) % kFewUnit<F> == 0;
   else if constexpr (F::kShape == BlockShape::kFlat)
     return ((packed.origin | packed.cols | packed.block | col) % kFewUnit<F>) == 0;
   else
@@ -102,6 +125,10 @@ template <class F, class L>
                                                std::size_t col, std::size_t units, float* out) {
   if constexpr (kIsPlain<F>) {
     return;
+  } else if constexpr (F::kShape == BlockShape::kGroup) {
+    const std::size_t element = weight.element(row, col);
+    for (std::size_t i = 0; i < units; ++i)
+      out[i] = group_scale(weight.scales, (element + i * kFewUnit<F>) / weight.block);
   } else if constexpr (F::kShape != BlockShape::kFlat) {
     const std::size_t first = F::kShape == BlockShape::kSquare
                                   ? square_block(weight, row, col)

@@ -158,9 +158,9 @@ struct FewDx {
 
   template <class F, std::size_t kM>
   static void panel(const FewJob& job) {
-    constexpr std::size_t kUnit = kFewUnit<F>;
+    [[maybe_unused]] constexpr std::size_t kUnit = kFewUnit<F>;
     const DecodeJob& decode = job.decode;
-    const PackedView& packed = decode.weight->packed;
+    [[maybe_unused]] const PackedView& packed = decode.weight->packed;
     const float* g = reinterpret_cast<const float*>(job.multiply.left);
     alignas(64) float totals[kM * kPanel];
     alignas(64) float buffer[kChain * kColumns] = {};
@@ -168,14 +168,16 @@ struct FewDx {
     for (std::size_t i = 0; i < decode.count; i += kChain, g += kChain * kM) {
       const std::size_t rows = decode.count - i < kChain ? decode.count - i : kChain;
       const std::size_t row = decode.begin + i;
-      if (whole != 0) {
-        float scales[kChain * (kPanel / kUnit) + kLanes];
-        for (std::size_t r = 0; r < rows; ++r)
-          unit_scales<F, L>(packed, row + r, decode.first, whole / kUnit,
-                            scales + r * (kPanel / kUnit));
-        chain<F, kM>(packed.values + few_bytes<F>(packed.element(row, decode.first)),
-                     few_bytes<F>(packed.cols), scales, job.dtype, rows, whole, g, totals, i == 0);
-      }
+      if constexpr (kInRegisters<F>)
+        if (whole != 0) {
+          float scales[kChain * (kPanel / kUnit) + kLanes];
+          for (std::size_t r = 0; r < rows; ++r)
+            unit_scales<F, L>(packed, row + r, decode.first, whole / kUnit,
+                              scales + r * (kPanel / kUnit));
+          chain<F, kM>(packed.values + few_bytes<F>(packed.element(row, decode.first)),
+                       few_bytes<F>(packed.cols), scales, job.dtype, rows, whole, g, totals,
+                       i == 0);
+        }
       for (std::size_t p = whole; p < decode.width; p += kColumns) {
         const std::size_t count = decode.width - p < kColumns ? decode.width - p : kColumns;
         job.decode_rows(*decode.weight, row, rows, decode.first + p, count, buffer, kColumns);

@@ -189,16 +189,18 @@ struct FewForward {
     constexpr std::size_t kFit = kSegmentBytes / sizeof(float) / kM / kChunk;
     constexpr std::size_t kSegment = (kFit == 0 ? 1 : kFit) * kChunk;
     const DecodeJob& decode = job.decode;
-    const bool known = begins_with_units<F>(*decode.weight, decode.begin, job.dtype);
+    [[maybe_unused]] const bool known =
+        begins_with_units<F>(*decode.weight, decode.begin, job.dtype);
     for (std::size_t k = 0; k < decode.count; k += kSegment) {
       const std::size_t count = decode.count - k < kSegment ? decode.count - k : kSegment;
       for (std::size_t n = 0; n < decode.width; n += kW) {
         const std::size_t rows = decode.width - n < kW ? decode.width - n : kW;
         std::size_t done = 0;
-        if (known && rows == kW && count >= kChunk) {
-          done = count / kChunk * kChunk;
-          whole_chunks<F, kM>(job, n, k, done);
-        }
+        if constexpr (kInRegisters<F>)
+          if (known && rows == kW && count >= kChunk) {
+            done = count / kChunk * kChunk;
+            whole_chunks<F, kM>(job, n, k, done);
+          }
         for (; done < count; done += kChunk)
           any_chunk<kM>(job, n, rows, k + done, count - done < kChunk ? count - done : kChunk);
       }

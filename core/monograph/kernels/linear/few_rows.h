@@ -33,7 +33,7 @@ struct FewJob {
 // One product: Kernels::panel<F, kM>(job) for the kernel that has so many rows, then what remains.
 template <class Kernels, class V, class F, class T>
 void multiply_few(const MultiplyJob& multiply, const DecodeJob& decode) {
-  const FewJob job = {multiply, decode, dtype_of<T>, decode_rows<F, V, T>};
+  const FewJob job = {multiply, decode, dtype_of<T>, decode_rows<RowsOf<F>, V, T>};
   const std::size_t rows = filled_rows(multiply.rows, Kernels::kRows);
   if (rows == 1) Kernels::template panel<Decoded<F, T>, 1>(job);
   if (rows == 2) Kernels::template panel<Decoded<F, T>, 2>(job);
@@ -69,6 +69,8 @@ template <class Kernels, class V, class T, class... Fs>
 DirectFn* find_few(FormatList<Fs...>, Format format) {
   DirectFn* found = nullptr;
   if (format == Format::kPlain) found = multiply_few<Kernels, V, Plain, T>;
+  if (in_list(RowFormats{}, format)) found = multiply_few<Kernels, V, ByRows, T>;
+  if (format == Int4Units::kFormat) found = multiply_few<Kernels, V, Int4Units, T>;
   ((format == Fs::kFormat ? void(found = multiply_few<Kernels, V, Fs, T>) : void()), ...);
   return found;
 }

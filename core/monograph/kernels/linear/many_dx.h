@@ -65,13 +65,15 @@ struct ManyDx {
   template <class F, class T>
   static void decode(const DecodeJob& job) {
     using Unit = Decoded<F, T>;
-    if (begins_with_units<Unit>(*job.weight, job.first, dtype_of<T>) &&
-        job.width % kFewUnit<Unit> == 0)
-      return decode_whole<Unit>(job, dtype_of<T>);
+    if constexpr (kInRegisters<Unit>)
+      if (begins_with_units<Unit>(*job.weight, job.first, dtype_of<T>) &&
+          job.width % kFewUnit<Unit> == 0)
+        return decode_whole<Unit>(job, dtype_of<T>);
     float* const out = reinterpret_cast<float*>(job.out);
     for (std::size_t i = 0; i < job.count; ++i) {
       alignas(64) float row[kPanel] = {};
-      decode_rows<F, V, T>(*job.weight, job.begin + i, 1, job.first, job.width, row, kPanel);
+      decode_rows<RowsOf<F>, V, T>(*job.weight, job.begin + i, 1, job.first, job.width, row,
+                                   kPanel);
       for (std::size_t v = 0; v < kPanel / kLanes; ++v)
         L::store(place(out, i, v), Order::to_places(L::load(row + v * kLanes)));
     }

@@ -95,10 +95,12 @@ struct ManyForward {
   static void decode(const DecodeJob& job) {
     using Unit = Decoded<F, T>;
     float* out = reinterpret_cast<float*>(job.out);
-    if (begins_with_units<Unit>(*job.weight, job.begin, dtype_of<T>) &&
-        job.count % kFewUnit<Unit> == 0)
-      return decode_whole<Unit>(job, dtype_of<T>, out);
-    decode_rows<F, V, T>(*job.weight, job.first, job.width, job.begin, job.count, out, kChunk);
+    if constexpr (kInRegisters<Unit>)
+      if (begins_with_units<Unit>(*job.weight, job.begin, dtype_of<T>) &&
+          job.count % kFewUnit<Unit> == 0)
+        return decode_whole<Unit>(job, dtype_of<T>, out);
+    decode_rows<RowsOf<F>, V, T>(*job.weight, job.first, job.width, job.begin, job.count, out,
+                                 kChunk);
     for (std::size_t n = 0; n < job.width; ++n)
       for (std::size_t k = 0; k < job.count; k += kLanes)
         L::store(out + n * kChunk + k, Order::to_places(L::load(out + n * kChunk + k)));
@@ -175,6 +177,7 @@ struct ManyForward {
 
 template <class Kernels, class T>
 DecodeFn* many_decoder(Format format) {
+  if (format == Int4Units::kFormat) return Kernels::template decode<Int4Units, T>;
   return find_decoder(PackedFormats{}, format,
                       []<class F>() -> DecodeFn* { return Kernels::template decode<F, T>; });
 }

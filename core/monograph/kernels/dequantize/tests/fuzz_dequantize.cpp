@@ -63,7 +63,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Input input(data + 8, size - 8);
   const std::size_t rows = 1 + data[5] % 3;
   std::size_t cols = input.left() * 8 / static_cast<std::size_t>(info.bits) / rows + 1;
-  if (info.shape == BlockShape::kRow) cols = ceil_div(cols, block) * block;
+  const bool groups = info.shape == BlockShape::kGroup;
+  if (groups) block = 1 + data[1] % 130;
+  if (groups || info.shape == BlockShape::kRow) cols = ceil_div(cols, block) * block;
   const std::size_t blocks = block_count(info.shape, block, 1, rows, cols);
   std::vector<std::vector<std::uint8_t>> parts;
   parts.push_back(input.take(nested ? blocks : blocks * size_bytes(kind)));
@@ -74,7 +76,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     parts.push_back(input.take(4));
   }
   if (info.tensor_scale != TensorScale::kNone) parts.push_back(input.take(4));
-  const auto values = input.take(packed_bytes(info, rows * cols));
+  if (info.zero_points != ZeroPoints::kNone && data[3] % 2 != 0)
+    parts.push_back(input.take(zero_point_bytes(info, rows, cols / block)));
+  const auto values = input.take(packed_bytes(info, rows, cols));
   std::vector<ByteSpan> scales;
   for (const auto& part : parts) scales.push_back({part.data(), part.size()});
   const std::size_t shape[2] = {rows, cols};
