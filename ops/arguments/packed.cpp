@@ -92,9 +92,13 @@ PackedArgument check_packed(const char* op, const Tensor& values, const std::vec
                             const Layout& layout) {
   const FormatInfo& info =
       check_format(op, layout.versioned ? "layout[1]" : "layout[0]", layout.format);
-  STD_TORCH_CHECK(layout.block > 0 && block_fits(info, static_cast<std::size_t>(layout.block)), op,
-                  ": block size is ", layout.block, ", format ", info.name,
-                  " wants a power of two from ", info.smallest_block, " to ", info.largest_block);
+  STD_TORCH_CHECK(layout.block > 0 || info.shape != BlockShape::kGroup, op, ": block size is ",
+                  layout.block, ", format ", info.name, " wants 1 or more, at most 2^56");
+  STD_TORCH_CHECK(
+      info.shape == BlockShape::kGroup ||
+          (layout.block > 0 && block_fits(info, static_cast<std::size_t>(layout.block))),
+      op, ": block size is ", layout.block, ", format ", info.name, " wants a power of two from ",
+      info.smallest_block, " to ", info.largest_block);
   PackedArgument argument;
   argument.shape = layout.shape;
   std::vector<std::size_t> shape;

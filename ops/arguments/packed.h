@@ -3,7 +3,8 @@
 // Schema part shared by all formats:  Tensor values, Tensor[] scales, SymInt[] layout
 //   values  uint8, packed elements, contiguous, any shape
 //   scales  uint8 tensors, numbers as their bytes: [absmax] or, double-quantised, [absmax, groups,
-//           map, offset]; [blocks] or, with a scale for the whole matrix, [blocks, tensor]
+//           map, offset]; [blocks] or, with a scale for the whole matrix, [blocks, tensor];
+//           groups of a row: [blocks] or [blocks, zero points]
 //   layout  [format, block, *shape]; the format is the number of monograph::Format. Or, told by its
 //           negative first number, version 1: [-1, format, block, dimensions, *shape, origin,
 //           grid_rows], with the origin and the rows of a grid of formats/bind.h; 0 for none.

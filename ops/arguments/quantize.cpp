@@ -13,6 +13,11 @@ ScaleKind check_kind(const FormatInfo& info, std::int64_t bytes) {
   refuse("quantize: scale_bytes is ", bytes, ", format ", info.name, " has no scales of this size");
 }
 
+void check_quantised(const char* op, const FormatInfo& info) {
+  STD_TORCH_CHECK(!info.rules.empty(), op, ": format ", info.name,
+                  " is read and trained on; nothing quantises to it yet");
+}
+
 MatrixShape check_shape(const FormatInfo& info, std::int64_t block, const Tensor& input) {
   STD_TORCH_CHECK(block > 0 && block_fits(info, static_cast<std::size_t>(block)),
                   "quantize: block size is ", block, ", format ", info.name,
@@ -29,6 +34,7 @@ MatrixShape check_shape(const FormatInfo& info, std::int64_t block, const Tensor
 }  // namespace
 
 ScaleRule check_rule(const char* op, const FormatInfo& info, std::int64_t number) {
+  check_quantised(op, info);
   std::string wanted;
   for (const ScaleRule rule : info.rules) {
     if (number == 0 || number == static_cast<std::int64_t>(rule)) return rule;
@@ -46,6 +52,7 @@ QuantizeArguments check_quantize(const Tensor& input, std::int64_t format, std::
   STD_TORCH_CHECK(input.is_contiguous(), "quantize: input is not contiguous");
   STD_TORCH_CHECK(!double_quant || info.double_quant, "quantize: format ", info.name,
                   " has no double quantisation");
+  check_quantised("quantize", info);
   const MatrixShape shape = check_shape(info, block, input);
   QuantizeJob job = {};
   job.format = info.kernels;

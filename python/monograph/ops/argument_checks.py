@@ -11,7 +11,7 @@ from math import isfinite, prod
 
 import torch
 
-from monograph.ops.formats import SCALE_GROUP, BlockShape, Format, format_numbered
+from monograph.ops.formats import SCALE_GROUP, BlockShape, Format, ZeroPoints, format_numbered
 from monograph.ops.layout import PLAIN, Layout, read_matrix
 from monograph.upstream.torch_names import assert_async
 
@@ -163,13 +163,36 @@ def grids_of(
     return [(parts[0][i], [p[i] for p in parts[1:]], own) for i in range(count)]
 
 
+def _check_groups(
+    op: str, fmt: Format, values: torch.Tensor, scales: Tensors, shape: Sequence[int], groups: int
+) -> None:
+    matrices, rows = prod(shape[:-2]), prod(shape[-2:-1])
+    require(matrices == 1, op, f"the weight has {matrices} matrices, format {fmt.name} wants one")
+    wanted = fmt.value_bytes(shape)
+    require(values.numel() == wanted, op, f"values has {values.numel()} bytes, wanted {wanted}")
+    counts = (1,) if fmt.zero_points is ZeroPoints.NONE else (1, 2)
+    found = f"scales has {len(scales)} tensors"
+    require(len(scales) in counts, op, f"{found}, format {fmt.name} wants one of {counts}")
+    size, each = scales[0].numel(), fmt.scale_bytes(None)
+    one = size == each and groups != 1
+    kind = fmt.scale_types[0]
+    wanted = groups * each
+    require(one or size == wanted, op, f"scales[0] ({kind}) has {size} bytes, wanted {wanted}")
+    if len(scales) == 2:
+        require(not one, op, f"scales[0] is one scale beside zero points, wanted {groups}")
+        size, wanted = scales[1].numel(), fmt.zero_point_bytes(rows, groups // max(rows, 1))
+        require(size == wanted, op, f"scales[1] (zero points) has {size} bytes, wanted {wanted}")
+
+
 def check_packed(op: str, values: torch.Tensor, scales: Tensors, layout: Layout) -> None:
     """The sizes that a format wants; `values` and `scales` may lie in memory as they like."""
     if layout.grid_rows:
         try:
-            format_numbered(layout.format)
+            fmt = format_numbered(layout.format)
         except ValueError as error:
             raise ValueError(f"{op}: {error}") from None
+        found = f"the weight has grids of {layout.grid_rows} rows"
+        require(fmt.shape is not BlockShape.GROUP, op, f"{found}, format {fmt.name} wants one matrix")
         for part in grids_of(op, values, scales, layout):
             check_packed(op, *part)
         return
@@ -185,6 +208,8 @@ def check_packed(op: str, values: torch.Tensor, scales: Tensors, layout: Layout)
     for what, t in [("values", values), *((f"scales[{i}]", s) for i, s in enumerate(scales))]:
         found = dtype_name(t.dtype)
         require(t.dtype == torch.uint8, op, f"{what} has dtype {found}, wanted uint8")
+    if fmt.shape is BlockShape.GROUP:
+        return _check_groups(op, fmt, values, scales, shape, blocks)
     wanted = fmt.packed_bytes(prod(shape))
     require(values.numel() == wanted, op, f"values has {values.numel()} bytes, wanted {wanted}")
     counts = (1, 4) if fmt.double_quant else (1, 2) if fmt.tensor_scale else (1,)

@@ -9,6 +9,8 @@ import torch
 
 from monograph.ops import library  # noqa: F401  (the schemas are registered there)
 from monograph.ops.argument_checks import check_float, check_packed, check_shape, check_tensors, grids_of
+from monograph.ops.dequantize_groups import decode_groups
+from monograph.ops.dequantize_groups import e4m3_values as e4m3_values
 from monograph.ops.formats import SCALE_GROUP, BlockShape, Format, format_numbered, value_table
 from monograph.ops.layout import read_layout
 
@@ -46,15 +48,6 @@ def e8m0_values(codes: torch.Tensor) -> torch.Tensor:
     values = (codes.int() << 23).view(torch.float32)
     values = torch.where(codes == 0, 2.0**-127, values)
     return torch.where(codes == 255, torch.nan, values)
-
-
-def e4m3_values(codes: torch.Tensor) -> torch.Tensor:
-    """The values of E4M3 bytes as float32, in integer arithmetic: no table, no subnormal number."""
-    magnitude = codes.int() & 0x7F
-    normal = ((magnitude << 20) + (120 << 23)).view(torch.float32)
-    value = torch.where(magnitude < 8, magnitude * 2.0**-9, normal)
-    value = torch.where(magnitude == 0x7F, torch.nan, value)
-    return torch.where(codes >= 128, -value, value)
 
 
 def _chosen(fmt: Format, codes: torch.Tensor) -> torch.Tensor:
@@ -236,6 +229,11 @@ def _dequantize(
     for part, own, grid in grids_of("dequantize", values, scales, whole):
         fmt = format_numbered(grid.format)
         shape = grid.stored_shape(fmt)
+        if fmt.shape is BlockShape.GROUP:
+            panel = PANEL if decode_grid is decode_in_panels else prod(shape)
+            dense = decode_groups(fmt, grid.block, part, own, shape, dtype, panel)
+            grids.append(dense[grid.origin :])
+            continue
         per_block = portable_scales(fmt, own, shape, grid.block)
         dense = decode_grid(fmt, grid.block, part.reshape(-1), per_block, shape, dtype)
         grids.append(dense[grid.origin :])

@@ -21,6 +21,15 @@ class BlockShape(Enum):
     FLAT = 0  # consecutive elements of the flattened tensor
     ROW = 1  # consecutive elements of a row; rows are whole blocks
     SQUARE = 2  # block x block, the grid anchored at each matrix's first element
+    GROUP = 3  # elements of a row, as many as divide its length; rows are whole words
+
+
+class ZeroPoints(Enum):
+    """How the zero points of groups are stored, where a weight has them."""
+
+    NONE = 0
+    BYTES = 1  # int8 [rows, groups]
+    PACKED = 2  # codes packed along the rows in words of 32 bits: [ceil(rows * bits / 32), groups]
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,11 @@ RULES = MappingProxyType(
         "transformers": 10,
     }
 )
-_SCALE_TYPES = {"float32": 4, "bfloat16": 2, "e8m0": 1, "e4m3": 1}
+_SCALE_TYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "e8m0": 1, "e4m3": 1}
+
+
+# What is said of a format without rules.
+NOT_QUANTISED = "is read and trained on; nothing quantises to it yet"
 
 
 @dataclass(frozen=True)
@@ -82,17 +95,27 @@ class Format:
     scale_names: tuple[str, ...] = ("block_scales",)
     scale_types: tuple[str, ...] = ("float32",)  # the first is what quantize gives unless told otherwise
     rules: Mapping[str, str] = field(default_factory=lambda: {"absmax": "absmax"})  # the first is the default
+    zero_points: ZeroPoints = ZeroPoints.NONE
+    row_align: int = 1  # bytes of which rows of values are a multiple
 
     @property
     def default_block(self) -> int:
+        if self.shape is BlockShape.GROUP:
+            return 128
         return 64 if 64 in self.block_sizes else self.block_sizes[0]
 
     def check_block(self, block: int) -> None:
-        if block not in self.block_sizes:
+        if self.shape is BlockShape.GROUP:
+            if not 1 <= block <= 2**56:
+                wanted = "wants 1 or more, at most 2^56"
+                raise ValueError(f"block size is {block}, format {self.name} {wanted}")
+        elif block not in self.block_sizes:
             raise ValueError(f"block size is {block}, format {self.name} wants one of {self.block_sizes}")
 
     def rule_number(self, name: str) -> int:
         """The number of a rule by its name or a producer's; "default" is the first."""
+        if not self.rules:
+            raise ValueError(f"format {self.name} {NOT_QUANTISED}")
         rules = {"default": next(iter(self.rules.values())), **self.rules}
         if name not in rules:
             raise ValueError(f"rule is {name!r}, format {self.name} wants one of {', '.join(rules)}")
@@ -121,12 +144,27 @@ class Format:
         if self.shape is BlockShape.SQUARE:
             *experts, rows = lead or [1]
             return [*experts, -(-rows // block), -(-cols // block)]
-        if self.shape is BlockShape.ROW and cols % block:
+        if self.shape in (BlockShape.ROW, BlockShape.GROUP) and cols % block:
             raise ValueError(f"rows have {cols} elements, format {self.name} wants a multiple of {block}")
         return [*lead, cols // block] if cols % block == 0 else [-(-prod(shape) // block)]
 
     def packed_bytes(self, elements: int) -> int:
         return (elements * self.bits + 7) // 8
+
+    def row_bytes(self, cols: int) -> int:
+        """From one row of values to the next, in a format with groups of a row."""
+        return -(-self.packed_bytes(cols) // self.row_align) * self.row_align
+
+    def value_bytes(self, shape: Sequence[int]) -> int:
+        """All bytes of the values of a weight of this shape."""
+        if self.shape is BlockShape.GROUP:
+            return prod(shape[:-1]) * self.row_bytes(shape[-1])
+        return self.packed_bytes(prod(shape))
+
+    def zero_point_bytes(self, rows: int, groups: int) -> int:
+        if self.zero_points is ZeroPoints.BYTES:
+            return rows * groups
+        return 4 * -(-rows * self.bits // 32) * groups
 
 
 _ABSMAX_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -215,10 +253,46 @@ FP8_BLOCK = Format(
     rules={r: r for r in ("absmax", "transformers", "transformer-engine", "compressed-tensors")},
 )
 
+_SCALE_SUFFIXES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def _groups(
+    name: str, number: int, bits: int, zero_points: ZeroPoints, row_align: int = 1
+) -> dict[str, Format]:
+    """A code in groups of a row: a format for each type of its scales, which sizes alone do not tell."""
+    floats = zero_points is ZeroPoints.NONE
+    return {
+        f"{name}-{suffix}": Format(
+            f"{name}-{suffix}",
+            number + i,
+            bits,
+            (),
+            _E4M3_VALUES if floats else (),
+            element=E4M3 if floats else None,
+            shape=BlockShape.GROUP,
+            low_nibble_first=True,
+            scale_names=("block_scales",) if floats else ("block_scales", "zero_points"),
+            scale_types=(scale_type,),
+            rules={},
+            zero_points=zero_points,
+            row_align=row_align,
+        )
+        for i, (suffix, scale_type) in enumerate(_SCALE_SUFFIXES.items())
+    }
+
+
+# What `quantize` gives.
 FORMATS = {f.name: f for f in (NF4, FP4, MXFP4, MXFP8, NVFP4, NVFP4_DIVIDE, FP8_BLOCK)}
+# What is read as others wrote it: int4, int8 and FP8 with scales of rows or groups of them.
+GROUP_FORMATS = {
+    **_groups("int4", 8, 4, ZeroPoints.PACKED, row_align=4),
+    **_groups("int8", 11, 8, ZeroPoints.BYTES),
+    **_groups("int8-packed", 14, 8, ZeroPoints.PACKED, row_align=4),
+    **_groups("fp8-row", 17, 8, ZeroPoints.NONE),
+}
 # Those of bitsandbytes: a table of values in [-1, 1] and the largest magnitude of a flat block.
 ABSMAX_FORMATS = {f.name: f for f in FORMATS.values() if f.element is None}
-_BY_NUMBER = {f.number: f for f in FORMATS.values()}
+_BY_NUMBER = {f.number: f for f in (*FORMATS.values(), *GROUP_FORMATS.values())}
 
 # Blocks that share one second-level scale in double quantisation.
 SCALE_GROUP = 256
@@ -226,9 +300,10 @@ SCALE_GROUP = 256
 
 def format_named(name: str) -> Format:
     """The format called `name`; the error lists the known ones."""
-    if name not in FORMATS:
-        raise ValueError(f"format is {name!r}, known are {', '.join(FORMATS)}")
-    return FORMATS[name]
+    found = FORMATS.get(name) or GROUP_FORMATS.get(name)
+    if found is None:
+        raise ValueError(f"format is {name!r}, known are {', '.join([*FORMATS, *GROUP_FORMATS])}")
+    return found
 
 
 def format_numbered(number: int) -> Format:

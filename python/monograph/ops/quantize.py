@@ -9,7 +9,14 @@ import torch
 
 from monograph.ops import library  # noqa: F401  (the schema is registered there)
 from monograph.ops.argument_checks import check_dimensions, check_float, check_tensors, require
-from monograph.ops.formats import SCALE_GROUP, BlockShape, Format, format_numbered, value_table
+from monograph.ops.formats import (
+    NOT_QUANTISED,
+    SCALE_GROUP,
+    BlockShape,
+    Format,
+    format_numbered,
+    value_table,
+)
 from monograph.ops.quantize_elements import quantize_elements
 
 # Below this a scale's reciprocal would overflow; bitsandbytes clamps here.
@@ -100,6 +107,7 @@ def _absmax_quantize(
 def _check_numbers(format: int, block: int, double_quant: bool, rule: int, scale_bytes: int) -> Format:
     """All but the input: for the fake, whose sizes may be symbols, as well."""
     fmt = _format("quantize", format)
+    require(bool(fmt.rules), "quantize", f"format {fmt.name} {NOT_QUANTISED}")
     allowed = fmt.block_sizes
     require(block in allowed, "quantize", f"block size is {block}, format {fmt.name} wants one of {allowed}")
     require(not double_quant or fmt.double_quant, "quantize", f"format {fmt.name} has no double quantisation")

@@ -13,7 +13,7 @@ from math import prod
 import torch
 
 from monograph.ops.argument_checks import grids_of
-from monograph.ops.formats import SCALE_GROUP, BlockShape, format_numbered
+from monograph.ops.formats import SCALE_GROUP, BlockShape, ZeroPoints, format_numbered
 from monograph.ops.layout import Layout
 
 Part = tuple[torch.Tensor, Sequence[torch.Tensor], Layout]
@@ -37,6 +37,26 @@ def _one_grid(weight: Part, first: int, count: int) -> tuple[Part, int]:
     return parts[matrix], first - matrix * each
 
 
+def _slice_groups(
+    values: torch.Tensor, scales: Sequence[torch.Tensor], layout: Layout, first: int, count: int
+) -> Part:
+    """Zero points that are packed along the rows are cut at whole words alone."""
+    fmt, cols = format_numbered(layout.format), layout.shape[-1]
+    first += layout.origin // max(cols, 1)
+    unit = 32 // fmt.bits if len(scales) == 2 and fmt.zero_points is ZeroPoints.PACKED else 1
+    base, stop = first // unit * unit, first + count
+    groups, size = cols // layout.block, fmt.row_bytes(cols)
+    each = groups * fmt.scale_bytes(None)
+    cut = [scales[0].reshape(-1)]
+    if cut[0].numel() != fmt.scale_bytes(None) or prod(layout.stored_shape(fmt)) == layout.block:
+        cut[0] = cut[0][base * each : stop * each]
+    if len(scales) == 2:
+        begin, end = fmt.zero_point_bytes(base, groups), fmt.zero_point_bytes(stop, groups)
+        cut.append(scales[1].reshape(-1)[begin:end])
+    part = replace(layout, shape=(count, cols), origin=(first - base) * cols, grid_rows=0)
+    return values.reshape(-1)[base * size : stop * size], cut, part
+
+
 def slice_rows(
     values: torch.Tensor, scales: Sequence[torch.Tensor], layout: Layout, first: int, count: int
 ) -> Part:
@@ -46,6 +66,8 @@ def slice_rows(
         raise ValueError(f"slice_rows: rows {first} to {first + count} are wanted, the weight has {rows}")
     (values, scales, layout), first = _one_grid((values, scales, layout), first, count)
     fmt, block, cols = format_numbered(layout.format), layout.block, layout.shape[-1]
+    if fmt.shape is BlockShape.GROUP:
+        return _slice_groups(values, scales, layout, first, count)
     start = layout.origin + first * cols  # of the stored elements
     stop = start + count * cols
     blocks = prod(fmt.grid(layout.stored_shape(fmt), block))

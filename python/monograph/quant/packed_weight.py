@@ -108,9 +108,12 @@ def canonical(
     if prod(shape) == 0:
         return values, tuple(scales)
     *rows, cols = shape
-    if cols * fmt.bits % 8 == 0:
+    if fmt.shape is BlockShape.GROUP:
+        values = values.reshape([*rows, fmt.row_bytes(cols)])
+    elif cols * fmt.bits % 8 == 0:
         values = values.reshape([*rows, cols * fmt.bits // 8])
-    if cols % block == 0 or fmt.shape is BlockShape.SQUARE:
+    one = fmt.shape is BlockShape.GROUP and scales[0].numel() == fmt.scale_bytes(None)
+    if not one and (cols % block == 0 or fmt.shape is BlockShape.SQUARE):
         *grid, _ = fmt.grid(shape, block)
         scales = [scales[0].reshape([*grid, -1]), *scales[1:]]
     return values, tuple(scales)
