@@ -37,6 +37,30 @@ CASES = {
         "fp8-block",
         lambda *where: producer_folders.compressed_tensors(*where, {"FP8_BLOCK": ["Linear"]}),
     ),
+    "ct-w4a16": (
+        "int4-bf16",
+        lambda *where: producer_folders.compressed_tensors(*where, {"W4A16": ["Linear"]}),
+    ),
+    "ct-w4a16-asym": (
+        "int4-bf16",
+        lambda *where: producer_folders.compressed_tensors(*where, {"W4A16_ASYM": ["Linear"]}),
+    ),
+    "ct-w8a16": (
+        "int8-packed-bf16",
+        lambda *where: producer_folders.compressed_tensors(*where, {"W8A16": ["Linear"]}),
+    ),
+    "ct-int8": (
+        "int8-bf16",
+        lambda *where: producer_folders.compressed_tensors(*where, {"INT8": ["Linear"]}),
+    ),
+    "ct-fp8-row": (
+        "fp8-row-bf16",
+        lambda *where: producer_folders.compressed_tensors(*where, {"FP8_DYNAMIC": ["Linear"]}),
+    ),
+    "ct-fp8-tensor": (
+        "fp8-row-bf16",
+        lambda *where: producer_folders.compressed_tensors(*where, {"FP8": ["Linear"]}),
+    ),
     "modelopt-nvfp4": ("nvfp4", lambda *where: producer_folders.modelopt(*where, "NVFP4")),
     "modelopt-mxfp8": ("mxfp8", lambda *where: producer_folders.modelopt(*where, "MXFP8")),
 }
@@ -87,6 +111,8 @@ def test_every_byte_is_the_files_and_mapped(folder):
         want = [stored_bytes(state, name, names) for names in (VALUES, SCALES)]
         if layer.format.tensor_scale:
             want.append(stored_bytes(state, name, TENSOR_SCALES))
+        elif f"{name}.weight_zero_point" in state:
+            want.append(stored_bytes(state, name, ("weight_zero_point",)))
         for got, bytes_ in zip((layer.values, *layer.scales), want, strict=True):
             assert torch.equal(got.reshape(-1), bytes_), name
             assert any(int(begin, 16) <= got.data_ptr() < int(end, 16) for begin, end in mapped), name
@@ -117,7 +143,7 @@ def test_saved_again_it_is_the_same(folder, tmp_path):
     model = mg.from_pretrained(path)
     model.save_pretrained(tmp_path)
     before, after = tensors(path), tensors(tmp_path)
-    activations = (".input_scale", ".input_global_scale")
+    activations = (".input_scale", ".input_global_scale", ".input_zero_point")
     assert after.keys() == {name for name in before if not name.endswith(activations)}
     for name, tensor in after.items():
         assert tensor.dtype == before[name].dtype

@@ -44,11 +44,19 @@ REFUSED = {
         {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_convert": ["embed_tokens"]},
         "modules_to_convert is .*wanted linear layers alone",
     ),
-    "ct-int4": (
-        with_weights(type="int", group_size=128, strategy="group"),
-        "'type': 'int'.*wanted symmetric float",
+    "ct-int3": (
+        with_weights(type="int", num_bits=3, group_size=128, strategy="group"),
+        "'num_bits': 3.*wanted symmetric float.*or int of 4 or 8 bits",
     ),
-    "ct-channel": (with_weights(num_bits=8, strategy="channel", group_size=None), "'strategy': 'channel'"),
+    "ct-actorder": (
+        with_weights(type="int", group_size=128, strategy="group", actorder="group"),
+        "actorder is 'group', wanted none or 'weight': weight_g_idx is not read",
+    ),
+    "ct-int-block": (
+        with_weights(type="int", group_size=None, strategy="block", block_structure=[128, 128]),
+        r"'strategy': 'block'.*'block_structure': \[128, 128\]",
+    ),
+    "ct-channel": (with_weights(strategy="channel", group_size=None), "'strategy': 'channel'"),
     "ct-asymmetric": (with_weights(symmetric=False), "'symmetric': False"),
     "ct-frozen": (GOOD_CT | {"quantization_status": "frozen"}, "is 'frozen', wanted 'compressed'"),
     "ct-rotated": (GOOD_CT | {"transform_config": {"config_groups": {"u": {}}}}, "transform_config is"),
@@ -96,6 +104,7 @@ def test_tensors_that_do_not_fit_are_refused(source, tmp_path):
         (CompressedTensors(), nibbles | {"weight_global_scale": scales}, r"tensor scale is \[3, 2\]"),
         (CompressedTensors(), nibbles | {"weight_scale": scales}, "scales are torch.float32, format nvfp4"),
         (CompressedTensors(), nibbles | {"weight_packed": codes.bfloat16()}, "wanted torch.uint8"),
+        (CompressedTensors(), nibbles | {"weight_g_idx": scales}, "columns in another order; wanted none"),
         (ModelOpt(), {"weight": nvfp4.values, "weight_scale": nibbles["weight_scale"]}, "scale is missing"),
         (ModelOpt(), {"weight": codes.bfloat16(), "pre_quant_scale": scales}, "pre_quant_scale"),
         (ModelOpt(), {"weight": nvfp4.values}, "wanted weight and weight_scale"),

@@ -91,8 +91,10 @@ def _calibrate(layer: Any) -> None:
         padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % width, 0, -weight.shape[0] % height))
         blocks = padded.reshape(padded.shape[0] // height, height, -1, width)
         low, high = blocks.amin((1, 3)), blocks.amax((1, 3))
+    elif args.strategy == "tensor":
+        low, high = weight.min().reshape(1), weight.max().reshape(1)
     else:
-        blocks = weight.reshape(weight.shape[0], -1, args.group_size)
+        blocks = weight.reshape(weight.shape[0], -1, args.group_size or weight.shape[1])
         low, high = blocks.amin(-1), blocks.amax(-1)
     global_scale = None
     if args.strategy == "tensor_group":
@@ -100,7 +102,10 @@ def _calibrate(layer: Any) -> None:
         layer.weight_global_scale.data.copy_(global_scale.reshape(-1))
     if hasattr(layer, "input_global_scale"):
         layer.input_global_scale.data.fill_(1.0)
-    layer.weight_scale.data.copy_(calculate_qparams(low, high, args, global_scale)[0])
+    scale, zero = calculate_qparams(low, high, args, global_scale)
+    layer.weight_scale.data.copy_(scale)
+    if not args.symmetric:
+        layer.weight_zero_point.data.copy_(zero)
 
 
 def write_compressed_tensors(source: pathlib.Path, folder: pathlib.Path, presets: Any) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from monograph.hf.transformers.experts import experts_kind
 from monograph.nn.packed_experts import PackedExperts
+from monograph.ops.formats import BlockShape
 from monograph.quant.packed_weight import PackedWeight
 from monograph.quant.quant_methods.quant_method import QuantMethod
 from monograph.upstream.transformers_names import mark_initialized, original_patterns
@@ -92,6 +93,9 @@ def stack(matrices: list[list[PackedWeight]]) -> PackedWeight:
     """`matrices[expert]` lie one behind the other in an expert; all experts as one weight [E, rows, cols]."""
     flat = [matrix for expert in matrices for matrix in expert]
     first = flat[0]
+    if first.format.shape is BlockShape.GROUP:
+        wanted = "wanted nf4, fp4, mxfp4, mxfp8, nvfp4 or fp8-block: experts of this format are not read yet"
+        raise ValueError(f"experts are {first!r}, {wanted}")
     for matrix in flat:
         if (matrix.layout, len(matrix.scales)) != (first.layout, len(first.scales)):
             raise ValueError(f"experts are {first!r} and {matrix!r}, wanted all alike")

@@ -9,10 +9,16 @@
 | float, 4 bits, group of 32 | weight_packed, weight_scale bytes | mxfp4 |
 | float, 8 bits, group of 32 | weight E4M3, weight_scale bytes | mxfp8 |
 | float, 8 bits, block of [128, 128] | weight E4M3, weight_scale fp32 or bf16 | fp8-block |
+| float, 8 bits, channel or tensor | weight E4M3, weight_scale bf16, fp16 or fp32 | fp8-row-... |
+| int, 4 bits, pack-quantized | weight_packed int32, weight_{scale,shape,zero_point} | int4-... |
+| int, 8 bits, pack-quantized | the same | int8-packed-... |
+| int, 8 bits, int-quantized | weight int8, weight_scale, weight_zero_point | int8-... |
 
-`weight_global_scale` is fp32 and divides. Groups may differ from layer to layer ("mixed-precision"). What a
-group says of activations, `input_global_scale` and the KV cache concern serving and are not used here: only
-the weights are.
+Integers have scales of groups or rows, those that are int-quantized also one for all. The type of the scales,
+which ends the name of the last four, is that of the tensor. `weight_g_idx`, columns in another order, is
+refused. `weight_global_scale` is fp32 and divides. Groups may differ from layer to layer ("mixed-precision").
+What a group says of activations, `input_global_scale` and the KV cache concern serving and are not used here:
+only the weights are.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ from typing import Any
 
 import torch
 
+from monograph.ops.formats import BlockShape
 from monograph.quant.packed_weight import PackedWeight
 from monograph.quant.quant_methods.element_tensors import (
     DENSE,
@@ -29,6 +36,13 @@ from monograph.quant.quant_methods.element_tensors import (
     element_weight,
     stored_scales,
     stored_values,
+)
+from monograph.quant.quant_methods.group_tensors import (
+    fp8_rows,
+    has_row_scales,
+    int8_weight,
+    packed_integers,
+    stored_groups,
 )
 from monograph.quant.quant_methods.quant_method import Config, QuantMethod, listed
 
@@ -52,14 +66,34 @@ _SCHEMES = {
 _MEANING = ("num_bits", "type", "symmetric", "strategy", "group_size", "block_structure")
 
 
+def _group_code(found: Mapping[str, Any]) -> str | None:
+    """The code of a scheme with scales of rows or groups of them; None for another scheme."""
+    kind, bits, strategy = (found[key] for key in ("type", "num_bits", "strategy"))
+    grouped = strategy == "group" and isinstance(found["group_size"], int) and found["group_size"] > 0
+    if found["block_structure"] is not None or not (grouped or found["group_size"] in (None, -1)):
+        return None
+    if kind == "float":
+        by_row = strategy in ("channel", "tensor") and bits == 8 and found["symmetric"]
+        return "fp8-row" if by_row else None
+    if kind != "int" or bits not in (4, 8) or not (grouped or strategy in ("channel", "tensor")):
+        return None
+    return "int4" if bits == 4 else "int8"
+
+
 def _format_of(weights: Mapping[str, Any], where: str) -> str:
     found = {key: weights.get(key) for key in _MEANING} | {"symmetric": weights.get("symmetric", True)}
     for format, (_, scheme) in _SCHEMES.items():
         if all(scheme.get(key) == value for key, value in found.items()):
             return format
+    if weights.get("actorder") in ("group", True):
+        kind = weights["actorder"]
+        raise ValueError(f"{where}: actorder is {kind!r}, wanted none or 'weight': weight_g_idx is not read")
+    code = _group_code(found)
+    if code is not None:
+        return f"{code}-bf16"  # for any: the tensors tell the type of the scales
     raise ValueError(
-        f"{where}: weights are {found}; wanted symmetric float in groups of 16 (NVFP4) or 32 (MXFP4, MXFP8) "
-        "or in blocks of [128, 128] (FP8)"
+        f"{where}: weights are {found}; wanted symmetric float in groups of 16 (NVFP4) or 32 (MXFP4, MXFP8), "
+        "in blocks of [128, 128], rows or one (FP8), or int of 4 or 8 bits in groups or rows"
     )
 
 
@@ -69,7 +103,7 @@ class CompressedTensors(QuantMethod):
     saves = ("mxfp4", "mxfp8", "nvfp4-divide")
     parts = (
         *("weight", "weight_packed", "weight_scale", "weight_global_scale", "weight_zero_point"),
-        *("input_scale", "input_global_scale"),
+        *("weight_shape", "weight_g_idx", "input_scale", "input_global_scale", "input_zero_point"),
     )
 
     def formats(self, config: Mapping[str, Any]) -> list[str]:
@@ -95,7 +129,14 @@ class CompressedTensors(QuantMethod):
         weight, packed, scale = (tensors.get(name) for name in ("weight", "weight_packed", "weight_scale"))
         if packed is None and scale is None and weight is not None and weight.dtype in DENSE:
             return None
-        if scale is None or (packed is None) == (weight is None) or "weight_zero_point" in tensors:
+        if "weight_g_idx" in tensors:
+            raise ValueError("there is a weight_g_idx, columns in another order; wanted none")
+        zero = tensors.get("weight_zero_point")
+        if scale is not None and packed is not None and weight is None and "weight_shape" in tensors:
+            return packed_integers(packed, scale, tensors["weight_shape"], zero, dtype)
+        if scale is not None and packed is None and weight is not None and weight.dtype == torch.int8:
+            return int8_weight(weight, scale, zero, dtype)
+        if scale is None or (packed is None) == (weight is None) or zero is not None:
             raise ValueError(
                 f"found {sorted(tensors)}, wanted weight_packed or weight, weight_scale, no zero point"
             )
@@ -107,10 +148,15 @@ class CompressedTensors(QuantMethod):
             return element_weight(format, packed, scale, dtype, global_scale)
         assert weight is not None
         if weight.dtype != torch.float8_e4m3fn:
-            raise ValueError(f"weight is {weight.dtype} beside weight_scale, wanted torch.float8_e4m3fn")
+            wanted = "wanted torch.float8_e4m3fn or torch.int8"
+            raise ValueError(f"weight is {weight.dtype} beside weight_scale, {wanted}")
+        if has_row_scales(weight, scale):
+            return fp8_rows(weight, scale, dtype)
         return e4m3_weight(weight, scale, dtype)
 
     def unpack(self, weight: PackedWeight) -> dict[str, torch.Tensor]:
+        if weight.format.shape is BlockShape.GROUP:
+            return stored_groups(weight)
         name = "weight" if weight.format.bits == 8 else "weight_packed"
         found = {name: stored_values(weight), "weight_scale": stored_scales(weight)}
         if weight.format.tensor_scale:
