@@ -145,6 +145,29 @@ Finding zero_scales_of_floats(const Weight& weight) {
   return finding;
 }
 
+// The same for groups of a row: with scales of 1 what was lost is not zero.
+Finding zero_scales_of_groups(const Weight& weight) {
+  Finding finding = {weight.name, "scale", "zero scale", 0, 0};
+  const PackedView& view = *weight.view;
+  const float one = 1.0f;
+  Weight codes = weight;
+  codes.view->scales.blocks = reinterpret_cast<const std::uint8_t*>(&one);
+  codes.view->scales.kind = ScaleKind::kFp32;
+  codes.view->scales.one = true;
+  std::vector<float> group(view.block);
+  const std::uint64_t groups = view.scales.one || view.cols == 0
+                                   ? std::min<std::uint64_t>(view.rows, 1)
+                                   : view.elements() / view.block;
+  for (std::uint64_t i = 0; i < groups; ++i) {
+    if (group_scale(view.scales, i) != 0.0f) continue;
+    const std::uint64_t first = i * view.block;
+    read_elements(codes, first, first + view.block, DType::kFloat32, group.data());
+    const bool lost = std::any_of(group.begin(), group.end(), [](float x) { return x != 0.0f; });
+    if (lost && finding.count++ == 0) finding.first = i;
+  }
+  return finding;
+}
+
 class Scanner {
  public:
   Scanner(const std::vector<Weight>& weights, const std::function<void(std::uint64_t)>& advance)
@@ -185,9 +208,12 @@ class Scanner {
 
   void look_at(const Piece& piece) {
     if (piece.part == nullptr) {
-      const bool floats = piece.weight->format != "nf4" && piece.weight->format != "fp4";
-      const Finding finding =
-          floats ? zero_scales_of_floats(*piece.weight) : zero_scales(*piece.weight);
+      const Format format = piece.weight->view->format;
+      const bool absmax = format == Format::kNf4 || format == Format::kFp4;
+      const bool groups = find_format(format)->shape == BlockShape::kGroup;
+      const Finding finding = absmax   ? zero_scales(*piece.weight)
+                              : groups ? zero_scales_of_groups(*piece.weight)
+                                       : zero_scales_of_floats(*piece.weight);
       if (finding.count != 0) add(finding);
       return;
     }

@@ -27,6 +27,9 @@ std::vector<std::string_view> weight_formats() {
   for (const QuantMethod* method : quant_methods()) {
     for (const StoredForm& form : method->stored) add(form.format);
   }
+  // So does describe_packed_integers, of what is not decoded.
+  add("int-packed");
+  add("int-g_idx");
   for (std::size_t i = 0; i < safetensors::kStoredDTypes.size(); ++i) {
     add(short_name(static_cast<safetensors::StoredDType>(i)));
   }

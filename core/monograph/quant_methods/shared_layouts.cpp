@@ -1,6 +1,7 @@
 #include "monograph/quant_methods/shared_layouts.h"
 
 #include "monograph/formats/bind.h"
+#include "monograph/quant_methods/group_layouts.h"
 
 namespace monograph {
 namespace {
@@ -94,9 +95,13 @@ void describe_fp8(const Candidate& found) {
     return;
   }
   weight.format = "fp8";
-  if (found.part("scale")->entry->elements == 1) return found.set_shape(shape, {rows, cols});
+  if (found.part("scale")->entry->elements == 1) {
+    found.set_shape(shape, {rows, cols});
+    return bind_fp8_rows(found);
+  }
   if (scale == with_rows_and_cols(rows, 1) || scale == Shape{rows}) {
-    return found.set_shape(shape, {1, cols});
+    found.set_shape(shape, {1, cols});
+    return bind_fp8_rows(found);
   }
   found.fail("scale fits neither blocks of " + std::to_string(block[0]) + " x " +
              std::to_string(block[1]) + ", rows of 32, rows, nor the whole weight");

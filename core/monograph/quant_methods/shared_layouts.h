@@ -16,7 +16,8 @@ void describe_nvfp4(const Candidate& found, Format format);
 void describe_mxfp4(const Candidate& found);
 
 // A byte an element, and "scale" for rows of 32 (mxfp8), for blocks as config.json states them,
-// else of 128 x 128 (fp8-block), for rows or for the whole weight (fp8, which is not decoded).
+// else of 128 x 128 (fp8-block), for rows or for the whole weight (fp8; a stack of these is not
+// decoded).
 void describe_fp8(const Candidate& found);
 
 }  // namespace monograph

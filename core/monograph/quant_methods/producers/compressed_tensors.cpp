@@ -1,7 +1,8 @@
 // compressed-tensors, the format of llm-compressor and vLLM: X.weight_packed or X.weight,
-// X.weight_scale, X.weight_global_scale.
+// X.weight_scale, X.weight_global_scale, X.weight_zero_point, X.weight_shape.
 #include <array>
 
+#include "monograph/quant_methods/group_layouts.h"
 #include "monograph/quant_methods/quant_method.h"
 #include "monograph/quant_methods/quantization_config.h"
 #include "monograph/quant_methods/shared_layouts.h"
@@ -37,7 +38,29 @@ constexpr std::array kStored = {
                ".weight",
                {{{".weight_scale", "scale", true}, {".input_scale", "input_scale"}}},
                [](const Candidate& found) { return found.values_are(StoredDType::kF8E4M3); },
-               describe_fp8},
+               [](const Candidate& found) {
+                 describe_fp8(found);
+                 // The library dequantises to the type of the scales, which is the model's.
+                 if (found.weight().format == "fp8") found.weight().dtype = found.dtype_of("scale");
+               }},
+    StoredForm{"int4",
+               ".weight_packed",
+               ".weight",
+               {{{".weight_scale", "scale", true},
+                 {".weight_shape", "shape", true},
+                 {".weight_zero_point", "zero_point"},
+                 {".weight_g_idx", "g_idx"}}},
+               [](const Candidate& found) { return found.values_are(StoredDType::kI32); },
+               describe_packed_integers},
+    StoredForm{"int8",
+               ".weight",
+               ".weight",
+               {{{".weight_scale", "scale", true},
+                 {".weight_zero_point", "zero_point"},
+                 {".input_scale", "input_scale"},
+                 {".input_zero_point", "input_zero_point"}}},
+               [](const Candidate& found) { return found.values_are(StoredDType::kI8); },
+               describe_int8},
 };
 
 constexpr std::array kWritten = {WrittenForm{.name = "mxfp4",

@@ -157,6 +157,41 @@ void add_other_formats(WeightCases& cases) {
       T::kU8, {2, 8, 3});
   two("int8_scale_short", "scale has the shape [3], wanted [4]", "w.weight", T::kI8, {4, 8},
       "w.SCB", T::kF32, {3});
+  two("int8_row_scale_short", "scale has the shape [3, 1], wanted [4, groups]", "w.weight", T::kI8,
+      {4, 8}, "w.weight_scale", T::kF32, {3, 1});
+  two("int8_uneven_groups", "scale has the shape [4, 3], wanted [4, groups]", "w.weight", T::kI8,
+      {4, 8}, "w.weight_scale", T::kF32, {4, 3});
+  two("int8_scale_of_integers", "scale is I32, wanted BF16, F16 or F32", "w.weight", T::kI8, {4, 8},
+      "w.weight_scale", T::kI32, {4, 1});
+  two("int8_without_columns", "values have no rows and columns", "w.weight", T::kI8, {4},
+      "w.weight_scale", T::kF32, {4, 1});
+  const auto packed = [&](const std::string& name, const std::string& rule, std::int64_t rows,
+                          std::int64_t cols, const auto& change) {
+    TensorList four;
+    const std::int64_t numbers[] = {rows, cols};
+    four.add("w.weight_packed", T::kI32, {9, 8});
+    four.add("w.weight_scale", T::kF16, {9, 2});
+    four.add("w.weight_shape", T::kI64, {2}, bytes_of(numbers, 2));
+    four.add("w.weight_zero_point", T::kI32, {2, 2});
+    change(four);
+    cases.add(name, rule, four);
+  };
+  const auto nothing = [](TensorList&) {};
+  packed("int4_negative_shape", "wanted no negative number", 9, -64, nothing);
+  packed("int4_other_rows", "values do not have the 8 rows", 8, 64, nothing);
+  packed("int4_huge_rows", "values do not have the 9 rows", 9, std::int64_t{1} << 62, nothing);
+  packed("int4_zero_points_short", "zero_point has the shape [1, 2], wanted [2, 2]", 9, 64,
+         [](TensorList& four) {
+           four.at("w.weight_zero_point").shape = {1, 2};
+         });
+  packed("int4_zero_points_of_bytes", "zero_point is I8, wanted I32", 9, 64,
+         [](TensorList& four) { four.at("w.weight_zero_point").dtype = T::kI8; });
+  packed("int4_one_scale_and_zero_points", "zero_point has the shape [2, 2], wanted [2, 1]", 9, 64,
+         [](TensorList& four) { four.at("w.weight_scale").shape = {1}; });
+  packed("int4_shape_of_three", "shape has the shape [3], wanted [2]", 9, 64, [](TensorList& four) {
+    four.at("w.weight_shape").shape = {3};
+    four.at("w.weight_shape").bytes.clear();
+  });
   TensorList list;
   list.add("w.weight", T::kU8, {4, 32});
   list.add("w.weight_scale", T::kF8E4M3, {4, 4});

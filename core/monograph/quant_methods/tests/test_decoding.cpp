@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "monograph/files/tests/temporary_folder.h"
-#include "monograph/formats/tests/reference_weight.h"
+#include "monograph/formats/tests/group_weight.h"
 #include "monograph/quant_methods/list_weights.h"
 #include "monograph/quant_methods/tests/tensor_list.h"
 #include "monograph/safetensors/tests/hostile_files.h"
@@ -205,6 +205,45 @@ TEST_P(Decoding, GivesTheValuesOfTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(All, Decoding, testing::ValuesIn(stored_weights()),
                          [](const auto& row) { return row.param.label; });
+
+// compressed-tensors' integers and FP8 by row: as it names and shapes them.
+TEST(Decoding, GroupsOfARow) {
+  for (const auto& [info, symmetric] : group_cases()) {
+    const bool floats = info->zero_points == ZeroPoints::kNone;
+    const bool packed = info->zero_points == ZeroPoints::kPacked;
+    const std::uint64_t block = floats ? 500 : 20, groups = 500 / block;
+    const GroupWeight want = random_groups(*info, 21, 500, block, symmetric, 9);
+    SCOPED_TRACE(want.name());
+    const T scale = info->kinds[0] == ScaleKind::kFp32   ? T::kF32
+                    : info->kinds[0] == ScaleKind::kFp16 ? T::kF16
+                                                         : T::kBF16;
+    const auto bits = static_cast<std::uint64_t>(info->bits);
+    TensorList list;
+    if (packed)
+      list.add("w.weight_packed", T::kI32, {21, want.value_bytes.size() / 84},
+               text(want.value_bytes));
+    else
+      list.add("w.weight", floats ? T::kF8E4M3 : T::kI8, {21, 500}, text(want.value_bytes));
+    list.add("w.weight_scale", scale, {21, groups}, text(want.scale_bytes));
+    const std::int64_t shape[] = {21, 500};
+    if (packed) list.add("w.weight_shape", T::kI64, {2}, bytes_of(shape, 2));
+    if (!symmetric && packed)
+      list.add("w.weight_zero_point", T::kI32, {(21 * bits + 31) / 32, groups},
+               text(want.zero_bytes));
+    if (!symmetric && !packed)
+      list.add("w.weight_zero_point", T::kI8, {21, groups}, text(want.zero_bytes));
+    const files::TemporaryFolder folder;
+    files::write_all(folder / "model.safetensors", list.file());
+    const auto checkpoint = safetensors::Checkpoint::open(folder.path());
+    const std::vector<Weight> weights = list_weights(checkpoint);
+    ASSERT_EQ(weights.size(), 1u);
+    ASSERT_TRUE(weights[0].is_readable());
+    EXPECT_EQ(weights[0].dtype, scale);
+    std::vector<float> got(want.elements.size());
+    read_elements(weights[0], 0, weights[0].elements, DType::kFloat32, got.data());
+    EXPECT_EQ(got, want.elements);
+  }
+}
 
 TEST(Decoding, Fp16ScalesAreNotTakenForBf16) {
   TensorList list;

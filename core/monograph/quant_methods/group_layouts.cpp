@@ -1,0 +1,152 @@
+#include "monograph/quant_methods/group_layouts.h"
+
+#include <cstring>
+#include <optional>
+
+#include "monograph/formats/format.h"
+
+namespace monograph {
+namespace {
+
+using safetensors::StoredDType;
+using Shape = std::vector<std::uint64_t>;
+
+// The format with scales of the stored type; `first` is the one with bf16 scales. The type is that
+// of the tensor: fp16 and bf16 have one size.
+Format with_scales(const Candidate& found, Format first) {
+  std::uint8_t kind = 0;
+  switch (found.dtype_of("scale")) {
+    case StoredDType::kBF16:
+      break;
+    case StoredDType::kF16:
+      kind = 1;
+      break;
+    case StoredDType::kF32:
+      kind = 2;
+      break;
+    default:
+      found.fail("scale is " + std::string(name_of(found.dtype_of("scale"))) +
+                 ", wanted BF16, F16 or F32");
+  }
+  return static_cast<Format>(static_cast<std::uint8_t>(first) + kind);
+}
+
+// The two numbers of "shape".
+Shape stated_shape(const Candidate& found) {
+  found.want_dtype("shape", StoredDType::kI64);
+  const Shape two = {2};
+  found.want_shape("shape", two);
+  std::int64_t numbers[2];
+  std::memcpy(numbers, found.part("shape")->bytes().data(), sizeof numbers);
+  if (numbers[0] < 0 || numbers[1] < 0) {
+    found.fail("shape is [" + std::to_string(numbers[0]) + ", " + std::to_string(numbers[1]) +
+               "], wanted no negative number");
+  }
+  return {static_cast<std::uint64_t>(numbers[0]), static_cast<std::uint64_t>(numbers[1])};
+}
+
+// How many elements of a row share a scale; sets shape and block. One scale for all counts as rows.
+std::uint64_t set_groups(const Candidate& found, const Shape& shape) {
+  const Shape& scale = found.shape_of("scale");
+  const std::uint64_t rows = shape[0], cols = shape[1];
+  if (found.part("scale")->entry->elements == 1 && rows != 1) {
+    found.set_shape(shape, {rows, cols});
+    return cols;
+  }
+  const bool by_row = scale == Shape{rows};
+  const std::uint64_t groups = by_row ? 1 : scale.size() == 2 && scale[0] == rows ? scale[1] : 0;
+  if (groups == 0 || cols % groups != 0 || cols == 0) {
+    std::string text;
+    for (const std::uint64_t size : scale)
+      text += (text.empty() ? "" : ", ") + std::to_string(size);
+    found.fail("scale has the shape [" + text + "], wanted [" + std::to_string(rows) +
+               ", groups] with groups that divide rows of " + std::to_string(cols));
+  }
+  found.set_shape(shape, {1, cols / groups});
+  return cols / groups;
+}
+
+// 4 or 8, by the words of a row of `cols` elements. Both fit rows of four elements or fewer.
+std::optional<int> bits_of_row(std::uint64_t words, std::uint64_t cols) {
+  const bool four = words == ceil_div(cols, 8), eight = words == ceil_div(cols, 4);
+  if (four == eight) return std::nullopt;
+  return four ? 4 : 8;
+}
+
+// Whether config.json, where it states widths of integers, states this one and no other than 4 and
+// 8: in older files seven bits have the words of eight.
+bool config_allows(const Candidate& found, int bits) {
+  const json::Value* config = found.config();
+  const json::Value* quantization = config ? config->find("quantization_config") : nullptr;
+  const json::Value* groups = quantization ? quantization->find("config_groups") : nullptr;
+  if (groups == nullptr || !groups->is(json::Kind::kObject)) return true;
+  bool stated = false, any = false;
+  for (const auto& [name, group] : groups->members()) {
+    const json::Value* weights = group.is(json::Kind::kObject) ? group.find("weights") : nullptr;
+    const bool there = weights != nullptr && weights->is(json::Kind::kObject);
+    const json::Value* width = there ? weights->find("num_bits") : nullptr;
+    const json::Value* type = there ? weights->find("type") : nullptr;
+    if (width == nullptr || type == nullptr || type->as_string() != "int") continue;
+    const std::uint64_t number = width->as_unsigned().value_or(0);
+    if (number != 4 && number != 8) return false;
+    any = true;
+    stated = stated || number == static_cast<std::uint64_t>(bits);
+  }
+  return stated || !any;
+}
+
+}  // namespace
+
+void describe_packed_integers(const Candidate& found) {
+  Weight& weight = found.weight();
+  const Shape& words = found.shape_of("values");
+  const Shape shape = stated_shape(found);
+  if (words.size() != 2 || words[0] != shape[0] || shape[1] > words[1] * 32) {
+    found.fail("values do not have the " + std::to_string(shape[0]) + " rows of " +
+               std::to_string(shape[1]) + " elements that shape says");
+  }
+  const std::optional<int> bits = bits_of_row(words[1], shape[1]);
+  if (!bits || !config_allows(found, *bits)) {
+    weight.format = "int-packed";
+    return found.set_shape(shape, {1, shape[1]});
+  }
+  weight.format = *bits == 4 ? "int4" : "int8";
+  const std::uint64_t group = set_groups(found, shape);
+  const Format format =
+      with_scales(found, *bits == 4 ? Format::kInt4Bf16 : Format::kInt8PackedBf16);
+  weight.dtype = found.dtype_of("scale");
+  if (found.part("g_idx") != nullptr) {
+    weight.format = "int-g_idx";
+    return;
+  }
+  if (found.part("zero_point") == nullptr) return found.bind(format, {"scale"});
+  found.want_dtype("zero_point", StoredDType::kI32);
+  const auto rows = ceil_div(shape[0] * static_cast<std::uint64_t>(*bits), 32);
+  const Shape zeros = {rows, shape[1] / group};
+  found.want_shape("zero_point", zeros);
+  found.bind(format, {"scale", "zero_point"});
+}
+
+void describe_int8(const Candidate& found) {
+  Weight& weight = found.weight();
+  const Shape& shape = found.shape_of("values");
+  if (shape.size() != 2) found.fail("values have no rows and columns");
+  set_groups(found, shape);
+  const Format format = with_scales(found, Format::kInt8Bf16);
+  weight.dtype = found.dtype_of("scale");
+  if (found.part("zero_point") == nullptr) return found.bind(format, {"scale"});
+  found.want_dtype("zero_point", StoredDType::kI8);
+  const Shape scale = found.shape_of("scale");
+  found.want_shape("zero_point", scale);
+  found.bind(format, {"scale", "zero_point"});
+}
+
+void bind_fp8_rows(const Candidate& found) {
+  if (found.shape_of("values").size() != 2) return;
+  const StoredDType scale = found.dtype_of("scale");
+  const bool known =
+      scale == StoredDType::kBF16 || scale == StoredDType::kF16 || scale == StoredDType::kF32;
+  if (known) found.bind(with_scales(found, Format::kFp8RowBf16), {"scale"});
+}
+
+}  // namespace monograph
