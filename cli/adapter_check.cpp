@@ -1,4 +1,5 @@
 // monograph adapter check: whether a server applies an adapter as it was trained.
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -8,6 +9,7 @@
 #include "monograph/adapter/adapter.h"
 #include "monograph/serving/check.h"
 #include "monograph/text/utf8.h"
+#include "next_step.h"
 #include "recorded_base.h"
 #include "server_option.h"
 #include "table.h"
@@ -66,6 +68,33 @@ std::string report_text(const Options& options, const std::vector<ServingFinding
          (findings.size() == 1 ? " finding" : " findings") + " for " + std::string(title) + "\n";
 }
 
+// Of all A: its rows.
+std::uint64_t highest_rank(const safetensors::Checkpoint& adapter) {
+  std::uint64_t rank = 1;
+  for (const auto& tensor : adapter.tensors()) {
+    const auto& shape = tensor.entry->shape;
+    if (tensor.entry->name.find("lora_A") != std::string::npos && shape.size() == 2) {
+      rank = std::max<std::uint64_t>(rank, shape.front());
+    }
+  }
+  return rank;
+}
+
+std::string next_of(const Options& options, const std::vector<ServingFinding>& findings,
+                    std::uint64_t rank) {
+  const bool convertible =
+      std::all_of(findings.begin(), findings.end(),
+                  [](const ServingFinding& finding) { return finding.convertible; });
+  const bool gguf = options.server == "llama.cpp";  // which loads no folder of PEFT
+  if (findings.empty() && !gguf) {
+    return serve_command(options.server, options.base, options.adapter, rank);
+  }
+  const std::string base = shell_word(options.base), adapter = shell_word(options.adapter);
+  if (!convertible) return "monograph merge " + base + " --adapter " + adapter + " --out merged";
+  return "monograph adapter convert " + base + " " + adapter + " --for " + options.server +
+         " --out " + (gguf ? "adapter.gguf" : "adapter-" + options.server);
+}
+
 int check(const Options& options, const Session& session) {
   const Model base = open_model(options.base);
   const json::Value config = base.config ? *base.config : json::Value();
@@ -89,6 +118,7 @@ int check(const Options& options, const Session& session) {
   std::fputs(options.json ? json::dump(report_json(options, findings, tensors)).c_str()
                           : report_text(options, findings, tensors).c_str(),
              stdout);
+  if (!options.json) say_next(session, next_of(options, findings, highest_rank(adapter)));
   return findings.empty() ? kOk : kFinding;
 }
 

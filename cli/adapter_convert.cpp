@@ -12,6 +12,7 @@
 #include "monograph/serving/form.h"
 #include "monograph/serving/gguf_tensors.h"
 #include "monograph/text/utf8.h"
+#include "next_step.h"
 #include "recorded_base.h"
 #include "server_option.h"
 
@@ -103,6 +104,9 @@ class Convert {
                                 : report_text(options_, form).c_str(),
                stdout);
     for (const std::string& note : form.notes()) session_.note(note);
+    if (!options_.json && !options_.dry_run) {
+      say_next(session_, serve_command(options_.server, options_.base, options_.out, form.rank()));
+    }
     return kOk;
   }
 

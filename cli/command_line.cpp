@@ -3,8 +3,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <span>
 
+#include "command.h"
+#include "failure.h"
 #include "model.h"
+#include "nearest.h"
+#include "program_name.h"
 
 namespace monograph::cli {
 namespace {
@@ -106,6 +111,46 @@ CommandText text_of(const CLI::App& app) {
     text.subcommands.push_back(text_of(*below));
   }
   return text;
+}
+
+// "monograph adapter check"
+std::string full_name(const CLI::App& command) {
+  const CLI::App* above = command.get_parent();
+  return (above == nullptr ? "" : full_name(*above) + " ") + command.get_name();
+}
+
+std::string unknown(const std::string& kind, const std::string& word, const std::string& meant,
+                    const CLI::App& command) {
+  return "unknown " + kind + " '" + word + "'" +
+         (meant.empty() ? "; " : "; did you mean '" + meant + "'? ") + full_name(command) +
+         " --help lists them";
+}
+
+// What is wrong with the first long option or subcommand that does not exist; CLI11 would name the
+// argument that is missing, or repeat the word.
+std::string unknown_word(const CLI::App& program, std::span<char* const> words) {
+  const CLI::App* command = &program;
+  for (const std::string word : words) {
+    if (word == "--") return {};
+    const auto below = command->get_subcommands([](const CLI::App*) { return true; });
+    if (!word.starts_with("-")) {
+      if (below.empty()) continue;
+      std::vector<std::string> names;
+      for (const CLI::App* each : below) names.push_back(each->get_name());
+      const auto at = std::find(names.begin(), names.end(), word);
+      if (at == names.end()) return unknown("command", word, nearest(word, names), *command);
+      command = below[static_cast<std::size_t>(at - names.begin())];
+    } else if (word.starts_with("--")) {
+      std::vector<std::string> names;
+      for (const CLI::Option* option : command->get_options()) {
+        for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+      }
+      const std::string name = word.substr(0, word.find('='));
+      if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+      return unknown("option", name, nearest(name, names), *command);
+    }
+  }
+  return {};
 }
 
 }  // namespace
@@ -223,8 +268,9 @@ Option CommandLine::add_option(const char* name, std::optional<double>& value,
 
 CommandLine CommandLine::add_subcommand(const char* name, const char* summary,
                                         const char* description, const char* examples) {
-  CLI::App& command = add_command(*app_, wrapped(description, kWidth) + "\n", name, summary);
-  command.footer("Examples:\n" + indented(examples));
+  CLI::App& command =
+      add_command(*app_, wrapped(as_called(description), kWidth) + "\n", name, summary);
+  command.footer("Examples:\n" + indented(as_called(examples)));
   return CommandLine(&command);
 }
 
@@ -241,7 +287,7 @@ const CommandText& CommandText::subcommand(std::string_view wanted) const {
                        [&](const CommandText& command) { return command.name == wanted; });
 }
 
-Parser::Parser(const char* name, const char* description, const std::string& footer,
+Parser::Parser(const char* name, const std::string& description, const std::string& footer,
                const std::string& version)
     : app_(std::make_unique<CLI::App>(description, name)) {
   app_->set_version_flag("--version", version);
@@ -254,13 +300,23 @@ Parser::Parser(const char* name, const char* description, const std::string& foo
 Parser::~Parser() = default;
 
 Parser::Outcome Parser::parse(int argc, char** argv) {
+  std::string wrong = unknown_word(*app_, std::span(argv + 1, argv + argc));
   try {
-    app_->parse(argc, argv);
+    if (wrong.empty()) {
+      app_->parse(argc, argv);
+      return Outcome::kParsed;
+    }
   } catch (const CLI::ParseError& error) {
-    app_->exit(error);
-    return error.get_exit_code() == 0 ? Outcome::kHelpPrinted : Outcome::kWrong;
+    if (error.get_exit_code() == 0) {
+      app_->exit(error);
+      return Outcome::kHelpPrinted;
+    }
+    const CLI::App* command = app_.get();
+    while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+    wrong = error.what() + ("; " + full_name(*command)) + " --help tells more";
   }
-  return Outcome::kParsed;
+  report(wrong.c_str(), kUsage);
+  return Outcome::kWrong;
 }
 
 CommandText Parser::text() const { return text_of(*app_); }

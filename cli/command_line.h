@@ -96,7 +96,7 @@ struct CommandText {
 
 class Parser {
  public:
-  Parser(const char* name, const char* description, const std::string& footer,
+  Parser(const char* name, const std::string& description, const std::string& footer,
          const std::string& version);
   ~Parser();
 

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "program.h"
+#include "program_name.h"
 
 namespace monograph::cli {
 namespace {
@@ -72,7 +73,8 @@ void print_bash(const CommandText& command) {
       "\"$word\"))\n"
       "  ((COMP_CWORD > named)) && COMPREPLY+=($(compgen -f -- \"$word\"))\n"
       "}\n"
-      "complete -o filenames -F _monograph monograph\n");
+      "complete -o filenames -F _monograph %s\n",
+      program_name());
 }
 
 void print_zsh_options(const CommandText& command) {
@@ -87,11 +89,12 @@ void print_zsh_options(const CommandText& command) {
 
 void print_zsh(const CommandText& command) {
   std::printf(
-      "#compdef monograph\n"
+      "#compdef %s\n"
       "# zsh completion for monograph: save it as _monograph in a folder of $fpath\n"
       "_monograph() {\n"
       "  if ((CURRENT == 2)); then\n"
-      "    local -a names=(\n");
+      "    local -a names=(\n",
+      program_name());
   for (const CommandText& sub : command.subcommands) {
     std::printf("      %s\n", quoted(sub.name + ":" + sub.summary).c_str());
   }
@@ -127,7 +130,8 @@ void print_zsh(const CommandText& command) {
       "  [[ $words[CURRENT] == -* ]] && _describe option options && return\n"
       "  _files\n"
       "}\n"
-      "compdef _monograph monograph\n");
+      "compdef _monograph %s\n",
+      program_name());
 }
 
 void print_fish_options(const CommandText& command, const std::string& when) {
@@ -136,7 +140,7 @@ void print_fish_options(const CommandText& command, const std::string& when) {
     for (const std::string& name : option.short_names) names += " -s " + name;
     for (const std::string& name : option.long_names) names += " -l " + name;
     if (names.empty()) continue;
-    std::printf("complete -c monograph -n '%s'%s%s -d %s\n", when.c_str(), names.c_str(),
+    std::printf("complete -c %s -n '%s'%s%s -d %s\n", program_name(), when.c_str(), names.c_str(),
                 option.takes_value ? " -r" : "", quoted(first_line(option.description)).c_str());
   }
 }
@@ -145,15 +149,15 @@ void print_fish(const CommandText& command) {
   std::printf(
       "# fish completion for monograph: save it as ~/.config/fish/completions/monograph.fish\n");
   for (const CommandText& sub : command.subcommands) {
-    std::printf("complete -c monograph -n __fish_use_subcommand -f -a %s -d %s\n", sub.name.c_str(),
-                quoted(sub.summary).c_str());
+    std::printf("complete -c %s -n __fish_use_subcommand -f -a %s -d %s\n", program_name(),
+                sub.name.c_str(), quoted(sub.summary).c_str());
     print_fish_options(sub, "__fish_seen_subcommand_from " + sub.name);
     const std::vector<CommandText>& below = sub.subcommands;
     for (const CommandText& one : below) {
       const std::string inside = "__fish_seen_subcommand_from " + sub.name + "; and ";
-      std::printf(
-          "complete -c monograph -n '%snot __fish_seen_subcommand_from %s' -f -a %s -d %s\n",
-          inside.c_str(), names_of(below).c_str(), one.name.c_str(), quoted(one.summary).c_str());
+      std::printf("complete -c %s -n '%snot __fish_seen_subcommand_from %s' -f -a %s -d %s\n",
+                  program_name(), inside.c_str(), names_of(below).c_str(), one.name.c_str(),
+                  quoted(one.summary).c_str());
       print_fish_options(one, inside + "__fish_seen_subcommand_from " + one.name);
     }
   }

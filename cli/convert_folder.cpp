@@ -1,5 +1,6 @@
 #include "convert_folder.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -12,6 +13,7 @@
 #include "monograph/files/staged_folder.h"
 #include "monograph/merge/packed.h"
 #include "monograph/quant_methods/packed_parts.h"
+#include "next_step.h"
 #include "table.h"
 
 namespace monograph::cli {
@@ -223,6 +225,15 @@ int convert_folder(const char* label, const Model& model, std::vector<Conversion
     report.seconds = std::chrono::duration<double>(time).count();
   }
   print_report(report, options);
+  if (!options.json && !options.dry_run) {
+    const std::string to = shell_word(options.to);
+    const bool packed =
+        std::any_of(conversions.begin(), conversions.end(),
+                    [](const Conversion& one) { return one.action == Action::kQuantize; });
+    say_next(session, packed ? "train it with base_model: " + to +
+                                   " in a recipe, or check it: monograph verify " + to
+                             : "monograph diff " + shell_word(options.from) + " " + to);
+  }
   return kOk;
 }
 

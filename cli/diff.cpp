@@ -13,6 +13,7 @@
 #include "model.h"
 #include "monograph/cpu/parallel.h"
 #include "monograph/weights/experts.h"
+#include "next_step.h"
 #include "pattern.h"
 #include "table.h"
 
@@ -295,6 +296,11 @@ int diff(const Options& options, const Session& session) {
     std::fputs(json::dump(value).c_str(), stdout);
   } else {
     print_text(rows, options);
+    if (mismatches != 0) {
+      const std::string both = shell_word(options.a) + " " + shell_word(options.b);
+      say_next(session, "every weight, not the worst " + std::to_string(options.top) +
+                            ": monograph diff " + both + " --json");
+    }
   }
   return mismatches == 0 ? kOk : kMismatch;
 }

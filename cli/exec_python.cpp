@@ -3,13 +3,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <string_view>
 
+#include "failure.h"
 #include "program.h"
+#include "program_name.h"
 
 namespace monograph::cli {
 namespace {
@@ -44,16 +45,27 @@ bool merges_a_recipe(std::span<char* const> arguments) {
 }
 
 int exec_python(std::span<char* const> arguments) {
+  if (is_tool_alone()) {
+    const std::string name = arguments[0];
+    return report(("'" + name + (name == "merge" ? "' by a recipe" : "'") +
+                   " is done by the Python package: pip install monograph, then python -m "
+                   "monograph " +
+                   name)
+                      .c_str(),
+                  kIo);
+  }
   std::string python = find_python(), flag = "-m", module = "monograph";
   std::vector<char*> command = {python.data(), flag.data(), module.data()};
   command.insert(command.end(), arguments.begin(), arguments.end());
   command.push_back(nullptr);
   ::execvp(command[0], command.data());
-  std::fprintf(stderr,
-               "monograph: '%s' is done by the Python package, and '%s' cannot be run: %s. Install "
-               "Python 3.10 or later with the package monograph, or set MONOGRAPH_PYTHON.\n",
-               arguments[0], python.c_str(), std::strerror(errno));
-  return kIo;
+  const std::string why = std::strerror(errno);
+  return report(("'" + std::string(arguments[0]) + "' is done by the Python package, and '" +
+                 python + "' cannot be run: " + why +
+                 ". Install Python 3.10 or later with the package monograph, or set "
+                 "MONOGRAPH_PYTHON.")
+                    .c_str(),
+                kIo);
 }
 
 }  // namespace monograph::cli

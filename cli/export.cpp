@@ -11,6 +11,7 @@
 #include "model.h"
 #include "monograph/base/error.h"
 #include "monograph/files/mapped_file.h"
+#include "next_step.h"
 #include "table.h"
 
 namespace monograph::cli {
@@ -162,6 +163,11 @@ class Export {
                 std::to_string(tokenizer.tokens).c_str(), std::string(tokenizer.model).c_str(),
                 std::string(tokenizer.pre).c_str());
     for (const std::string& note : notes) session_.note(note);
+    if (options_.dry_run) return;
+    const std::string out = shell_word(options_.out);
+    const char* here = fs::path(options_.out).is_absolute() ? "" : "./";
+    say_next(session_,
+             "llama-cli -m " + out + ", or for Ollama a Modelfile with FROM " + here + out);
   }
 
   Options options_;

@@ -8,11 +8,12 @@
 #include "command.h"
 #include "monograph/base/error.h"
 #include "monograph/files/file_ops.h"
+#include "program_name.h"
 
 namespace monograph::cli {
 
 int report(const char* what, int code) {
-  std::fprintf(stderr, "monograph: %s\n", what);
+  std::fprintf(stderr, "%s: %s\n", program_name(), as_called(what).c_str());
   return code;
 }
 

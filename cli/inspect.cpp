@@ -11,6 +11,7 @@
 #include "monograph/hash/checkpoint_hash.h"
 #include "monograph/quant_methods/quant_method.h"
 #include "monograph/text/utf8.h"
+#include "next_step.h"
 #include "pattern.h"
 #include "table.h"
 
@@ -212,6 +213,13 @@ int inspect(const Options& options, const Session& session) {
   }
   print_text(report, options);
   if (adapter) std::fputs(adapter_text(model, options.markdown).c_str(), stdout);
+  const std::string path = shell_word(options.path);
+  const bool packed = std::any_of(model.weights.begin(), model.weights.end(),
+                                  [](const Weight& weight) { return weight.is_packed(); });
+  say_next(session, adapter        ? "monograph merge BASE --adapter " + path + " --out merged"
+                    : packed       ? "monograph verify " + path
+                    : model.config ? "monograph quantize " + path + " OUT --double-quant"
+                                   : "monograph verify " + path);
   return kOk;
 }
 

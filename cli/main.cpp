@@ -7,6 +7,7 @@
 
 #include "failure.h"
 #include "program.h"
+#include "program_name.h"
 
 namespace {
 
@@ -21,9 +22,9 @@ std::string no_such_command(const std::string& word) {
   } else if (meant.empty() && std::filesystem::exists(word, ignored)) {
     meant = "inspect " + word;
   }
-  return "there is no command '" + word + "'" +
-         (meant.empty() ? "" : "; did you mean 'monograph " + meant + "'?") +
-         (meant.empty() ? "; " : " ") + "monograph --help lists them";
+  return "unknown command '" + word + "'" +
+         (meant.empty() ? "; " : "; did you mean 'monograph " + meant + "'? ") +
+         "monograph --help lists them";
 }
 
 int run(int argc, char** argv) {
@@ -34,10 +35,11 @@ int run(int argc, char** argv) {
   }
   if (merges_a_recipe(arguments)) return exec_python(arguments);
   if (arguments.empty()) {
-    return report(
-        "a command is wanted, such as 'monograph train RECIPE.yml' or 'monograph inspect MODEL'; "
-        "monograph --help lists them",
-        kUsage);
+    const std::string first = is_tool_alone() ? "" : "'monograph train RECIPE.yml' or ";
+    return report(("a command is wanted, such as " + first +
+                   "'monograph inspect MODEL'; monograph --help lists them")
+                      .c_str(),
+                  kUsage);
   }
   if (arguments[0][0] != '-' && summary_of(arguments[0]).empty()) {
     return report(no_such_command(arguments[0]).c_str(), kUsage);
@@ -54,6 +56,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  take_program_name(argc > 0 ? argv[0] : nullptr);
   int code = kOk;
   try {
     code = run(argc, argv);

@@ -20,6 +20,7 @@
 #include "monograph/quant_methods/packed_parts.h"
 #include "monograph/quant_methods/skip_reason.h"
 #include "monograph/text/utf8.h"
+#include "next_step.h"
 #include "recorded_base.h"
 #include "rounding.h"
 
@@ -282,6 +283,14 @@ class Merge {
       if (!failed) std::fputs(wrote_text(report_).c_str(), stdout);
     }
     for (const std::string& note : report_.notes) session_.note(note);
+    warn(failed);
+    if (failed || options_.json) return;
+    const std::string out = shell_word(report_.out);
+    say_next(session_, "vllm serve " + out + ", or one file for llama.cpp and Ollama: monograph " +
+                           "export " + out + " model.gguf");
+  }
+
+  void warn(bool failed) const {
     const std::string all = " of " + std::to_string(report_.rows.size()) + " changed weights ";
     const bool can_feed_back = settings_.format && settings_.rounding == Rounding::kNearest;
     const std::string advice = can_feed_back

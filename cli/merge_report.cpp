@@ -68,9 +68,7 @@ std::string report_text(const MergeReport& report, std::size_t shown) {
 
 std::string wrote_text(const MergeReport& report) {
   const std::string out = printable(report.out);
-  return "wrote " + out + " (" + report.format + ")\n" +
-         "next: from_pretrained and vllm serve load it as they load any model; monograph export " +
-         out + " model.gguf makes one file of it for llama.cpp and Ollama\n";
+  return "wrote " + out + " (" + report.format + ")\n";
 }
 
 json::Value report_json(const MergeReport& report) {

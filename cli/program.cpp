@@ -1,9 +1,10 @@
 #include "program.h"
 
-#include <algorithm>
 #include <array>
 
 #include "monograph/version.h"
+#include "nearest.h"
+#include "program_name.h"
 
 namespace monograph::cli {
 namespace {
@@ -46,28 +47,6 @@ constexpr std::array kCodes = {
     CodeText{kInterrupted, "interrupted by Ctrl-C; 143 by SIGTERM"},
 };
 
-// More than this many letters, and it was no mistake in typing.
-constexpr std::size_t kFarthest = 2;
-
-// Letters to insert, remove, replace, or exchange with the next one.
-std::size_t edits_between(std::string_view a, std::string_view b) {
-  std::vector<std::vector<std::size_t>> edits(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
-  for (std::size_t i = 0; i <= a.size(); ++i) {
-    for (std::size_t j = 0; j <= b.size(); ++j) {
-      if (i == 0 || j == 0) {
-        edits[i][j] = i + j;
-        continue;
-      }
-      const std::size_t replaced = edits[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
-      edits[i][j] = std::min({edits[i - 1][j] + 1, edits[i][j - 1] + 1, replaced});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
-        edits[i][j] = std::min(edits[i][j], edits[i - 2][j - 2] + 1);
-      }
-    }
-  }
-  return edits[a.size()][b.size()];
-}
-
 }  // namespace
 
 std::span<const Command* const> commands() { return kCommands; }
@@ -84,19 +63,10 @@ std::string_view summary_of(std::string_view command) {
 }
 
 std::string nearest_command(std::string_view word) {
-  std::string nearest;
-  std::size_t least = kFarthest + 1;
-  const auto look = [&](std::string_view name) {
-    const bool begins = word.size() >= 2 && name.starts_with(word);
-    const std::size_t distance = begins ? 1 : edits_between(word, name);
-    if (distance < least && distance < name.size()) {
-      least = distance;
-      nearest = name;
-    }
-  };
-  for (const Command* row : kCommands) look(row->name);
-  for (const PythonCommand& row : kPythonCommand) look(row.name);
-  return nearest;
+  std::vector<std::string> names;
+  for (const Command* row : kCommands) names.emplace_back(row->name);
+  for (const PythonCommand& row : python_commands()) names.emplace_back(row.name);
+  return nearest(word, names);
 }
 
 std::string exit_code_text() {
@@ -109,14 +79,17 @@ std::string exit_code_text() {
 }
 
 Program::Program()
-    : parser_("monograph",
-              "Checkpoints of language models: look inside, quantise, check, compare.\n"
-              "Needs neither Python nor torch, except for the commands marked (Python).",
-              "monograph COMMAND --help tells more, with examples.\n\n" + exit_code_text(),
-              std::string("monograph ") + kVersion) {
+    : parser_(
+          program_name(),
+          std::string("Checkpoints of language models: look inside, quantise, check, compare.\n"
+                      "Needs neither Python nor torch") +
+              (is_tool_alone() ? "." : ", except for the commands marked (Python)."),
+          as_called("monograph COMMAND --help tells more, with examples.\n\n") + exit_code_text(),
+          std::string(program_name()) + " " + kVersion) {
   CommandLine root = parser_.root();
   root.require_subcommand();
   for (const Command* command : kCommands) add(root, *command);
+  if (is_tool_alone()) return;
   for (const PythonCommand& row : kPythonCommand)
     root.add_foreign_subcommand(row.name, row.summary);
 }

@@ -12,6 +12,8 @@
 #include <memory>
 #include <mutex>
 
+#include "program_name.h"
+
 namespace monograph::cli {
 namespace {
 
@@ -95,11 +97,11 @@ void throw_if_interrupted() {
 }
 
 void Session::note(const std::string& text) const {
-  if (!quiet) std::fprintf(stderr, "%s\n", text.c_str());
+  if (!quiet) std::fprintf(stderr, "%s\n", as_called(text).c_str());
 }
 
 void Session::warn(const std::string& text) const {
-  std::fprintf(stderr, "monograph: warning: %s\n", text.c_str());
+  std::fprintf(stderr, "%s: warning: %s\n", program_name(), as_called(text).c_str());
 }
 
 std::function<void(std::uint64_t)> Session::progress(const std::string& label,

@@ -7,6 +7,7 @@
 #include "convert_folder.h"
 #include "manifest.h"
 #include "model.h"
+#include "next_step.h"
 #include "scan.h"
 #include "table.h"
 
@@ -58,6 +59,16 @@ void check_manifest_target(const std::filesystem::path& target) {
                                            "; give a new file or an older manifest");
 }
 
+std::string next_of(const Options& options, bool whole) {
+  const std::string path = shell_word(options.path);
+  if (!whole) return "fetch these files again from where they came, then monograph verify " + path;
+  if (!options.write_manifest.empty()) {
+    return "check a copy: monograph verify COPY --check " + shell_word(options.write_manifest);
+  }
+  if (!options.check.empty()) return {};
+  return "record its checksums: monograph verify " + path + " --write-manifest manifest.json";
+}
+
 int verify(const Options& options, const Session& session) {
   if (!options.write_manifest.empty()) check_manifest_target(options.write_manifest);
   const bool adapter =
@@ -106,6 +117,13 @@ int verify(const Options& options, const Session& session) {
                 printable(options.path).c_str(), files, files == 1 ? "" : "s",
                 model.checkpoint.tensors().size(), bytes_text(model.size_bytes()).c_str(),
                 findings.size(), findings.size() == 1 ? "" : "s", manifest);
+    if (!options.write_manifest.empty()) {
+      std::printf("wrote %s\n", printable(options.write_manifest).c_str());
+    }
+    if (const std::string next = next_of(options, findings.empty() && mismatches.empty());
+        !next.empty()) {
+      say_next(session, next);
+    }
   }
   if (!mismatches.empty()) return kMismatch;
   return findings.empty() ? kOk : kFinding;

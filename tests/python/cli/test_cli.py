@@ -55,13 +55,16 @@ def test_help_of_subcommands_is_in_help_man_page_and_completions(command):
     ("arguments", "message"),
     [
         ([], "a command is wanted, such as 'monograph train RECIPE.yml'"),
-        (["conjure"], "there is no command 'conjure'; monograph --help"),
+        (["conjure"], "unknown command 'conjure'; monograph --help"),
         (["mrege"], "did you mean 'monograph merge'?"),
         (["quant"], "did you mean 'monograph quantize'?"),
         (["my.yml"], "did you mean 'monograph train my.yml'?"),
         (["man", "--loud"], "--loud"),
         (["completion", "csh"], "csh"),
-        (["completion"], "shell is required"),
+        (["completion"], "shell is required; monograph completion --help"),
+        (["inspect", "--jsn"], "unknown option '--jsn'; did you mean '--json'? monograph inspect --help"),
+        (["merge", "x", "--adpter=y"], "unknown option '--adpter'; did you mean '--adapter'?"),
+        (["adapter", "chek"], "unknown command 'chek'; did you mean 'check'? monograph adapter --help"),
         (["adapter"], "subcommand is required"),
     ],
 )
