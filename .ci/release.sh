@@ -44,8 +44,8 @@ gpu() {
   build/gpu/python/bin/python -m monograph doctor --verify build/gpu/report.json
 }
 
-# What a release uploads: a wheel linked for manylinux_2_28, checked; its bill of materials; SHA-256 of both. PyPI takes no
-# wheel whose tag is linux_x86_64.
+# What a release uploads: a wheel linked for manylinux_2_28, checked; the wheel of its native program alone, tried without torch; a
+# bill of materials of each; SHA-256 of all. PyPI takes no wheel whose tag is linux_x86_64.
 upload() {
   rm -rf build/upload build/stubs build/upload-wheel
   python tools/release/link_stubs.py build/stubs
@@ -54,9 +54,20 @@ upload() {
     --config-settings=build-dir=build/upload-wheel --config-settings=cmake.define.MONOGRAPH_WERROR=ON .
   auditwheel repair --plat manylinux_2_28_x86_64 -w build/upload/wheels --exclude 'libtorch*' --exclude 'libc10*' \
     build/upload/linked/monograph-*.whl
-  auditwheel show build/upload/wheels/*.whl
+  python tools/check_abi.py build/upload/wheels/monograph-*.whl
+  python tools/release/bill_of_materials.py build/upload/wheels/monograph-*.whl build/upload/monograph.cdx.json
+  tool_wheel build/upload/wheels/monograph-*.whl
+  for wheel in build/upload/wheels/*.whl; do auditwheel show "$wheel"; done
   twine check --strict build/upload/wheels/*.whl
-  python tools/check_abi.py build/upload/wheels/*.whl
-  python tools/release/bill_of_materials.py build/upload/wheels/*.whl build/upload/monograph.cdx.json
-  (cd build/upload && sha256sum -- wheels/*.whl monograph.cdx.json | tee SHA256SUMS)
+  (cd build/upload && sha256sum -- wheels/*.whl ./*.cdx.json | tee SHA256SUMS)
+}
+
+# `monograph-tool` from a wheel of monograph, in an environment of its own that has no torch.
+tool_wheel() {
+  python tools/release/tool_wheel.py "$1" build/upload/wheels
+  python tools/release/bill_of_materials.py build/upload/wheels/monograph_tool-*.whl build/upload/monograph-tool.cdx.json
+  python -m venv --clear build/upload/tool
+  build/upload/tool/bin/python -m pip install -q --no-index build/upload/wheels/monograph_tool-*.whl
+  build/upload/tool/bin/python tools/release/tool_smoke_test.py
+  rm -r build/upload/tool
 }

@@ -6,6 +6,7 @@ run in the order of their page, in a folder with a small Llama under each name t
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -29,7 +30,8 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 PROGRAMS = (
-    r"python(?= -)|pip|monograph|cmake|ctest|pytest|\.ci/\w+|torchrun|twine|debootstrap|sudo|PYTHONPATH=\S+"
+    r"python(?= -)|pip|monograph(?:-tool)?|cmake|ctest|pytest|\.ci/\w+|torchrun|twine|debootstrap|sudo"
+    r"|PYTHONPATH=\S+"
 )
 COMMAND = re.compile(rf"^(?:\$ )?((?:{PROGRAMS})(?: .*)?)$")
 RECIPES = "|".join(path.stem for path in (ROOT / "recipes").glob("*.yml"))
@@ -57,9 +59,10 @@ RULES = [
     (r"cmake --preset release && cmake --build --preset release", STAGE, "release"),
     (r"cmake (--install build|-S monograph)", STAGE, "installed"),
     (r"pip wheel", STAGE, "wheel"),
+    (r"pip install monograph_tool-", STAGE, "tool_wheel"),
     (r"pip install", NOT, "installs; `tools/release/clean_image.py` does, by hand"),
     (r"python -c \"import", HERE, ""),
-    (r"monograph |python -m monograph|python -m monograph\.packing", HERE, ""),
+    (r"monograph(-tool)? |python -m monograph|python -m monograph\.packing", HERE, ""),
 ]  # fmt: skip
 
 
@@ -128,6 +131,10 @@ def folder(tmp_path_factory):
             LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False),
         )
         model.save_pretrained(root / name)
+    shutil.copytree(root / "my-lora", root / "lora_model")  # as unsloth saves it, by the name of its base
+    settings = json.loads((root / "lora_model" / "adapter_config.json").read_text())
+    settings["base_model_name_or_path"] = "unsloth/tiny-llama-bnb-4bit"
+    (root / "lora_model" / "adapter_config.json").write_text(json.dumps(settings))
     for link, target in {"llama": "my-llama", "tiny-llama": "my-llama", "llama-nf4": "my-llama-nf4"}.items():
         (root / link).symlink_to(root / target)
     (root / "out").symlink_to(root / "my-lora")
@@ -181,8 +188,8 @@ def test_the_commands_of_a_page_run(page, folder, tmp_path, monkeypatch):
             for out in (root / words[i + 1] for i, word in enumerate(words) if word == "--out"):
                 if out.is_dir():
                     shutil.rmtree(out)  # of the command before: nothing is overwritten without --force
-            if words[0] == "monograph":
-                run(*words[1:], code=CODES.get(words[1], 0))
+            if words[0] in ("monograph", "monograph-tool"):
+                run(*words[1:], code=CODES.get(words[1], 0), name=words[0])
             elif words[1] == "-c":
                 exec(compile(words[2], command, "exec"), {})
             elif words[2] == "monograph.packing":

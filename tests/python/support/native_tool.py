@@ -16,10 +16,14 @@ def program(name: str = "monograph", folder: str = "cli") -> pathlib.Path:
     return pathlib.Path(found)
 
 
-def run(*arguments: Any, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs `monograph ARGUMENTS`; fails unless the exit code is `code`."""
-    command = [str(program()), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+def run(
+    *arguments: Any, code: int = 0, name: str = "monograph", **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs `monograph ARGUMENTS`, or by another name; fails unless the exit code is `code`."""
+    command = [name, *map(str, arguments)]
+    done = subprocess.run(
+        command, executable=program(), capture_output=True, text=True, timeout=120, **options
+    )
     assert done.returncode == code, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
