@@ -47,7 +47,10 @@ Monograph fine-tunes quantised language models as one graph.
     python -m monograph merge CONFIG.yml [--to TYPE] [--out DIR]
 """
 
-MORE = "`python -m monograph COMMAND --help` says more; `monograph COMMAND` is the same command."
+MORE = (
+    "`python -m monograph COMMAND --help` says more; `monograph COMMAND` is the same command.\n"
+    "Every command takes --quiet and --json."
+)
 
 
 def usage() -> str:
@@ -69,6 +72,14 @@ def main(arguments: list[str]) -> int:
         return 2
     if arguments[0] in ("-h", "--help"):
         print(usage(), end="")
+        return 0
+    if arguments[0] == "--version":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"monograph {version('monograph')}")
+        except PackageNotFoundError:
+            print("monograph, from its source tree")
         return 0
     try:
         if arguments[0] in COMMANDS:
@@ -93,8 +104,9 @@ def main(arguments: list[str]) -> int:
     if arguments[0] in native.COMMANDS:
         return native.exec_native(arguments)
     wanted = [*COMMANDS, *native.COMMANDS]
-    hint = f"did you mean {near}? " if (near := _nearest(arguments[0], wanted)) else ""
-    print(f"monograph: {arguments[0]!r} is no command; {hint}wanted {', '.join(wanted)}", file=sys.stderr)
+    hint = f"did you mean {near!r}? " if (near := _nearest(arguments[0], wanted)) else ""
+    said = f"unknown command {arguments[0]!r}; {hint}expected one of {', '.join(wanted)}"
+    print(f"monograph: {said}", file=sys.stderr)
     return ExitCode.USAGE
 
 

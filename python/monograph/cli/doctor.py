@@ -25,6 +25,8 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING
 
+from monograph.cli.command_parser import CommandParser, say_next
+
 # The self-test of a card needs torch and nothing else: no YAML, no transformers.
 if TYPE_CHECKING:
     from monograph.distributed import World
@@ -41,27 +43,23 @@ def run(arguments: list[str]) -> int:
         return _self_test(arguments)
     from monograph.cli.recipe_arguments import run_recipe
 
-    parser = argparse.ArgumentParser(prog="python -m monograph doctor", description=__doc__)
+    parser = CommandParser("doctor", __doc__)
     parser.add_argument("--device", metavar="cuda", help="the self-test of a device, without a recipe")
     parser.add_argument("--verify", metavar="FILE", help="check the report of a self-test")
     parser.add_argument("--out", metavar="FILE", help="write the report of a self-test to a file")
-    parser.add_argument("--json", action="store_true", help="the report as JSON")
     parser.add_argument(
         "--trace-only", "--no-inductor", action="store_true", help="count graphs only, generate no code"
     )
-    parser.add_argument("--quiet", action="store_true", help="say nothing while it compiles")
     return run_recipe(parser, arguments, _doctor, ranks="all")
 
 
 def _self_test(arguments: list[str]) -> int:
     from monograph.diagnosis.selftest.device import DEVICES
 
-    parser = argparse.ArgumentParser(prog="python -m monograph doctor", description=__doc__)
+    parser = CommandParser("doctor", __doc__)
     parser.add_argument("--device", choices=list(DEVICES))
     parser.add_argument("--verify", metavar="FILE", type=pathlib.Path)
     parser.add_argument("--out", metavar="FILE", type=pathlib.Path)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quiet", action="store_true")
     options = parser.parse_args(arguments)
     if (options.device is None) == (options.verify is None):
         parser.error("wanted one of --device and --verify")
@@ -78,6 +76,8 @@ def _test_device(options: argparse.Namespace) -> int:
     text = json.dumps(report, indent=1)
     if options.out is not None:
         options.out.write_text(text + "\n", encoding="utf-8")
+        if not (options.json or options.quiet):
+            print(f"wrote {options.out}")
     if options.json:
         print(text)
     else:
@@ -87,6 +87,8 @@ def _test_device(options: argparse.Namespace) -> int:
             f"{report['device']}: {report['state']}; "
             + ", ".join(f"{n} {word}" for word, n in counts.items())
         )
+    if options.out is not None:
+        say_next(options, "python", "-m", "monograph", "doctor", "--verify", str(options.out))
     return 1 if report["state"] == "failed" else 0
 
 
@@ -136,7 +138,15 @@ def _doctor_of_trainer(recipe: TrlRecipe, options: argparse.Namespace) -> int:
     with compile_options(recipe.torch_compile_options, recipe.torch_compile_mode):
         report = doctor(trainer, inductor=inductor, quiet=options.quiet)
     print(report.to_json() if options.json else report)
+    _say_next(options, report.holds)
     return 0 if report.holds else 1
+
+
+def _say_next(options: argparse.Namespace, holds: bool) -> None:
+    if holds:
+        say_next(options, "python", "-m", "monograph", "train", options.config)
+    else:
+        say_next(options, note="the causes are listed above; docs/training.md, section doctor, explains each")
 
 
 def _doctor_of(recipe: Recipe, options: argparse.Namespace, world: World) -> int:
@@ -172,4 +182,5 @@ def _doctor_of(recipe: Recipe, options: argparse.Namespace, world: World) -> int
         )
     if world.first:
         print(report.to_json() if options.json else report)
+        _say_next(options, report.holds)
     return 0 if report.holds else 1

@@ -12,9 +12,10 @@ Not counted: Python, torch and its compilers (0.5 GB or so), and scratch inside 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+
+from monograph.cli.command_parser import CommandParser, say_next
 
 
 def run(arguments: list[str]) -> int:
@@ -42,15 +43,12 @@ def run(arguments: list[str]) -> int:
     else:
         for name, size in [*found.items(), ("together", total)]:
             print(f"{name:14}{size / 1e9:>10.3f} GB")
+    say_next(options, "python", "-m", "monograph", "train", "RECIPE.yml", "--base_model", options.model)
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m monograph estimate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _parser() -> CommandParser:
+    parser = CommandParser("estimate", __doc__)
     add = parser.add_argument
     add("model", help="a folder with a config.json of transformers, or the file")
     add(
@@ -62,7 +60,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--rank", type=int, default=16, help="of LoRA on all linear layers; default 16")
     add("--tokens", type=int, default=4096, help="of a micro-batch; default 4096")
     add("--no-checkpointing", action="store_true", help="keep all activations of the forward")
-    add("--json", action="store_true", help="one JSON object")
     return parser
 
 

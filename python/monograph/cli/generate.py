@@ -11,18 +11,20 @@ A prompt is worded as in training: by the chat template or the instruction forma
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from monograph.cli.command_parser import CommandParser, say_next
 from monograph.cli.recipe_arguments import run_recipe
 from monograph.recipe import Recipe
 
 
 def run(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m monograph generate", description=__doc__)
+    parser = CommandParser("generate", __doc__)
     parser.add_argument("--prompt", action="append", help="what to ask; may be given several times")
     parser.add_argument("--adapter-dir", metavar="DIR", help="the adapter; that of output_dir by default")
     parser.add_argument("--base", action="store_true", help="the base alone, without an adapter")
@@ -83,6 +85,10 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
+def _keep(text: str) -> None:
+    """With --json the answer is printed as a whole."""
+
+
 def _generate(recipe: Recipe, options: argparse.Namespace) -> int:
     from monograph.recipe.run.generate import Generator, Sampling, find_adapter
 
@@ -95,7 +101,8 @@ def _generate(recipe: Recipe, options: argparse.Namespace) -> int:
             f"there is no adapter in output_dir ({recipe.output_dir}); train first, or give "
             "--adapter-dir or --base"
         )
-    if adapter and adapter == recipe.lora_model_dir and not options.adapter_dir and adapter != folder:
+    start = recipe.lora_model_dir
+    if adapter and adapter == start != folder and not (options.adapter_dir or options.quiet):
         print(
             f"note: output_dir ({recipe.output_dir}) has no adapter yet; that of lora_model_dir ({adapter}) "
             "answers",
@@ -114,8 +121,13 @@ def _generate(recipe: Recipe, options: argparse.Namespace) -> int:
     )
     history: list[dict[str, str]] = []
     for prompt in _prompts(options):
-        text = generator.answer(generator.tokens(prompt, history), sampling, _write)
-        _write("\n")
+        text = generator.answer(
+            generator.tokens(prompt, history), sampling, _keep if options.json else _write
+        )
+        row = {"schema_version": 1, "prompt": prompt, "text": text}
+        _write(f"{json.dumps(row)}\n" if options.json else "\n")
         if not options.prompt:  # a person goes on talking; prompts on the command line stand alone
             history += [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
+    if adapter:
+        say_next(options, "python", "-m", "monograph", "merge", options.config)
     return 0

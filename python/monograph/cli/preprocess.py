@@ -6,13 +6,14 @@ import argparse
 import json
 from typing import Any
 
+from monograph.cli.command_parser import CommandParser, say_next
 from monograph.cli.recipe_arguments import run_recipe
 from monograph.recipe import Recipe
 from monograph.recipe.config.keys import TrlRecipe
 
 
 def run(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m monograph preprocess", description=__doc__)
+    parser = CommandParser("preprocess", __doc__)
     parser.add_argument("--debug", action="store_true", help="print documents, targets coloured")
     parser.add_argument("--debug-num-examples", type=int, default=5, metavar="N", help="so many; 5")
     return run_recipe(parser, arguments, _preprocess, ranks="first")
@@ -28,27 +29,40 @@ def _preprocess(recipe: Recipe, options: argparse.Namespace) -> int:
 
     tokenizer = load_tokenizer(recipe, model_folder(recipe))
     if isinstance(recipe, TrlRecipe) and recipe.method.rows != "documents":
-        return _show_rows(recipe, tokenizer, options.debug_num_examples if options.debug else 0)
+        return _show_rows(recipe, tokenizer, options)
     prepared = prepare(recipe, tokenizer)
     if options.debug:
         some = prepared.train.select(range(min(options.debug_num_examples, len(prepared.train))))
         show_labels(list(some), tokenizer, Console())
-    for name, count in prepared.counts.items():
-        print(f"{name:20} {count:>12,}")
-    print(f"prepared in {prepared.folder}")
+    if options.json:
+        print(
+            json.dumps({"schema_version": 1, "counts": dict(prepared.counts), "folder": str(prepared.folder)})
+        )
+    else:
+        for name, count in prepared.counts.items():
+            print(f"{name:20} {count:>12,}")
+        print(f"prepared in {prepared.folder}")
+    say_next(options, "python", "-m", "monograph", "train", options.config)
     return 0
 
 
-def _show_rows(recipe: TrlRecipe, tokenizer: Any, count: int) -> int:
+def _show_rows(recipe: TrlRecipe, tokenizer: Any, options: argparse.Namespace) -> int:
     """Rows as TRL is given them; it tokenises them itself."""
     from monograph.recipe.trl.datasets import make_datasets
 
+    count = options.debug_num_examples if options.debug else 0
     made = make_datasets(recipe, tokenizer)
+    parts = {"train": made.train, "eval": made.eval}
+    if options.json:
+        counts = {f"{name} rows": len(rows) for name, rows in parts.items() if rows is not None}
+        print(json.dumps({"schema_version": 1, "counts": counts, "folder": None}))
+        return 0
     for row in made.train.select(range(min(count, len(made.train)))):
         print(json.dumps(row, ensure_ascii=False))
     if made.told:
         print(made.told)
-    for name, rows in (("train", made.train), ("eval", made.eval)):
+    for name, rows in parts.items():
         if rows is not None:
             print(f"{name + ' rows':20} {len(rows):>12,}")
+    say_next(options, "python", "-m", "monograph", "train", options.config)
     return 0

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Literal
 
+from monograph.cli.command_parser import CommandParser
 from monograph.recipe import ConfigError, Recipe, read_config
 from monograph.recipe.run import full_disk
 
@@ -21,7 +22,7 @@ def why_not_several(program: str) -> str:
 
 
 def run_recipe(
-    parser: argparse.ArgumentParser,
+    parser: CommandParser,
     arguments: list[str],
     work: Callable[[Recipe, argparse.Namespace], int],
     ranks: Literal["one", "first", "all"] = "one",
@@ -36,7 +37,6 @@ def run_recipe(
         return 2
     if rank != "0" and ranks == "first":
         return 0
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "config",
         metavar="CONFIG.yml",
@@ -51,7 +51,7 @@ def run_recipe(
     except ConfigError as error:
         _say(str(error), rank)
         return 2
-    for notice in read.notices if rank == "0" else ():
+    for notice in read.notices if rank == "0" and not options.quiet else ():
         print(f"note: {notice}", file=sys.stderr)
     try:
         return work(read.recipe, options)

@@ -20,7 +20,7 @@ def served_path(recipe: Recipe) -> str:
     return folder + (".gguf" if recipe.serve_with == "llama.cpp" else f"-{recipe.serve_with}")
 
 
-def convert(recipe: Recipe) -> int:
+def convert(recipe: Recipe, quiet: bool = False) -> int:
     """The exit code of `monograph adapter convert`; 0 where the recipe was told of no such form."""
     from monograph.recipe.config.model_folder import model_folder
 
@@ -31,4 +31,5 @@ def convert(recipe: Recipe) -> int:
     if adapter is None or recipe.serve_with is None:
         return 0
     command = ["adapter", "convert", model_folder(recipe), adapter, "--for", recipe.serve_with]
-    return native.run_beside([*command, "--out", served_path(recipe), "--force"])
+    silent = ["--quiet"] if quiet else []
+    return native.run_beside([*command, "--out", served_path(recipe), "--force", *silent])

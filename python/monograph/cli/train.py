@@ -9,15 +9,19 @@ accelerate launch --num_processes 2 -m monograph train recipe.yml
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shlex
 import sys
+from contextlib import nullcontext, redirect_stdout
 
+from monograph.cli.command_parser import OUTPUT_OPTIONS, CommandParser, say_next
 from monograph.cli.recipe_arguments import run_recipe
 from monograph.recipe import ConfigError, Recipe, read_config
 
 
 def run(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m monograph train", description=__doc__)
+    parser = CommandParser("train", __doc__)
     processes = parser.add_argument_group(
         "several processes, by torchrun's launcher (docs/explain/distributed.md)"
     )
@@ -52,7 +56,8 @@ def _launch(parser: argparse.ArgumentParser, ranks: str | None, restarts: str, a
         parser.error("--nproc-per-node starts processes, and WORLD_SIZE says that a launcher has done so")
     try:
         if arguments and not arguments[0].startswith("-"):
-            read_config(arguments[0], arguments[1:])  # what is wrong is said once, before anything starts
+            keys = [word for word in arguments[1:] if word not in OUTPUT_OPTIONS]
+            read_config(arguments[0], keys)  # what is wrong is said once, before anything starts
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -82,7 +87,8 @@ def _train(recipe: Recipe, options: argparse.Namespace) -> int:
     from monograph.recipe.train import train
 
     try:
-        outcome = train(recipe)
+        with redirect_stdout(sys.stderr) if options.json else nullcontext():  # TRL prints there
+            outcome = train(recipe, quiet=options.quiet)
     except RankFailure as failure:
         sys.stderr.write(f"{failure}\n" if str(failure) else "")
         sys.stderr.flush()
@@ -91,10 +97,17 @@ def _train(recipe: Recipe, options: argparse.Namespace) -> int:
     if outcome.signal is None and recipe.serve_with and outcome.writes:
         from monograph.cli import serve
 
-        if code := serve.convert(recipe):
+        if code := serve.convert(recipe, quiet=options.quiet or options.json):
             return code
+    if options.json and outcome.writes:
+        keys = ("output_dir", "step", "total", "best_step", "signal")
+        print(json.dumps({"schema_version": 1} | {key: getattr(outcome, key) for key in keys}), flush=True)
     if outcome.signal is None and recipe.merge_lora and outcome.writes:
         from monograph.cli import merge, native
 
-        return native.exec_native(merge.native_arguments(recipe))
+        silent = ["--quiet"] if options.quiet or options.json else []
+        return native.exec_native(merge.native_arguments(recipe, silent))
+    if outcome.signal is None and outcome.writes:
+        ask = ("python", "-m", "monograph", "generate", outcome.output_dir, "--prompt", "...")
+        say_next(options, *ask, note=f"; python -m monograph merge {shlex.quote(outcome.output_dir)}")
     return 0 if outcome.signal is None else 128 + outcome.signal  # as a shell: 130 Ctrl-C, 143 SIGTERM

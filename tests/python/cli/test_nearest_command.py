@@ -22,12 +22,12 @@ from monograph.cli import native
 def test_the_nearest_command_is_named(written, meant, capsys):
     assert main([written]) == 2
     said = capsys.readouterr().err
-    assert f"{written!r} is no command; did you mean {meant}? wanted example" in said
+    assert f"unknown command {written!r}; did you mean {meant!r}? expected one of example" in said
 
 
 def test_a_word_like_no_other_has_no_nearest(capsys):
     assert main(["xyzzy"]) == 2
-    assert "'xyzzy' is no command; wanted example" in capsys.readouterr().err
+    assert "unknown command 'xyzzy'; expected one of example" in capsys.readouterr().err
 
 
 def test_no_command_says_where_to_begin(capsys):

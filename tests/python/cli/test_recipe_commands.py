@@ -42,7 +42,7 @@ def test_without_a_command_the_commands_are_listed(capsys):
     assert "Exit codes" in capsys.readouterr().out
     assert main(["trian"]) == 2
     assert (
-        "'trian' is no command; did you mean train? wanted example, preprocess, train"
+        "unknown command 'trian'; did you mean 'train'? expected one of example, preprocess, train"
         in capsys.readouterr().err
     )
 

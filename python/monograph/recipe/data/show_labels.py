@@ -13,7 +13,7 @@ from monograph.packing.collator import IGNORED
 
 def show_labels(documents: Sequence[Mapping[str, Any]], tokenizer: Any, console: Console) -> None:
     """Targets green; other tokens dim. Without colours targets stand in [brackets]."""
-    marks = ("", "") if console.color_system else ("[", "]")
+    marks = ("", "") if console.color_system and not console.no_color else ("[", "]")
     for number, document in enumerate(documents):
         line = Text()
         # The first token is predicted by nothing, whatever its label says.

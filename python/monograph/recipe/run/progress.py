@@ -33,8 +33,10 @@ def _clock(seconds: float) -> str:
 class Reporter:
     """Counts steps, tokens and time; shows them."""
 
-    def __init__(self, total: int, first: int, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
+    def __init__(
+        self, total: int, first: int, console: Console | None = None, *, quiet: bool = False
+    ) -> None:
+        self._console = console or Console(stderr=True, quiet=quiet)
         self._total, self._done = total, first
         self._recent: deque[tuple[float, int]] = deque([(time.perf_counter(), 0)], maxlen=20)
         self._traced = False
@@ -45,7 +47,7 @@ class Reporter:
             BarColumn(bar_width=_BAR, table_column=Column(min_width=_BAR)),
             TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True)),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=quiet or not self._console.is_terminal,
         )
         self._task = self._bar.add_task(
             "", total=total, completed=first, figures=f"{first}/{total} compiling ..."

@@ -59,15 +59,15 @@ class Outcome:
         return self.signal is not None
 
 
-def train(recipe: Recipe, world: World | None = None) -> Outcome:
+def train(recipe: Recipe, world: World | None = None, *, quiet: bool = False) -> Outcome:
     """Runs a recipe by Monograph's own step: `monograph.recipe.train` chooses the engine."""
     if world is not None:
-        return _train(recipe, world)
+        return _train(recipe, world, quiet)
     with together(recipe.ddp_timeout) as world, quiet_unless_first(world):
-        return _train(recipe, world)
+        return _train(recipe, world, quiet)
 
 
-def _train(recipe: Recipe, world: World) -> Outcome:
+def _train(recipe: Recipe, world: World, quiet: bool) -> Outcome:
     check_ranks(recipe, world)
     with held(recipe.output_dir) if world.first else nullcontext():
         by_first(world, "prepare", lambda: model_folder(recipe))
@@ -77,7 +77,7 @@ def _train(recipe: Recipe, world: World) -> Outcome:
         check_documents(recipe, folder, tokenizer, [part for part in (prepared.train, prepared.eval) if part])
         with compile_options(recipe.torch_compile_options, recipe.torch_compile_mode):
             run = Run(recipe, tokenizer, prepared, folder, world)
-            return run.train()
+            return run.train(quiet)
 
 
 class Run(RunOutput):
@@ -175,13 +175,13 @@ class Run(RunOutput):
                 "write load_best_model_at_end: false, or begin anew"
             )
 
-    def train(self) -> Outcome:
+    def train(self, quiet: bool = False) -> Outcome:
         recipe, progress, total = self.recipe, self.progress, self.epochs.total
         evaluate_at = evaluation_steps(recipe, self.epochs)
         save_at = checkpoint_steps(recipe, self.epochs)
         first, several = progress.step, self.world.size > 1
         metrics = self.metrics = Metrics(recipe, first) if self.world.first else NoMetrics()
-        with Reporter(total, first) as reporter, Interrupt(among_ranks=several) as interrupt:
+        with Reporter(total, first, quiet=quiet) as reporter, Interrupt(among_ranks=several) as interrupt:
             if self.world.heartbeats is not None:
                 self.world.heartbeats.told_to_end = lambda: interrupt.asked
             reporter.say(self._introduction())
@@ -217,10 +217,9 @@ class Run(RunOutput):
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         where = f", resumed from {self.resumed}" if self.resumed else ""
         where += f"; {self.world.size} ranks" if self.world.size > 1 else ""
-        rows = f"{self.batches.sampler.batches_per_step} x {self.batches.rows} rows"
         return (
-            f"{trained:,} parameters trained; {self.epochs.total} steps of {rows}; "
-            f"the step is {self.step.mode}{where}"
+            f"{trained:,} trainable parameters; {self.epochs.total} steps, batch size {self.batches.rows}, "
+            f"accumulation {self.batches.sampler.batches_per_step}, mode: {self.step.mode}{where}"
         )
 
     def _one_step(self, metrics: Metrics, reporter: Reporter, interrupt: Interrupt) -> None:

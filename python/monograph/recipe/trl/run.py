@@ -168,17 +168,22 @@ def _name_project(recipe: TrlRecipe) -> None:
             os.environ[name] = value
 
 
-def train(recipe: TrlRecipe) -> Outcome:
+def train(recipe: TrlRecipe, *, quiet: bool = False) -> Outcome:
     """Runs a recipe to its end, or to the next Ctrl-C or SIGTERM."""
     with held(recipe.output_dir):
-        return _train(recipe)
+        return _train(recipe, quiet)
 
 
-def _train(recipe: TrlRecipe) -> Outcome:
+def _train(recipe: TrlRecipe, quiet: bool) -> Outcome:
     resumed = _checkpoint(recipe)
     if resumed:
         compare_run(resumed, trl_identity(recipe))  # before anything is loaded
     trainer = make_trainer(recipe)
+    if quiet:
+        from transformers import PrinterCallback, ProgressCallback
+
+        for callback in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(callback)
     identity = with_rows(trl_identity(recipe), trainer.train_dataset)
     told = compare_run(resumed, identity)
     if resumed:
@@ -201,7 +206,9 @@ def _train(recipe: TrlRecipe) -> Outcome:
             trainer.train(resume_from_checkpoint=resumed)
     state = trainer.state
     if interrupt.signal is None:
-        _finish(recipe, trainer, records)
+        wrote = _finish(recipe, trainer, records)
+        if not quiet:
+            print(wrote)
     else:
         print(f"stopped after step {state.global_step}; go on with --resume-from-checkpoint auto")
     return Outcome(
@@ -244,8 +251,8 @@ def _step_of(checkpoint: str) -> int:
         return json.load(file)["global_step"]
 
 
-def _finish(recipe: TrlRecipe, trainer: Any, records: Records) -> None:
-    """The adapter that the run was for, with tokenizer, recipe and plot."""
+def _finish(recipe: TrlRecipe, trainer: Any, records: Records) -> str:
+    """Writes the adapter that the run was for, with tokenizer, recipe and plot; says where."""
 
     def write(folder: str) -> None:
         trainer.model.save_pretrained(folder)
@@ -259,4 +266,4 @@ def _finish(recipe: TrlRecipe, trainer: Any, records: Records) -> None:
     plot_losses({"": records.lines}, plot)
     if recipe.hub_model_id:
         trainer.push_to_hub()
-    print(f"{'adapter' if recipe.adapter else 'model'} in {recipe.output_dir}; losses in {plot}")
+    return f"{'adapter' if recipe.adapter else 'model'} in {recipe.output_dir}; losses in {plot}"
