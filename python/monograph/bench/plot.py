@@ -6,7 +6,9 @@ from typing import Any
 
 from monograph.bench.rounds import geometric_mean
 
-_COLOURS = {"monograph": "#0b6e4f", "bf16 (oneDNN)": "#888888", "bitsandbytes": "#c1440e"}
+# In every figure, also those of tools/site/draw_figures.py: ours, and what it is compared with.
+OURS, PEER, OTHER_PEER = "#0b6e4f", "#c1440e", "#e8a07c"
+_COLOURS = {"monograph": OURS, "bf16 (oneDNN)": OTHER_PEER, "bitsandbytes": PEER}
 
 
 def _speeds(lines: list[dict[str, Any]], name: str) -> dict[str, list[tuple[int, float]]]:
@@ -64,7 +66,7 @@ def plot_step(lines: list[dict[str, Any]], summary: dict[str, float], path: str)
         times = {"ours": 1.0} | line["ratio"]
         names = sorted(times, key=times.__getitem__, reverse=True)
         labels = ["Monograph" if name == "ours" else name.replace("_", " ") for name in names]
-        colours = ["#0b6e4f" if name == "ours" else "#c1440e" for name in names]
+        colours = [OURS if name == "ours" else PEER for name in names]
         memory = [summary[f"{case}_{threads}_threads_{name}_peak_MiB"] / 1024 for name in names]
         for axis, values, title in (
             (axes[0], [times[name] for name in names], "time of a step, Monograph = 1"),

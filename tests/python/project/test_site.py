@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "tools" / "site"))
 
 import assemble_pages
 import draw_figures
+import page_hooks
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +60,35 @@ def test_the_figures_are_the_recorded_numbers():
     assert seconds["monograph"][1] == summary["dpo_eager_2_threads_seconds"]
     assert seconds["bitsandbytes"][2] == summary["grpo_eager_2_threads_bitsandbytes_seconds"]
     assert draw_figures.attention_ratios()["16 heads of keys"][0] == 23.376
+
+
+def test_code_in_a_line_is_not_broken_inside_a_word():
+    html = "<p><code>merge --no-scan x</code></p><pre><code>a --no-b</code></pre>"
+    shown = page_hooks.on_page_content(html)
+    assert '<code>merge <span class="whole">--no-scan</span> x</code>' in shown
+    assert "<pre><code>a --no-b</code></pre>" in shown
+    long = "state_dict=get_model_state_dict(model_of_this_name,options)"
+    assert "state_<wbr>dict=<wbr>get_" in page_hooks.on_page_content(f"<code>{long}</code>")
+
+
+def test_every_page_shows_the_version():
+    class Config:
+        site_name, copyright = "Monograph", ""
+
+    found = page_hooks.on_config(Config())
+    assert re.fullmatch(r"Monograph \d+\.\d+\.\d+", found.site_name)
+    assert f'version = "{page_hooks.version()}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_one_colour_for_us_and_one_for_what_we_are_compared_with():
+    from monograph.bench import plot
+
+    assert draw_figures.OURS[0] == plot.OURS
+    assert plot.PEER == draw_figures.PEER
+    assert {name for *_, series, _, _, _ in draw_figures.FIGURES for name in series()} >= draw_figures.PEERS
+
+
+def test_pictures_of_the_pages_have_words():
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for words, path in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", page.read_text()):
+            assert len(words.split()) >= 4, f"{page.name}: {path}"
