@@ -3,8 +3,8 @@
     python tools/site/draw_terminal.py docs/images/train.svg [--example FOLDER/tiny]
 
 `python -m monograph example tiny` makes the model first, unless an example that is there is named. The
-commands are run on a terminal of their own; of the bar the last moment is kept, nothing else is changed. The
-picture loads no font from elsewhere.
+commands are run on a terminal of their own; of the bar the last moment is kept, and what other libraries say
+while they load is left out. The picture loads no font from elsewhere.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ def shown_by(command: str, folder: pathlib.Path) -> str:
 def last_moments(written: str) -> str:
     """The lines as they stand at the end: of a line that was drawn several times, the last drawing."""
     lines = written.replace("\r\n", "\n").rstrip("\n").split("\n")
+    begins = next((i for i, line in enumerate(lines) if "trainable parameters" in line), 0)
+    lines = lines[begins:]  # before it other libraries say how they load
     return "\n".join(CONTROL.sub("", line.rsplit("\r", 1)[-1]) for line in lines)
 
 
