@@ -73,26 +73,46 @@ std::optional<int> bits_of_row(std::uint64_t words, std::uint64_t cols) {
   return four ? 4 : 8;
 }
 
-// Whether config.json, where it states widths of integers, states this one and no other than 4 and
-// 8: in older files seven bits have the words of eight.
-bool config_allows(const Candidate& found, int bits) {
+// Calls visit(weights) for every group of config.json whose weights are integers.
+template <class Visit>
+void each_integer_group(const Candidate& found, Visit visit) {
   const json::Value* config = found.config();
   const json::Value* quantization = config ? config->find("quantization_config") : nullptr;
   const json::Value* groups = quantization ? quantization->find("config_groups") : nullptr;
-  if (groups == nullptr || !groups->is(json::Kind::kObject)) return true;
-  bool stated = false, any = false;
+  if (groups == nullptr || !groups->is(json::Kind::kObject)) return;
   for (const auto& [name, group] : groups->members()) {
     const json::Value* weights = group.is(json::Kind::kObject) ? group.find("weights") : nullptr;
-    const bool there = weights != nullptr && weights->is(json::Kind::kObject);
-    const json::Value* width = there ? weights->find("num_bits") : nullptr;
-    const json::Value* type = there ? weights->find("type") : nullptr;
-    if (width == nullptr || type == nullptr || type->as_string() != "int") continue;
+    if (weights == nullptr || !weights->is(json::Kind::kObject)) continue;
+    const json::Value* type = weights->find("type");
+    if (type != nullptr && type->as_string() == "int") visit(*weights);
+  }
+}
+
+// Without its zero points an asymmetric weight would be read as a symmetric one.
+void want_zero_points(const Candidate& found) {
+  std::size_t symmetric = 0, asymmetric = 0;
+  each_integer_group(found, [&](const json::Value& weights) {
+    const json::Value* stated = weights.find("symmetric");
+    const bool says_no = stated != nullptr && stated->as_bool() == false;
+    ++(says_no ? asymmetric : symmetric);
+  });
+  if (asymmetric > 0 && symmetric == 0)
+    found.fail("there is no zero_point, and config_groups says symmetric: false");
+}
+
+// Whether config.json, where it states widths of integers, states this one and no other than 4 and
+// 8: in older files seven bits have the words of eight.
+bool config_allows(const Candidate& found, int bits) {
+  bool stated = false, any = false, others = false;
+  each_integer_group(found, [&](const json::Value& weights) {
+    const json::Value* width = weights.find("num_bits");
+    if (width == nullptr) return;
     const std::uint64_t number = width->as_unsigned().value_or(0);
-    if (number != 4 && number != 8) return false;
+    others = others || (number != 4 && number != 8);
     any = true;
     stated = stated || number == static_cast<std::uint64_t>(bits);
-  }
-  return stated || !any;
+  });
+  return !others && (stated || !any);
 }
 
 }  // namespace
@@ -119,7 +139,10 @@ void describe_packed_integers(const Candidate& found) {
     weight.format = "int-g_idx";
     return;
   }
-  if (found.part("zero_point") == nullptr) return found.bind(format, {"scale"});
+  if (found.part("zero_point") == nullptr) {
+    want_zero_points(found);
+    return found.bind(format, {"scale"});
+  }
   found.want_dtype("zero_point", StoredDType::kI32);
   const auto rows = ceil_div(shape[0] * static_cast<std::uint64_t>(*bits), 32);
   const Shape zeros = {rows, shape[1] / group};
@@ -134,7 +157,10 @@ void describe_int8(const Candidate& found) {
   set_groups(found, shape);
   const Format format = with_scales(found, Format::kInt8Bf16);
   weight.dtype = found.dtype_of("scale");
-  if (found.part("zero_point") == nullptr) return found.bind(format, {"scale"});
+  if (found.part("zero_point") == nullptr) {
+    want_zero_points(found);
+    return found.bind(format, {"scale"});
+  }
   found.want_dtype("zero_point", StoredDType::kI8);
   const Shape scale = found.shape_of("scale");
   found.want_shape("zero_point", scale);

@@ -1,5 +1,5 @@
-// What each server wants of an adapter, as read in its source: docs/explain/serving.md lists the rules with
-// the versions.
+// What each server wants of an adapter, as read in its source: docs/explain/serving.md lists the
+// rules with the versions.
 #pragma once
 
 #include <cstdint>

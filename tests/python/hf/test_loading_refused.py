@@ -11,6 +11,7 @@ from monograph.quant.quant_methods.compressed_tensors import CompressedTensors
 from monograph.quant.quant_methods.fp8_block import Fp8Block
 from monograph.quant.quant_methods.modelopt import ModelOpt
 from support import producer_folders
+from support.native_tool import run
 from support.producer_folders import tensors
 
 
@@ -142,3 +143,24 @@ def test_packed_experts_without_their_scales_are_refused(tmp_path):
     short = {source: [packed.values] * 2, f"{source}_scale_inv": [packed.scales[0]]}
     with pytest.raises(ValueError, match=r"experts have .*weight_scale_inv': 1.*wanted as many of each"):
         stacked(Fp8Block(), short, torch.bfloat16)
+
+
+def test_zero_points_that_the_config_speaks_of_are_there(source, tmp_path):
+    """Else an asymmetric weight would be read as a symmetric one, by the package and by the tool."""
+    pytest.importorskip("compressed_tensors")
+    producer_folders.write_compressed_tensors(source, tmp_path / "made", {"W4A16_ASYM": ["Linear"]})
+    state = tensors(tmp_path / "made")
+    dropped = "model.layers.1.mlp.up_proj.weight_zero_point"
+    config = json.loads((tmp_path / "made" / "config.json").read_text())["quantization_config"]
+    producer_folders.write_folder(source, tmp_path / "whole", state, config)
+    run("verify", tmp_path / "whole")
+    del state[dropped]
+    producer_folders.write_folder(source, tmp_path / "model", state, config)
+    with pytest.raises(RuntimeError, match="issues during automatic conversion"):
+        mg.from_pretrained(tmp_path / "model")
+    parts = {name: state[f"{dropped.removesuffix('weight_zero_point')}{name}"] for name in ("weight_packed",)}
+    parts |= {"weight_shape": torch.tensor([384, 256]), "weight_scale": torch.ones(384, 2)}
+    with pytest.raises(ValueError, match="symmetric: false, wanted weight_zero_point; there is none"):
+        CompressedTensors().check_parts(config, parts)
+    said = run("verify", tmp_path / "model", code=3).stderr
+    assert "there is no zero_point, and config_groups says symmetric: false" in said

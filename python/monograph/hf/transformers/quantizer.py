@@ -131,7 +131,11 @@ class Deserialize(_Replace):
     """The tensors that a producer wrote for one weight; a weight without scales stays dense."""
 
     def packed(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> PackedWeight | None:
-        return self.hf_quantizer.quantization_config.method.pack(as_weight(tensors), dtype)
+        config = self.hf_quantizer.quantization_config
+        parts = as_weight(tensors)
+        if config.stored is not None:
+            config.method.check_parts(config.stored, parts)
+        return config.method.pack(parts, dtype)
 
 
 class StackExperts(Deserialize):

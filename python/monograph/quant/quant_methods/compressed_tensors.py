@@ -154,6 +154,16 @@ class CompressedTensors(QuantMethod):
             return fp8_rows(weight, scale, dtype)
         return e4m3_weight(weight, scale, dtype)
 
+    def check_parts(self, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Without its zero points an asymmetric weight would be read as a symmetric one."""
+        groups = [group.get("weights") or {} for group in config["config_groups"].values()]
+        integers = [weights for weights in groups if weights.get("type") == "int"]
+        asymmetric = bool(integers) and all(weights.get("symmetric") is False for weights in integers)
+        words = "weight_packed" in tensors and "weight_shape" in tensors
+        packed = words or ("weight" in tensors and tensors["weight"].dtype == torch.int8)
+        if asymmetric and packed and "weight_zero_point" not in tensors:
+            raise ValueError("config_groups says symmetric: false, wanted weight_zero_point; there is none")
+
     def unpack(self, weight: PackedWeight) -> dict[str, torch.Tensor]:
         if weight.format.shape is BlockShape.GROUP:
             return stored_groups(weight)

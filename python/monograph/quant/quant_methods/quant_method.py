@@ -42,6 +42,9 @@ class QuantMethod(ABC):
         `dtype` is what the weight dequantises to, unless the tensors say it themselves.
         """
 
+    def check_parts(self, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raises if the parts of a layer cannot be what `config` says of every layer."""
+
     @abstractmethod
     def unpack(self, weight: PackedWeight) -> dict[str, torch.Tensor]:
         """The `parts` of one layer, for saving."""
