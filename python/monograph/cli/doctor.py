@@ -146,7 +146,10 @@ def _say_next(options: argparse.Namespace, holds: bool) -> None:
     if holds:
         say_next(options, "python", "-m", "monograph", "train", options.config)
     else:
-        say_next(options, note="the causes are listed above; docs/reference/training.md, section doctor, explains each")
+        say_next(
+            options,
+            note="the causes are listed above; docs/reference/training.md, section doctor, explains each",
+        )
 
 
 def _doctor_of(recipe: Recipe, options: argparse.Namespace, world: World) -> int:

@@ -94,7 +94,7 @@ def test_opcheck(name, symmetric):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "symmetric"), BF16)
 def test_one_graph_for_all_lengths_with_the_gradients_of_eager(name, symmetric):
-    """By Inductor, with a LoRA beside the layer: no break, no second graph, the same bits."""
+    """By Inductor, with a LoRA beside the layer: no break, no second graph, gradients of eager."""
     w = group_weight(name, (64, 96, 48), symmetric)
     layer = QuantLinear(w.packed)
     a = (torch.randn(4, 96) * 0.1).requires_grad_()

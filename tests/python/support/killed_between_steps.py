@@ -1,6 +1,6 @@
 """The rows of support.model_changes in runs that SIGKILL ends and a checkpoint begins anew.
 
-PYTHONPATH=python:tests/python python -m support.killed_between_steps [MODE]    # lines of docs/reference/training.md
+PYTHONPATH=python:tests/python python -m support.killed_between_steps [MODE]    # prints its lines
 """
 
 from __future__ import annotations

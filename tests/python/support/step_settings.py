@@ -1,4 +1,4 @@
-"""The rows of support.model_changes through other models, memory and dtypes: a table of docs/reference/training.md.
+"""The rows of support.model_changes through other models, memory and dtypes, for docs/reference/training.md.
 
 PYTHONPATH=python:tests/python python -m support.step_settings [NAME ...]    # prints its lines
 """
