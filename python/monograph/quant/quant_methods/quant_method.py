@@ -42,7 +42,7 @@ class QuantMethod(ABC):
         `dtype` is what the weight dequantises to, unless the tensors say it themselves.
         """
 
-    def check_parts(self, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    def check_parts(self, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:  # noqa: B027
         """Raises if the parts of a layer cannot be what `config` says of every layer."""
 
     @abstractmethod
