@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import shlex
 import sys
 from typing import Any, NoReturn
 
 # Options of every command; a launcher of several processes hands them on.
 OUTPUT_OPTIONS = ("-q", "--quiet", "--json")
+# As a help text has them.
+_OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -36,7 +39,7 @@ class CommandParser(argparse.ArgumentParser):
         name = word.partition("=")[0]
         if not name.startswith("-"):
             return f"unexpected argument {word!r}"
-        near = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(name, _OPTION.findall(self.format_help()), n=1, cutoff=0.6)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return f"unknown option {name!r}{hint}"
 

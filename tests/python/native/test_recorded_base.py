@@ -76,7 +76,7 @@ def test_merge_takes_another_base_by_the_same_option(folders):
     assert "--another-base merges all the same" in run(*words, code=3).stderr
     done = run(*words, "--another-base")
     assert f"wrote {folders / 'merged'} (" in done.stdout
-    assert "monograph export" in done.stdout
+    assert "monograph export" in done.stderr
     assert "was trained on the base with hash" in done.stderr
 
 

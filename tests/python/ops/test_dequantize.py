@@ -151,8 +151,8 @@ def test_wrong_arguments_name_the_thing_found_and_wanted():
         call(w.values, scales[:2], w.layout, torch.float32)
     with pytest.raises(RuntimeError, match=r"scales\[1\] \(groups\) has 8 bytes, wanted 4"):
         call(w.values, [scales[0], scales[1].repeat(2), *scales[2:]], w.layout, torch.float32)
-    with pytest.raises(RuntimeError, match=r"layout\[0\] is 9"):
-        call(w.values, scales, [9, 64, 64, 64], torch.float32)
+    with pytest.raises(RuntimeError, match=r"layout\[0\] is 99"):
+        call(w.values, scales, [99, 64, 64, 64], torch.float32)
     with pytest.raises(RuntimeError, match=r"negative dimension -64"):
         call(w.values, scales, [1, 64, -64, 64], torch.float32)
     with pytest.raises(RuntimeError, match=r"dtype float64"):

@@ -132,7 +132,7 @@ def test_layouts_that_are_no_layouts_are_refused_by_every_reader():
         ([-1, 3, 32, 2, 4, 64, 0, 3], "a grid has 3 rows, wanted a part of the weight's 4"),
         ([-1, 3, 32, 2, 3, 64, 32, 0], "the origin is 32"),
         ([-1, 3, 32, 2, 4, 64, 64, 0], "values has 128 bytes, wanted 160"),
-        ([-1, 9, 32, 2, 4, 64, 0, 0], "is 9, not the number of a packed format"),
+        ([-1, 99, 32, 2, 4, 64, 0, 0], "is 99, not the number of a packed format"),
         ([-1, 3, 32, 3, 1, 4, 64, 64, 0], "wanted"),
     ]
     for layout, message in cases:

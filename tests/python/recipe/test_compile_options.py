@@ -139,6 +139,7 @@ def test_doctor_applies_mode_and_options(good, monkeypatch):
     monkeypatch.setattr(batches, "Batches", lambda *_, **__: steps)
     keys = {"torch_compile_mode": "max-autotune-no-cudagraphs", "torch_compile": "auto"}
     recipe = check_keys(good | keys | {"torch_compile_options": {"epilogue_fusion": False}}).recipe
-    assert command._doctor(recipe, argparse.Namespace(json=True, trace_only=True, quiet=True)) == 0
+    options = argparse.Namespace(config="recipe.yml", json=True, trace_only=True, quiet=True)
+    assert command._doctor(recipe, options) == 0
     assert seen == [(True, False)]
     assert not inductor.max_autotune

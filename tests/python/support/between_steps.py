@@ -6,6 +6,7 @@ PYTHONPATH=python:tests/python python -m support.between_steps [MODE ...]    # p
 from __future__ import annotations
 
 import copy
+import math
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
@@ -28,19 +29,34 @@ RATE = 0.0625  # in float32 what it is in float64
 BETAS, EPS = (0.9, 0.999), 0.125  # a large eps: a last bit of a gradient is no more in an update
 
 
+class PlainAdamW:
+    """The formulas of core/monograph/kernels/adamw/adamw.h by torch's operators, one rounding each; bits of
+    torch.optim.AdamW are those of one build of torch."""
+
+    def __init__(self, flat: nn.Parameter) -> None:
+        self.flat, self.number = flat, 0
+        self.m, self.v = torch.zeros_like(flat.data), torch.zeros_like(flat.data)
+
+    def step(self) -> None:
+        self.number += 1
+        g = self.flat.grad
+        assert g is not None
+        self.m += (g - self.m) * (1 - BETAS[0])
+        self.v = self.v * BETAS[1] + (g * (1 - BETAS[1])) * g
+        root = self.v.sqrt() * (1 / math.sqrt(1 - BETAS[1] ** self.number)) + EPS
+        self.flat.data -= (self.m * (RATE / (1 - BETAS[0] ** self.number))) / root
+
+
 class Plain:
-    """loss.backward() and torch.optim.AdamW, fused, over the parameters behind each other in float32: its
-    kernel rounds what does not fill a vector in another way. The model owns its parameters; what others
-    write to them counts. In float16 the loss is scaled as torch.amp.GradScaler does."""
+    """loss.backward() and AdamW over the parameters behind each other in float32. The model owns its
+    parameters; what others write to them counts. In float16 the loss is scaled as by torch's GradScaler."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.steps = model, 0
         self.seed = seed_dropouts(model)
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.flat = nn.Parameter(torch.cat([p.detach().float().reshape(-1) for p in self.trained]))
-        self.optimizer = torch.optim.AdamW(
-            [self.flat], lr=RATE, betas=BETAS, eps=EPS, weight_decay=0.0, fused=True
-        )
+        self.optimizer = PlainAdamW(self.flat)
         self.scale = 2.0**16 if any(p.dtype == torch.float16 for p in model.parameters()) else 1.0
 
     def pieces(self) -> list[tuple[nn.Parameter, torch.Tensor]]:
