@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from math import inf, isnan
-from typing import Any
 
 import torch
 
@@ -24,7 +23,7 @@ torch.library.define(
     "float max_norm) -> Tensor",
 )
 
-# What the kernel of the CPU reads as a gradient; others become float32 first.
+# What the kernel reads as a gradient; others become float32 first.
 _OWN = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -162,30 +161,18 @@ def _adamw(
     _check_parameters(parameters, gradients, exp_avg, exp_avg_sq, weight_decay)
     _check_apart([*parameters, *exp_avg, *exp_avg_sq, steps])
     _check_numbers(steps, learning_rate, len(parameters), (beta1, beta2, eps, max_norm, *weight_decay))
-    numbers = (beta1, beta2, eps, weight_decay, max_norm)
-    update = _update_on_cpu if parameters[0].device.type == "cpu" else _update_elsewhere
-    with torch.no_grad():
-        return update(parameters, gradients, exp_avg, exp_avg_sq, steps, learning_rate, *numbers)
-
-
-def _update_on_cpu(
-    parameters: list[torch.Tensor],
-    gradients: list[torch.Tensor],
-    exp_avg: list[torch.Tensor],
-    exp_avg_sq: list[torch.Tensor],
-    steps: torch.Tensor,
-    learning_rate: torch.Tensor,
-    *numbers: Any,
-) -> torch.Tensor:
     gradients = [(g if g.dtype in _OWN else g.to(torch.float32)).contiguous() for g in gradients]
     lists = (parameters, gradients, exp_avg, exp_avg_sq)
-    norm = torch.ops.monograph.adamw_update(*lists, steps, learning_rate, *numbers)
+    numbers = (beta1, beta2, eps, weight_decay, max_norm)
+    with torch.no_grad():
+        norm = torch.ops.monograph.adamw_update(*lists, steps, learning_rate, *numbers)
     # The kernel writes through pointers: a graph that saved one of these must notice.
     torch.autograd.graph.increment_version([*parameters, *exp_avg, *exp_avg_sq, steps])
     return norm
 
 
-def _update_elsewhere(
+@torch.library.impl("monograph::adamw_update", "CompositeExplicitAutograd")
+def _adamw_update(
     parameters: list[torch.Tensor],
     gradients: list[torch.Tensor],
     exp_avg: list[torch.Tensor],
@@ -198,7 +185,7 @@ def _update_elsewhere(
     weight_decay: list[float],
     max_norm: float,
 ) -> torch.Tensor:
-    """The same formulas, for any device; nothing is read back to the host."""
+    """The kernel's formulas for other devices; nothing is read back to the host."""
     squares = [torch.linalg.vector_norm(g, dtype=torch.float64).square() for g in gradients]
     norm = torch.stack(squares).sum().sqrt().float()
     finite = norm.isfinite()
