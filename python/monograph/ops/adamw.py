@@ -83,6 +83,7 @@ def _check_devices(
 
 
 def _check_parameters(
+    op: str,
     parameters: list[torch.Tensor],
     gradients: list[torch.Tensor],
     exp_avg: list[torch.Tensor],
@@ -95,52 +96,69 @@ def _check_parameters(
     for name, count in counts.items():
         if count != len(parameters) or count == 0:
             raise ValueError(
-                f"adamw: {name} has {count} entries, parameters has {len(parameters)}, wanted one each"
+                f"{op}: {name} has {count} entries, parameters has {len(parameters)}, wanted one each"
             )
     for i, p in enumerate(parameters):
         if p.layout is not torch.strided or p.dtype != torch.float32:
-            raise ValueError(f"adamw: parameters[{i}] is {dtype_name(p.dtype)} {p.layout}, wanted float32")
+            raise ValueError(f"{op}: parameters[{i}] is {dtype_name(p.dtype)} {p.layout}, wanted float32")
         for name, given in lists.items():
             t = given[i]
             same = t.shape == p.shape and t.layout is torch.strided and t.device == p.device
             if not same or (t.dtype != torch.float32 if name != "gradients" else not t.is_floating_point()):
                 raise ValueError(
-                    f"adamw: {name}[{i}] is {dtype_name(t.dtype)} {list(t.shape)} on {t.device}, "
+                    f"{op}: {name}[{i}] is {dtype_name(t.dtype)} {list(t.shape)} on {t.device}, "
                     f"wanted float32 {list(p.shape)} on {p.device} as the parameter"
                 )
         # The kernel walks memory in order, so all must lie in it in the same way, without overlap.
         strides = p.stride()
         if not (p.is_contiguous() and exp_avg[i].stride() == strides and exp_avg_sq[i].stride() == strides):
-            raise ValueError(f"adamw: parameters[{i}] or its moments are not contiguous, wanted contiguous")
+            raise ValueError(f"{op}: parameters[{i}] or its moments are not contiguous, wanted contiguous")
 
 
-def _check_apart(written: list[torch.Tensor]) -> None:
+def _check_apart(op: str, written: list[torch.Tensor]) -> None:
     """No two of the tensors that are written may share bytes: one would be updated twice."""
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in written if t.numel())
     for (_, end), (begin, _) in itertools.pairwise(spans):
         if begin < end:
-            raise ValueError("adamw: parameters, moments and steps share memory, wanted tensors of their own")
+            raise ValueError(f"{op}: parameters, moments and steps share memory, wanted tensors of their own")
 
 
 def _check_numbers(
-    steps: torch.Tensor, learning_rate: torch.Tensor, parameters: int, numbers: tuple[float, ...]
+    op: str, steps: torch.Tensor, learning_rate: torch.Tensor, parameters: int, numbers: tuple[float, ...]
 ) -> None:
     for name, t, shapes in (("steps", steps, ([], [parameters])), ("learning_rate", learning_rate, ([],))):
         if t.dtype != torch.float32 or list(t.shape) not in shapes or t.layout is not torch.strided:
             wanted = " or ".join(map(str, shapes))
             raise ValueError(
-                f"adamw: {name} is {dtype_name(t.dtype)} {list(t.shape)}, wanted float32 {wanted}"
+                f"{op}: {name} is {dtype_name(t.dtype)} {list(t.shape)}, wanted float32 {wanted}"
             )
     if not steps.is_contiguous():
-        raise ValueError(f"adamw: steps has strides {steps.stride()}, wanted contiguous: each is counted")
+        raise ValueError(f"{op}: steps has strides {steps.stride()}, wanted contiguous: each is counted")
     beta1, beta2, eps, max_norm, *decay = numbers
     if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and 0 <= eps < inf and all(0 <= d < inf for d in decay)):
         raise ValueError(
-            f"adamw: beta1={beta1}, beta2={beta2}, eps={eps}, weight_decay={decay}; wanted betas from 0 to "
+            f"{op}: beta1={beta1}, beta2={beta2}, eps={eps}, weight_decay={decay}; wanted betas from 0 to "
             "below 1 and the others finite and not negative"
         )
     if isnan(max_norm):
-        raise ValueError(f"adamw: max_norm is {max_norm}, wanted a number; 0 or less clips nothing")
+        raise ValueError(f"{op}: max_norm is {max_norm}, wanted a number; 0 or less clips nothing")
+
+
+def _check(
+    op: str,
+    parameters: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    exp_avg: list[torch.Tensor],
+    exp_avg_sq: list[torch.Tensor],
+    steps: torch.Tensor,
+    learning_rate: torch.Tensor,
+    weight_decay: list[float],
+    numbers: tuple[float, float, float, float],
+) -> None:
+    _check_devices(op, parameters, gradients, exp_avg, exp_avg_sq, steps, learning_rate)
+    _check_parameters(op, parameters, gradients, exp_avg, exp_avg_sq, weight_decay)
+    _check_apart(op, [*parameters, *exp_avg, *exp_avg_sq, steps])
+    _check_numbers(op, steps, learning_rate, len(parameters), (*numbers, *weight_decay))
 
 
 @torch.library.impl("monograph::adamw", "CompositeExplicitAutograd")
@@ -157,10 +175,8 @@ def _adamw(
     weight_decay: list[float],
     max_norm: float,
 ) -> torch.Tensor:
-    _check_devices("adamw", parameters, gradients, exp_avg, exp_avg_sq, steps, learning_rate)
-    _check_parameters(parameters, gradients, exp_avg, exp_avg_sq, weight_decay)
-    _check_apart([*parameters, *exp_avg, *exp_avg_sq, steps])
-    _check_numbers(steps, learning_rate, len(parameters), (beta1, beta2, eps, max_norm, *weight_decay))
+    tensors = (parameters, gradients, exp_avg, exp_avg_sq, steps, learning_rate)
+    _check("adamw", *tensors, weight_decay, (beta1, beta2, eps, max_norm))
     gradients = [(g if g.dtype in _OWN else g.to(torch.float32)).contiguous() for g in gradients]
     lists = (parameters, gradients, exp_avg, exp_avg_sq)
     numbers = (beta1, beta2, eps, weight_decay, max_norm)
@@ -185,7 +201,10 @@ def _adamw_update(
     weight_decay: list[float],
     max_norm: float,
 ) -> torch.Tensor:
-    """The kernel's formulas for other devices; nothing is read back to the host."""
+    """The kernel's formulas for other devices; nothing is read back to the host. torch brings sparse and
+    quantised tensors here too, so it checks for itself."""
+    tensors = (parameters, gradients, exp_avg, exp_avg_sq, steps, learning_rate)
+    _check("adamw_update", *tensors, weight_decay, (beta1, beta2, eps, max_norm))
     squares = [torch.linalg.vector_norm(g, dtype=torch.float64).square() for g in gradients]
     norm = torch.stack(squares).sum().sqrt().float()
     finite = norm.isfinite()

@@ -165,8 +165,8 @@ def tensors():
     }
 
 
-def call(**changed):
-    return torch.ops.monograph.adamw(*(tensors() | changed).values(), 0.9, 0.99, 1e-8, [0.0, 0.0], 0.0)
+def call(op="adamw", **changed):
+    return getattr(torch.ops.monograph, op)(*(tensors() | changed).values(), 0.9, 0.99, 1e-8, [0.0, 0.0], 0.0)
 
 
 @pytest.mark.parametrize("name", ["gradients", "exp_avg", "steps", "learning_rate"])
@@ -193,3 +193,14 @@ def test_tensors_that_share_memory_are_refused():
 def test_counts_that_are_one_number_are_refused():
     with pytest.raises(ValueError, match=r"adamw: steps has strides \(0,\), wanted contiguous"):
         call(steps=torch.zeros(()).expand(2))
+
+
+@pytest.mark.parametrize("op", ["adamw", "adamw_update"])
+@pytest.mark.parametrize("name", ["steps", "learning_rate"])
+def test_tensors_of_another_kind_are_refused(op, name):
+    sparse = torch.ones(()).to_sparse()
+    with pytest.raises(ValueError, match=f"{op}: {name} is sparse_coo, wanted an ordinary tensor"):
+        call(op, **{name: sparse})
+    quantized = torch.quantize_per_tensor(torch.ones(()), 1.0, 0, torch.quint8)
+    with pytest.raises(ValueError, match=f"{op}: {name} is quantised by torch, wanted an ordinary tensor"):
+        call(op, **{name: quantized})

@@ -2,6 +2,7 @@
 // same bits as with the decoded weight, at any batch.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -18,10 +19,12 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
+// The suite runs once per set, so lower ones are not walked again; AVX-512 is, for what AMX leaves
+// to it.
 template <class Body>
 void for_each_variant(Body body) {
   for (const LinearVariant& variant : linear_variants()) {
-    if (variant.isa > best_isa()) continue;
+    if (variant.isa > best_isa() || variant.isa < std::min(best_isa(), Isa::kAvx512)) continue;
     SCOPED_TRACE(std::string(name_of(variant.isa)) + " " + name_of(variant.dtype) +
                  (variant.pass == Pass::kForward ? " forward" : " dx"));
     body(*variant.run, variant.dtype, variant.pass);
@@ -78,9 +81,14 @@ TEST(LinearGroups, TheSameBitsAsWithTheDecodedWeight) {
 TEST(LinearGroups, LongerThanAnyChunk) {
   for (const auto& [info, symmetric] : group_cases()) {
     if (info->kinds[0] != ScaleKind::kBf16) continue;
-    check_bits(random_groups(*info, 150, 2368, 32, symmetric, 2), {2, 9, 260});
+    check_bits(random_groups(*info, 150, 2368, 32, symmetric, 2), {2, 9});
     check_bits(random_groups(*info, 530, 256, 256, symmetric, 3), {1, 5, 49});
   }
+}
+
+TEST(LinearGroups, MoreRowsThanAnyBlock) {
+  const GroupCase first = group_cases().front();
+  check_bits(random_groups(*first.info, 150, 640, 32, first.symmetric, 2), {260});
 }
 
 TEST(LinearGroups, RowsOfASlice) {
