@@ -40,6 +40,7 @@ struct Command {
 
 extern const Command kAdapter;
 extern const Command kCompletion;
+extern const Command kConvert;
 extern const Command kDequantize;
 extern const Command kDiff;
 extern const Command kExport;

@@ -43,6 +43,8 @@ std::string target_format(const Conversion& conversion) {
       return std::string(written_name(conversion.format)) + (conversion.double_quant ? "+dq" : "");
     case Action::kCast:
       return std::string(short_name(stored(conversion.dtype)));
+    case Action::kTurn:
+      return conversion.words->bits == 4 ? "int4" : "int8";
     case Action::kCopy:
       break;
   }
@@ -228,8 +230,9 @@ int convert_folder(const char* label, const Model& model, std::vector<Conversion
   if (!options.json && !options.dry_run) {
     const std::string to = shell_word(options.to);
     const bool packed =
-        std::any_of(conversions.begin(), conversions.end(),
-                    [](const Conversion& one) { return one.action == Action::kQuantize; });
+        std::any_of(conversions.begin(), conversions.end(), [](const Conversion& one) {
+          return one.action == Action::kQuantize || one.action == Action::kTurn;
+        });
     say_next(session, packed ? "train it with base_model: " + to +
                                    " in a recipe, or check it: monograph verify " + to
                              : "monograph diff " + shell_word(options.from) + " " + to);

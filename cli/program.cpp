@@ -13,6 +13,7 @@ constexpr std::array kCommands = {
     &kInspect,     // what is there
     &kQuantize,    // another folder from it
     &kDequantize,  //
+    &kConvert,     //
     &kMerge,       //
     &kExport,      // one file for other programs
     &kAdapter,     // an adapter beside its base

@@ -12,6 +12,7 @@
 #include "monograph/base/error.h"
 #include "monograph/base/float_types.h"
 #include "monograph/convert/stacked_copy.h"
+#include "monograph/convert/turn_words.h"
 #include "monograph/quant_methods/packed_parts.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/composed_weight.h"
@@ -114,6 +115,10 @@ class Converter {
       job.layout.emplace(conversion);
       add_quantize(job);
       job.left = pieces_.size() - first - job.unsearched;
+    } else if (conversion.action == Action::kTurn) {
+      // Whole rows, eight at a time.
+      const std::uint64_t row = conversion.words->inputs;
+      cut(job, nullptr, conversion.weight->elements, ceil_div(kPieceElements, 8 * row) * 8 * row);
     } else {
       cut(job, nullptr, conversion.weight->elements, kPieceElements);
       if (conversion.weight->elements == 0) pieces_.push_back({&job, nullptr, 0, 0});
@@ -206,6 +211,9 @@ class Converter {
       case Action::kCast:
         cast_piece(piece, scratch);
         break;
+      case Action::kTurn:
+        turn_piece(piece, scratch);
+        break;
     }
     release_pages(sources);
     options_.advance(progress_of(piece));
@@ -281,6 +289,17 @@ class Converter {
                   as_bytes(data, count * size_bytes(conversion.dtype)));
   }
 
+  void turn_piece(const Piece& piece, Scratch& scratch) {
+    const Conversion& conversion = *piece.job->conversion;
+    const WordLayout& words = *conversion.words;
+    const std::uint64_t first = piece.begin / words.inputs, end = piece.end / words.inputs;
+    const std::uint64_t row_bytes = words.inputs * words.bits / 8;
+    scratch.out.resize((end - first) * row_bytes);
+    turn_rows(*conversion.weight, words, first, end - first, scratch.out.data());
+    writer_.write(turned_specs(conversion).front().name, first * row_bytes, scratch.out);
+    if (first == 0) write_turned_parts(conversion, writer_);
+  }
+
   // An infinity where the source has a number.
   static void check_overflow(const Weight& weight, const Piece& piece, const void* data) {
     const auto* halves = static_cast<const std::uint8_t*>(data);
@@ -319,6 +338,7 @@ class Converter {
 std::vector<TensorSpec> specs_of(const Conversion& conversion) {
   const Weight& weight = *conversion.weight;
   if (conversion.action == Action::kQuantize) return packed_specs(conversion);
+  if (conversion.action == Action::kTurn) return turned_specs(conversion);
   if (conversion.action == Action::kCast) {
     return {{weight.name, stored(conversion.dtype), weight.shape}};
   }

@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "monograph/base/dtype.h"
 #include "monograph/kernels/quantize/quantize.h"
+#include "monograph/quant_methods/word_layouts.h"
 #include "monograph/weights/weight.h"
 
 namespace monograph {
@@ -14,6 +16,7 @@ enum class Action : std::uint8_t {
   kCopy,      // every part as it is; of a stack of packed matrices: see convert/stacked_copy.h
   kQuantize,  // to a packed format, in the form of a producer: see packed_parts.h
   kCast,      // decoded if packed, then rounded to a float type
+  kTurn,      // words of GPTQ or AWQ to rows of compressed-tensors: see convert/turn_words.h
 };
 
 // How the tensors of a quantised weight of several experts are named; see packed_parts.h.
@@ -30,6 +33,9 @@ struct Conversion {
   Stack stack = Stack::kNone;  // kOwn and kGptOss: the weight is [experts, outputs, inputs]
   // For kCast.
   DType dtype = DType::kBFloat16;
+  // For kTurn.
+  std::optional<WordLayout> words = {};
+  bool symmetric = false;  // every zero point is the middle code, and none is written
 };
 
 }  // namespace monograph

@@ -33,7 +33,8 @@ def with_weights(**change):
 
 
 REFUSED = {
-    "gptq": ({"quant_method": "gptq"}, "quant_method is 'gptq', wanted one of bitsandbytes, fp8"),
+    "gptq": ({"quant_method": "gptq"}, "'gptq': turn the folder first: monograph convert FOLDER OUT"),
+    "quanto": ({"quant_method": "quanto"}, "quant_method is 'quanto', wanted one of bitsandbytes, fp8"),
     "bnb-int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "load_in_4bit is not set"),
     "fp8-tensor": ({"quant_method": "fp8", "weight_block_size": None}, "one scale per tensor or row, wanted"),
     "fp8-64": ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"\[64, 64\], wanted \[128, 128\]"),

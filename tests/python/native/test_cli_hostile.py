@@ -70,7 +70,7 @@ def test_every_hostile_file_gives_its_error_and_exit_code_3(cases):
     assert not findings, "\n".join(findings)
 
 
-@pytest.mark.parametrize("command", ["quantize", "dequantize", "verify", "diff"])
+@pytest.mark.parametrize("command", ["quantize", "dequantize", "convert", "verify", "diff"])
 def test_other_commands_refuse_them_too_and_write_nothing(cases, command, tmp_path):
     # One of ten: they all open files by the same path.
     for name, file, rule in cases[:: 10 if TOOL is None else 40]:

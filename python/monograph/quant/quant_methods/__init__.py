@@ -25,6 +25,9 @@ QUANT_METHODS: tuple[QuantMethod, ...] = (
     GptOss(),
 )
 
+# Layouts that the native tool turns, once and without loss.
+TURNED_FIRST = ("gptq", "awq", "auto-round", "intel/auto-round")
+
 
 def quant_method_of(config: Mapping[str, Any]) -> QuantMethod:
     """The method of a folder with this quantization_config, whose formats are known to be readable."""
@@ -33,6 +36,10 @@ def quant_method_of(config: Mapping[str, Any]) -> QuantMethod:
         if name in method.methods:
             method.formats(config)
             return method
+    if name in TURNED_FIRST:
+        raise ValueError(
+            f"quant_method is {name!r}: turn the folder first, with monograph convert FOLDER OUT"
+        )
     known = ", ".join(known for method in QUANT_METHODS for known in method.methods)
     raise ValueError(f"quant_method is {name!r}, wanted one of {known}")
 

@@ -71,7 +71,7 @@ OTHERS_IGNORED: dict[str, str] = words(
         "files stay in output_dir": "wandb_log_model",
         "the tracker makes its own": "wandb_run_id",
         "it has no effect on QLoRA": "torchdistx_path",
-        "it is for GPTQ, which no base here has": "gptq_groupsize gptq_model_v1 gptq_disable_exllama",
+        "monograph convert reads it from config.json": "gptq_groupsize gptq_model_v1 gptq_disable_exllama",
         "every key is always checked": "strict",
         "the gradient is one tensor, summed over ranks at once": (
             "ddp_find_unused_parameters ddp_bucket_cap_mb"
@@ -136,9 +136,8 @@ OTHERS_IGNORED: dict[str, str] = words(
 OTHERS_REFUSED: dict[str, str] = words(
     {
         "8-bit integers are not built; write load_in_4bit: true, or leave it out for 16 bits": "load_in_8bit",
-        "use a base in 16 bits, or in NF4, FP4, FP8 with blocks, MXFP8, MXFP4 or NVFP4": (
-            "gptq use_onebitllms"
-        ),
+        "turn the folder with monograph convert, and write the new one as base_model": "gptq",
+        "use a base in 16 bits, or in NF4, FP4, FP8, MXFP8, MXFP4, NVFP4, int4 or int8": "use_onebitllms",
         "write fp16: true, which also scales the loss": "float16",
         "write bf16: false": "float32",
         "write bf16: true, fp16: true, or bf16: false for float32": "torch_dtype",

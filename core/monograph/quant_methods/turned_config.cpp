@@ -1,0 +1,98 @@
+#include "monograph/quant_methods/turned_config.h"
+
+#include <string>
+
+#include "monograph/base/error.h"
+#include "monograph/quant_methods/quantization_config.h"
+#include "monograph/text/utf8.h"
+
+namespace monograph {
+namespace {
+
+using json::Value;
+
+bool by_row(const WordLayout& layout) { return layout.groups() == 1; }
+
+std::string scheme_text(const WordLayout& layout) {
+  return std::to_string(layout.bits) + " bits " +
+         (by_row(layout) ? "by row" : "in groups of " + std::to_string(layout.group));
+}
+
+// The weight whose scheme counts: a row that is one group says nothing of the groups of others.
+const Conversion& first_turned(std::span<const Conversion> conversions) {
+  const Conversion* first = nullptr;
+  for (const Conversion& one : conversions) {
+    if (one.action != Action::kTurn) continue;
+    if (first == nullptr || (by_row(*first->words) && !by_row(*one.words))) first = &one;
+  }
+  if (first == nullptr) throw Error("no weight is in the words of GPTQ or AWQ");
+  return *first;
+}
+
+void check_same(const Conversion& first, const Conversion& other) {
+  const WordLayout &a = *first.words, &b = *other.words;
+  const bool same_groups = by_row(a) ? by_row(b) : a.group == b.group;
+  if (a.bits == b.bits && same_groups) return;
+  throw Error("weight " + text::in_quotes(other.weight->name) + " has " + scheme_text(b) + ", " +
+              text::in_quotes(first.weight->name) + " has " + scheme_text(a) +
+              "; wanted one scheme for all");
+}
+
+Value scheme_of(const Conversion& first) {
+  const WordLayout& layout = *first.words;
+  Value weights = Value::object();
+  weights.set("num_bits", Value::number(static_cast<std::int64_t>(layout.bits)));
+  weights.set("type", Value::string("int"));
+  weights.set("symmetric", Value::boolean(first.symmetric));
+  weights.set("group_size",
+              by_row(layout) ? Value() : Value::number(static_cast<std::int64_t>(layout.group)));
+  weights.set("strategy", Value::string(by_row(layout) ? "channel" : "group"));
+  weights.set("dynamic", Value::boolean(false));
+  weights.set("actorder", Value());
+  return weights;
+}
+
+// As for quantised weights, but that a head may be turned.
+Value left_alone(std::span<const Conversion> conversions) {
+  Value list = Value::array();
+  const Value skipped = skipped_modules(conversions);
+  for (const Value& name : skipped.items()) {
+    const std::string weight = std::string(name.as_string().value_or("")) + ".weight";
+    bool turned = false;
+    for (const Conversion& one : conversions) {
+      turned |= one.action == Action::kTurn && one.weight->name == weight;
+    }
+    if (!turned) list.append(name);
+  }
+  return list;
+}
+
+}  // namespace
+
+Value turned_config(std::span<const Conversion> conversions) {
+  const Conversion& first = first_turned(conversions);
+  for (const Conversion& one : conversions) {
+    if (one.action == Action::kTurn) check_same(first, one);
+  }
+  Value targets = Value::array();
+  targets.append(Value::string("Linear"));
+  Value group = Value::object();
+  group.set("targets", std::move(targets));
+  group.set("weights", scheme_of(first));
+  group.set("input_activations", Value());
+  group.set("output_activations", Value());
+  group.set("format", Value::string("pack-quantized"));
+  Value groups = Value::object();
+  groups.set("group_0", std::move(group));
+  Value value = Value::object();
+  value.set("config_groups", std::move(groups));
+  value.set("quant_method", Value::string("compressed-tensors"));
+  value.set("kv_cache_scheme", Value());
+  value.set("format", Value::string("pack-quantized"));
+  value.set("quantization_status", Value::string("compressed"));
+  value.set("global_compression_ratio", Value());
+  value.set("ignore", left_alone(conversions));
+  return value;
+}
+
+}  // namespace monograph
