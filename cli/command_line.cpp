@@ -136,6 +136,7 @@ std::string unknown_word(const CLI::App& program, std::span<char* const> words) 
     if (!word.starts_with("-")) {
       if (below.empty()) continue;
       std::vector<std::string> names;
+      names.reserve(below.size());
       for (const CLI::App* each : below) names.push_back(each->get_name());
       const auto at = std::find(names.begin(), names.end(), word);
       if (at == names.end()) return unknown("command", word, nearest(word, names), *command);

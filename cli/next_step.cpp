@@ -14,7 +14,7 @@ void say_next(const Session& session, const std::string& text) {
 }
 
 std::string shell_word(const std::string& path) {
-  const std::string text = printable(path);
+  std::string text = printable(path);
   const auto is_plain = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
            std::string_view("/._-+=,:@%").find(c) != std::string_view::npos;

@@ -65,6 +65,7 @@ std::string_view summary_of(std::string_view command) {
 
 std::string nearest_command(std::string_view word) {
   std::vector<std::string> names;
+  names.reserve(kCommands.size() + python_commands().size());
   for (const Command* row : kCommands) names.emplace_back(row->name);
   for (const PythonCommand& row : python_commands()) names.emplace_back(row.name);
   return nearest(word, names);
