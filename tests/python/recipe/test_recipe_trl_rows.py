@@ -236,6 +236,17 @@ def test_names_of_rewards_are_looked_up(rows_of, tmp_path):
     assert import_path("os.path.join", "callbacks") is os.path.join
 
 
+def test_a_module_in_the_working_folder_is_found_however_python_was_started(tmp_path, monkeypatch):
+    """`python -m` puts that folder into the path, a script and pytest do not."""
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", os.getcwd())])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rewards_beside.py").write_text("def short(completions, **columns):\n    return []\n")
+    try:
+        assert import_path("rewards_beside.short", "trl.reward_funcs")(completions=[]) == []
+    finally:
+        sys.modules.pop("rewards_beside", None)
+
+
 def test_preprocess_shows_rows(rows_of, tmp_path, capsys):
     path = write_rows(tmp_path / "rows.jsonl", prompt=["w1 "], chosen=["w2"], rejected=["w3"])
     recipe = tmp_path / "recipe.yml"

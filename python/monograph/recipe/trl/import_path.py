@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ def import_path(name: str, key: str) -> Any:
     module, _, last = name.rpartition(".")
     if not module:
         raise ValueError(f"{key}: {name!r} is no dotted name; wanted module.function")
+    if os.getcwd() not in sys.path:  # `python -m` has it there, another way to start Python has not
+        sys.path.append(os.getcwd())
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
