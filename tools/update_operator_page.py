@@ -15,7 +15,7 @@ import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "operators.md"
-BLOCK = re.compile(r"(<!-- schemas -->\n```\n).*?(\n```\n)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- schemas -->\n```text\n).*?(\n```\n)", re.DOTALL)
 WIDTH = 117
 
 

@@ -21,7 +21,7 @@ from support.hub_models import MODELS, HubModel  # noqa: E402
 RANK, TOKENS = 16, 2048
 RATE = 0.85e12  # operations a second: an 8B step on 2 cores with AMX, bench/results/large_model.jsonl
 HEAD = (
-    "| model | base, GB | adapter, moments, gradients, GB | activations, GB | together, GB | "
+    "| model | base, GB | adapter, moments, gradients, GB | activations, GB | total, GB | "
     "TFLOP for 1,000 tokens | hours for a million tokens |\n|---|---|---|---|---|---|---|"
 )
 BLOCK = re.compile(r"(<!-- estimate -->\n).*?(<!-- end -->)", re.DOTALL)

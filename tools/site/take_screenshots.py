@@ -3,7 +3,7 @@
     python tools/site/take_screenshots.py build/site/html build/site/pictures [--browser /usr/bin/chromium]
 
 Needs `pip install playwright` and a Chromium. Exit code 1 and a line for each finding: a page wider than the
-window, code that is cut, a picture without a text. Not part of CI.
+window, code that is cut, a picture without a text, a page that is not there. Not part of CI.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import threading
 from typing import Any
 
 PAGES = [
-    "index", "docs/tutorial", "docs/memory", "docs/recipe", "docs/training", "docs/cli", "docs/tool_alone",
-    "docs/figures", "docs/reference/monograph", "bench/results/2026-11-15-xeon-amx",
+    "index", "docs/start/tutorial", "docs/start/memory", "docs/recipes/llama3", "docs/how_to/tool_alone",
+    "docs/reference/cli", "docs/reference/other_keys", "docs/explain/architecture", "docs/figures",
+    "bench/results/2026-11-15-xeon-amx",
 ]  # fmt: skip
 WIDTHS = (1280, 390)
 DARK = ("index", "docs/figures")
@@ -66,7 +67,9 @@ def take(site: pathlib.Path, out: pathlib.Path, browser_path: str | None) -> lis
                 context = browser.new_context(viewport=size, color_scheme=scheme)
                 for name in pages:
                     tab = context.new_page()
-                    tab.goto(f"{address}/{name}.html", wait_until="load")
+                    answer = tab.goto(f"{address}/{name}.html", wait_until="load")
+                    if not answer.ok:
+                        found.append(f"{name}: there is no such page ({answer.status})")
                     picture = out / f"{name.replace('/', '_')}-{width}-{scheme}.png"
                     tab.screenshot(path=str(picture))
                     found += [f"{name} at {width}: {line}" for line in tab.evaluate(CUT)]

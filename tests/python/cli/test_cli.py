@@ -174,7 +174,9 @@ def test_python_without_the_native_program_says_so(tmp_path, monkeypatch, capsys
 @pytest.mark.long
 def test_the_native_program_makes_the_example(tmp_path):
     environment = dict(os.environ, MONOGRAPH_PYTHON=sys.executable)
-    assert "train" in run("example", tmp_path / "tiny", env=environment).stdout
+    done = run("example", tmp_path / "tiny", env=environment)
+    assert done.stdout == f"wrote {tmp_path}/tiny: a small model, data and recipe.yml\n"
+    assert f"Next: python -m monograph train {tmp_path}/tiny/recipe.yml\n" in done.stderr
     assert (tmp_path / "tiny" / "recipe.yml").exists()
 
 

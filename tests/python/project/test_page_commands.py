@@ -1,7 +1,7 @@
 """Every command that a page shows is run here, by another test or stage, or docs/project/hosting.md lists it.
 
-A command is a line of a block without a language that begins with a program. Those that are run here are
-run in the order of their page, in a folder with a small Llama under each name that the pages use.
+support/page_blocks.py says what a command is; scripts in other languages: test_page_scripts.py. Those run
+here are run in the order of their page, in a folder with a small Llama under each name that the pages use.
 """
 
 import contextlib
@@ -11,6 +11,8 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -18,35 +20,27 @@ from peft import LoraConfig, get_peft_model
 
 from monograph.__main__ import main
 from monograph.cli import native
+from monograph.cli.plan_ranks import main as plan
 from monograph.packing.__main__ import main as show_packing
-from support.native_tool import ROOT, run
+from support.native_tool import ROOT, program, run
+from support.page_blocks import PAGES, blocks, commands
 from support.recipe_files import make_model, write_jsonl
 
 pytestmark = pytest.mark.slow
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "SECURITY.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
-PROGRAMS = (
-    r"python(?= -)|pip|monograph(?:-tool)?|cmake|ctest|pytest|\.ci/\w+|torchrun|twine|debootstrap|sudo"
-    r"|PYTHONPATH=\S+"
-)
-COMMAND = re.compile(rf"^(?:\$ )?((?:{PROGRAMS})(?: .*)?)$")
 RECIPES = "|".join(path.stem for path in (ROOT / "recipes").glob("*.yml"))
 CHAT = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
-HERE, TEST, STAGE, NOT = "here", "test", "stage", "not run"
+HERE, SHELL, TEST, STAGE, NOT = "here", "here, by a shell", "test", "stage", "not run"
 
 # The first that matches holds: what the command begins with, who runs it.
 RULES = [
     (r"monograph \w+( \w+)? --help$|monograph --help$", TEST, "cli/test_cli.py"),
-    (r"python -m monograph (example tiny|\w+ tiny/recipe)", TEST, "recipe/test_recipe_learns.py"),
+    (r"python -m monograph (example tiny|\w+ tiny/recipe)|monograph export tiny/",
+     TEST, "recipe/test_recipe_learns.py"),
     (r"python -m monograph doctor --(device|verify)", TEST, "doctor/test_selftest.py"),
     (rf"python -m monograph (\w+ recipes/|(generate|merge) outputs/({RECIPES})\b)",
      TEST, "recipe/test_model_recipes.py"),
-    (r"python -m monograph\.distributed ", TEST, "distributed/test_scale.py"),
-    (r"(torchrun|monograph train recipe.yml --nproc)", TEST, "recipe/test_recipe_over_ranks.py"),
+    (r"(torchrun|accelerate launch|monograph train recipe.yml --nproc)", SHELL, ""),
+    (r"python tools/merge_quality.py --table", SHELL, ""),
     (r"python tools/merge_quality.py", NOT, "takes hours"),
     (r"python -m monograph\.bench", NOT, "measures: quiet machines only"),
     (r"\.ci/run (lint|release|installed|cuda|tsan)$", STAGE, "of this name"),
@@ -61,20 +55,12 @@ RULES = [
     (r"pip wheel", STAGE, "wheel"),
     (r"pip install monograph_tool-", STAGE, "tool_wheel"),
     (r"pip install", NOT, "installs; `tools/release/clean_image.py` does, by hand"),
+    (r"ls tiny/", TEST, "recipe/test_recipe_learns.py"),
+    (r"python tools/check_tree.py$", STAGE, "lint"),
+    (r"MONOGRAPH_ISA=\S+ python -c|git grep|(cd \S+ && )?python - <<'END'", SHELL, ""),
     (r"python -c \"import", HERE, ""),
-    (r"monograph(-tool)? |python -m monograph|python -m monograph\.packing", HERE, ""),
+    (r"monograph(-tool)? |python -m monograph(\.packing|\.distributed)? ", HERE, ""),
 ]  # fmt: skip
-
-
-def commands():
-    """(page, command) in order; a comment behind the command is left out."""
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-        for line in (line for language, block in blocks if not language for line in block.splitlines()):
-            # Output of the programs' own help begins like a command too.
-            if (match := COMMAND.match(line)) and "COMMAND" not in line and not line.endswith("<<'END'"):
-                yield str(page.relative_to(ROOT)), re.sub(r"\s+#.*", "", match[1]).strip()
 
 
 def rule(command):
@@ -85,7 +71,7 @@ def rule(command):
 
 
 def run_here():
-    return list(dict.fromkeys(each for each in commands() if rule(each[1])[0] == HERE))
+    return list(dict.fromkeys(each for each in commands() if rule(each[1])[0] in (HERE, SHELL)))
 
 
 def test_someone_answers_for_every_command():
@@ -101,6 +87,54 @@ def test_someone_answers_for_every_command():
             assert what in stages, what
 
 
+def test_what_another_test_runs_is_the_command_that_the_page_shows():
+    """Those tests read one page each: a command of another page is one of theirs, to the letter."""
+    by_test = {}
+    for page, command in commands():
+        if rule(command)[0] == TEST:
+            by_test.setdefault(rule(command)[1], []).append((page, command))
+    reads = {
+        "recipe/test_recipe_learns.py": "docs/start/tutorial.md",
+        "recipe/test_model_recipes.py": "docs/recipes/",
+        "cli/test_cli.py": "docs/reference/cli.md",
+        "doctor/test_selftest.py": "docs/explain/gpu.md",
+    }
+    assert by_test.keys() == reads.keys()
+    for test, found in by_test.items():
+        run_there = {command for page, command in found if page.startswith(reads[test])}
+        assert [each for each in found if each[1] not in run_there] == [], test
+
+
+def test_pages_name_tests_that_exist():
+    """`pytest FILE` and `pytest -k NAMES`, in prose too: pytest says nothing if a name of several is gone."""
+    written = "".join(path.read_text() for path in (ROOT / "tests" / "python").rglob("*.py"))
+    names = set(re.findall(r"^ *def (test_\w+)", written, re.MULTILINE))
+    mentioned = {
+        line for page in PAGES for line in re.findall(r"\bpytest (?:-k |tests/)[^`\n#]*", page.read_text())
+    }
+    assert len(mentioned) > 50
+    for line in mentioned:
+        for file in re.findall(r"\btests/[\w/]+\.py", line):
+            assert (ROOT / file).exists(), line
+        for chosen in re.findall(r"-k (\"[^\"]+\"|'[^']+'|\w+)", line):
+            for word in set(re.findall(r"\w+", chosen)) - {"or", "and", "not"}:
+                assert any(word in name for name in names), (line, word)
+
+
+def test_blocks_are_commands_or_of_a_known_language():
+    """Anything else would be run by nobody, and nobody would know."""
+    known = {
+        "",
+        "text",
+        "json",
+        "python",
+        "yaml",
+        "cpp",
+        "cmake",
+    }  # all but the first two: test_page_scripts.py
+    assert [str(block) for block in blocks() if block.language not in known] == []
+
+
 def not_run():
     """The lines of the list in docs/project/hosting.md."""
     return sorted(
@@ -113,6 +147,12 @@ def test_the_page_lists_what_nobody_runs():
     begin, end = "<!-- commands that are not run -->\n", "<!-- end -->"
     listed = text[text.index(begin) + len(begin) : text.index(end)].strip().splitlines()
     assert listed[2:] == not_run()
+
+
+def printed(page, language):
+    """The one block of this language of a page."""
+    (text,) = [block.text for block in blocks() if (block.page, block.language) == (page, language)]
+    return text
 
 
 @pytest.fixture(scope="module")
@@ -139,15 +179,11 @@ def folder(tmp_path_factory):
         (root / link).symlink_to(root / target)
     (root / "out").symlink_to(root / "my-lora")
     rows = [{"instruction": f"What is {i}?", "output": f" {i}"} for i in range(24)]
-    write_jsonl(root / "train.jsonl", rows)
-    chat = [{"role": "user", "content": "What is 7?"}]
-    write_jsonl(
-        root / "pairs.jsonl", [{"messages": chat, "chosen": f" {i}", "rejected": " no"} for i in range(24)]
-    )
+    write_jsonl(root / "train.jsonl", [*rows, json.loads(printed("docs/start/own_model.md", "json"))])
+    pair = json.loads(printed("docs/how_to/preferences.md", "json"))
+    write_jsonl(root / "pairs.jsonl", [pair | {"chosen": f"{pair['chosen']} {i}"} for i in range(24)])
     write_jsonl(root / "prompts.jsonl", [{"prompt": f"What is {i}?"} for i in range(24)])
-    (root / "rewards.py").write_text(
-        "def short(completions, **columns):\n    return [-float(len(text)) for text in completions]\n"
-    )
+    (root / "rewards.py").write_text(printed("docs/how_to/preferences.md", "python"))
     (root / "lengths.txt").write_text("\n".join(str(7 + 13 * i % 90) for i in range(50)))
     (root / "examples").symlink_to(ROOT / "examples")
     return root
@@ -165,6 +201,30 @@ def recipe(root):
     (root / "recipe.yml").write_text("\n".join(lines) + "\n")
 
 
+def outputs(words):
+    """The folders that a command of the native tool writes."""
+    named = [words[i + 1] for i, word in enumerate(words) if word == "--out"]
+    return [*named, words[3]] if words[1] in ("quantize", "dequantize") else named
+
+
+def by_shell(command, root):
+    """As printed, with this Python and the built tool first in the path; what reads the clone runs there."""
+    env = dict(os.environ)
+    env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), str(program().parent), env["PATH"]])
+    where = ROOT if command.startswith(("git ", "cd ", "python tools/")) else root
+    extra = " --max-steps 2" if " train " in command else ""
+    done = subprocess.run(
+        ["bash", "-c", command + extra],
+        cwd=where,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
 @pytest.mark.parametrize("page", sorted({page for page, _ in run_here()}))
 def test_the_commands_of_a_page_run(page, folder, tmp_path, monkeypatch):
     """In a copy of the folder: a command may not find what that of another page has left."""
@@ -178,14 +238,15 @@ def test_the_commands_of_a_page_run(page, folder, tmp_path, monkeypatch):
     # `python -m monograph merge` would become the native program, and take this process with it.
     monkeypatch.setattr(native, "exec_native", lambda arguments: run(*arguments).returncode)
     recipe(root)
-    here = [command for each, command in run_here() if each == page]
-    if not any(command.startswith("monograph quantize") for command in here):
-        run("quantize", "my-llama", "my-llama-nf4", "--double-quant")
-    for command in sorted(here, key=lambda command: "quantize" not in command):
+    run("quantize", "my-llama", "my-llama-nf4", "--double-quant")
+    for command in (command for each, command in run_here() if each == page):
+        if rule(command)[0] == SHELL:
+            by_shell(command, root)
+            continue
         words = shlex.split(command)
         said = io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            for out in (root / words[i + 1] for i, word in enumerate(words) if word == "--out"):
+            for out in (root / name for name in outputs(words)):
                 if out.is_dir():
                     shutil.rmtree(out)  # of the command before: nothing is overwritten without --force
             if words[0] in ("monograph", "monograph-tool"):
@@ -194,6 +255,8 @@ def test_the_commands_of_a_page_run(page, folder, tmp_path, monkeypatch):
                 exec(compile(words[2], command, "exec"), {})
             elif words[2] == "monograph.packing":
                 show_packing(words[3:])
+            elif words[2] == "monograph.distributed":
+                plan(words[3:])
             else:
                 extra = EXTRA.get(words[4], EXTRA.get(words[3], []))
                 assert main([*words[3:], *extra]) in (0, None), f"{command}\n{said.getvalue()}"

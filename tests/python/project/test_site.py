@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "tools" / "site"))
 import assemble_pages
 import draw_figures
 import page_hooks
+import take_screenshots
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,12 @@ def test_every_page_is_in_the_menu_and_the_menu_has_no_other(pages):
     text = (ROOT / "mkdocs.yml").read_text()
     menu = list(paths_of(yaml.safe_load(text)["nav"]))
     assert sorted(menu) == sorted(str(page.relative_to(pages)) for page in pages.rglob("*.md"))
+
+
+def test_the_pages_that_are_photographed_are_there(pages):
+    names = [*take_screenshots.PAGES, *take_screenshots.DARK]
+    sources = ["README" if name == "index" else name for name in names]
+    assert [name for name in sources if not (pages / f"{name}.md").exists()] == []
 
 
 def test_a_link_that_leads_nowhere_is_named(tmp_path, monkeypatch):

@@ -52,6 +52,7 @@ def test_the_tutorial_shows_what_happens(replayed):
         "generate",
         "train",
         "generate",
+        "merge",
         "train",
     ]
     for command, shown, printed in replayed:

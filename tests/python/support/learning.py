@@ -1,8 +1,9 @@
 """What the test that it learns measures: exact answers, and the losses of the peers on the same data.
 
-As a program it draws the picture:
+As a program it trains, writes the losses and draws the picture of docs/reference/recipe.md; with --draw it
+draws what was written:
 
-    PYTHONPATH=tests/python python -m support.learning docs/images/learning.png  # of docs/reference/recipe.md
+    PYTHONPATH=tests/python python -m support.learning bench/results/learning.jsonl docs/images/learning.png
 """
 
 from __future__ import annotations
@@ -98,9 +99,10 @@ def peer_losses(recipe: Any, steps: int, seed: int | None = None) -> list[float]
     return losses
 
 
-def main(path: str) -> None:
+def measure(results: str) -> None:
+    """Losses of the three runs, one run a line."""
     from monograph.recipe import check_keys
-    from monograph.recipe.run.metrics import plot_losses, read_metrics
+    from monograph.recipe.run.metrics import read_metrics
     from monograph.recipe.train import train
 
     with tempfile.TemporaryDirectory() as folder:
@@ -108,12 +110,28 @@ def main(path: str) -> None:
         keys, _, _ = open_world(folder)
         train(check_keys(keys).recipe)
         lines = read_metrics(os.path.join(keys["output_dir"], "metrics.jsonl"))
-        runs = {"monograph": lines}
-        for name, seed in (("transformers + PEFT + bitsandbytes", None), ("the same, another seed", 43)):
-            losses = peer_losses(check_keys(keys).recipe, len(lines), seed)
-            runs[name] = [{"step": step + 1, "loss": loss} for step, loss in enumerate(losses)]
-    plot_losses(runs, path)
+        runs = {"Monograph": [line["loss"] for line in lines if "loss" in line]}
+        for name, seed in (("transformers + PEFT + bitsandbytes", None), ("the peer with another seed", 43)):
+            runs[name] = peer_losses(check_keys(keys).recipe, len(runs["Monograph"]), seed)
+    with open(results, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps({"run": name, "losses": losses}) + "\n" for name, losses in runs.items())
+
+
+def draw(results: str, path: str) -> None:
+    """The first 120 steps; ours last, above the others."""
+    from monograph.bench.plot import OTHER_PEER, OURS, PEER
+    from monograph.recipe.run.metrics import plot_losses
+
+    with open(results, encoding="utf-8") as file:
+        runs = [json.loads(line) for line in file]
+    points = {
+        run["run"]: [{"step": step, "loss": loss} for step, loss in enumerate(run["losses"][:120], 1)]
+        for run in reversed(runs)
+    }
+    plot_losses(points, path, dict(zip(points, (OTHER_PEER, PEER, OURS), strict=True)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if "--draw" not in sys.argv:
+        measure(sys.argv[1])
+    draw(*sys.argv[1:3])

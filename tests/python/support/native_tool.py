@@ -22,7 +22,7 @@ def run(
     """Runs `monograph ARGUMENTS`, or by another name; fails unless the exit code is `code`."""
     command = [name, *map(str, arguments)]
     done = subprocess.run(
-        command, executable=program(), capture_output=True, text=True, timeout=120, **options
+        command, executable=program(), capture_output=True, text=True, timeout=600, **options
     )
     assert done.returncode == code, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done

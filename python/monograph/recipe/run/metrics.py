@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from monograph.recipe.config.keys import Recipe
@@ -94,8 +95,10 @@ def _trackers(recipe: Recipe) -> Any:
     return accelerator
 
 
-def plot_losses(runs: dict[str, list[dict[str, Any]]], path: str) -> None:
-    """Draws training and evaluation losses of one or more runs to a PNG."""
+def plot_losses(
+    runs: dict[str, list[dict[str, Any]]], path: str, colours: Mapping[str, str] | None = None
+) -> None:
+    """Draws training and evaluation losses of one or more runs to a PNG; `colours` by name of the run."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -107,7 +110,8 @@ def plot_losses(runs: dict[str, list[dict[str, Any]]], path: str) -> None:
             points = [(line["step"], line[kind]) for line in lines if line.get(kind) is not None]
             if points:
                 label = f"{name} {kind}".strip()
-                axes.plot(*zip(*points, strict=True), marker=marker, linewidth=1.2, label=label)
+                colour = (colours or {}).get(name)
+                axes.plot(*zip(*points, strict=True), marker=marker, linewidth=1.2, label=label, color=colour)
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
     axes.grid(alpha=0.3)
