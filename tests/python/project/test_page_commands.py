@@ -25,6 +25,7 @@ from monograph.packing.__main__ import main as show_packing
 from support.native_tool import ROOT, program, run
 from support.page_blocks import PAGES, blocks, commands
 from support.recipe_files import make_model, write_jsonl
+from support.word_folders import Words, write_words
 
 pytestmark = pytest.mark.slow
 RECIPES = "|".join(path.stem for path in (ROOT / "recipes").glob("*.yml"))
@@ -171,6 +172,8 @@ def folder(tmp_path_factory):
             LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False),
         )
         model.save_pretrained(root / name)
+    for method in ("gptq", "awq"):
+        write_words(root / "my-llama", root / f"my-llama-{method}", Words(method, group=32))
     shutil.copytree(root / "my-lora", root / "lora_model")  # as unsloth saves it, by the name of its base
     settings = json.loads((root / "lora_model" / "adapter_config.json").read_text())
     settings["base_model_name_or_path"] = "unsloth/tiny-llama-bnb-4bit"
@@ -204,7 +207,7 @@ def recipe(root):
 def outputs(words):
     """The folders that a command of the native tool writes."""
     named = [words[i + 1] for i, word in enumerate(words) if word == "--out"]
-    return [*named, words[3]] if words[1] in ("quantize", "dequantize") else named
+    return [*named, words[3]] if words[1] in ("quantize", "dequantize", "convert") else named
 
 
 def by_shell(command, root):
