@@ -28,7 +28,7 @@ from monograph.training.regions.layer_signature import state_of
 from monograph.training.same_on_ranks import SameOnRanks
 from monograph.training.step_warnings import tell_kinds, tell_plain
 from monograph.training.unique_code import with_unique_code
-from monograph.upstream.torch_names import dynamo_config
+from monograph.upstream.torch_names import dynamo_config, functorch_config
 
 MODES = {
     "graph": "forward and backward as one graph with one operator per layer; no code is generated",
@@ -151,7 +151,8 @@ class StepGraphs:
         self._tell_kinds()
         while True:
             try:
-                return work()
+                with self._without_graphs_of_others():
+                    return work()
             except Exception:
                 layers = region_layers(self.model)
                 refused = [layer for layer in layers.values() if layer.region_refused is not None]
@@ -162,6 +163,14 @@ class StepGraphs:
                 paths = [p for p, layer in alike.items() if not hooked or state_of(layer).hooked is not None]
                 self._plain_layers(paths, str(refused[0].region_refused))
                 self._prepare()
+
+    def _without_graphs_of_others(self) -> Any:
+        """torch 2.13 keeps graphs on disk, and does not tell all numbers of a checkpointed layer apart: after
+        `variance_epsilon` had changed, `per_layer` went on with the code for the value before. The cache of
+        Inductor's code stays on."""
+        if self.mode == "eager" or self.mode in WITH_REGIONS:
+            return nullcontext()
+        return functorch_config.patch(enable_autograd_cache=False)
 
     def _loss(self, batch: Tensors, targets: torch.Tensor) -> torch.Tensor:
         return self._module(batch, targets)

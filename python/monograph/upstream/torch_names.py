@@ -115,6 +115,14 @@ NAMES = {
     "compile_context": PrivateName("torch._guards:CompileContext", _READ, "doctor: first or later compile"),
     "counters": PrivateName("torch._dynamo.utils:counters", _READ, "doctor: hits of Inductor's cache"),
     "dynamo_config": PrivateName("torch._dynamo:config", _READ, "whole_step: trace_autograd_ops"),
+    "functorch_config": PrivateName(
+        "torch._functorch:config", _READ, "modes with generated code: enable_autograd_cache"
+    ),
+    "enable_autograd_cache": PrivateName(
+        "torch._functorch:config.enable_autograd_cache",
+        _READ,
+        "modes with generated code: it gave the graph of another eps to a checkpointed layer",
+    ),
     "trace_autograd_ops": PrivateName(
         "torch._dynamo:config.trace_autograd_ops", _READ, "whole_step: autograd.grad inside the graph"
     ),

@@ -247,6 +247,21 @@ def test_a_gradient_inside_a_graph_wants_the_setting() -> None:
         counted(gradient, fullgraph=True)[0](x)
 
 
+@relies_on("functorch_config", "enable_autograd_cache")
+def test_without_the_setting_no_graph_comes_from_a_cache() -> None:
+    def run(on: bool) -> int:
+        torch.compiler.reset()
+        names.counters.clear()
+        x = torch.ones(3, requires_grad=True)
+        with names.functorch_config.patch(enable_autograd_cache=on):
+            torch.compile(lambda x: (x.sin() * 7).sum())(x).backward()
+        found = names.counters["aot_autograd"]
+        return sum(found[f"autograd_cache_{what}"] for what in ("hit", "miss", "bypass", "saved"))
+
+    assert run(True) > 0
+    assert run(False) == 0
+
+
 @relies_on("skip_fwd_side_effects")
 def test_a_checkpointed_layer_may_set_and_take_away_an_attribute_with_the_setting() -> None:
     class Layer(nn.Module):
