@@ -83,8 +83,10 @@ site() {
   cp -r build/site/html build/upload
 }
 
-# Tests marked slow or long, cut into quarters by tests/durations.json.
-long_tests() { OMP_NUM_THREADS=1 python -m pytest -q -n 2 --dist loadfile --durations=15 tests/python -m "slow or long" --part "$1/4"; }
+# Tests marked slow or long, cut into quarters by tests/durations.json; those marked apart have a stage of their own.
+long_tests() {
+  OMP_NUM_THREADS=1 python -m pytest -q -n 2 --dist loadfile --durations=15 tests/python -m "(slow or long) and not apart" --part "$1/4"
+}
 
 long_tests_1() { long_tests 1; }
 
@@ -93,6 +95,11 @@ long_tests_2() { long_tests 2; }
 long_tests_3() { long_tests 3; }
 
 long_tests_4() { long_tests 4; }
+
+# What may be done between two steps, in every mode and setting: a file that is longer than a quarter.
+between_steps() {
+  OMP_NUM_THREADS=1 python -m pytest -q -n 2 --durations=15 -m apart tests/python/training/test_between_steps.py
+}
 
 # Tests that have more cases than a quarter has time for: plans of 64, 512 and 4,096 ranks, every trainer on two ranks.
 scale() {

@@ -67,6 +67,7 @@ STAGES = (
         ("docs", "recipes", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml", "tools/site"),
     ),
     *(Stage(f"long_tests_{part}", ("tests/python", *PRODUCT)) for part in (1, 2, 3, 4)),
+    Stage("between_steps", ("python/monograph/training", "python/monograph/memory", "python/monograph/ops")),
     Stage(
         "scale",
         ("python/monograph/distributed", "python/monograph/training"),

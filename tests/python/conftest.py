@@ -2,7 +2,7 @@
 
 Files whose tests generate code, train or run other programs are marked: `pytestmark = pytest.mark.slow`. The
 tests that take longest of all are marked `long`. Both run in the rotating lane, in quarters: `.ci/run
-long_tests_1` to `long_tests_4`.
+long_tests_1` to `long_tests_4`; a file marked `apart` too has a stage of its own.
 
     pytest --write-durations tests/durations.json      # seconds of each file, merged with what is there
     pytest -m long --part 2/4                          # the second of four parts of about equal time

@@ -36,6 +36,14 @@ def test_the_modes_with_generated_code_gather_again_in_backward():
     assert run_ranks(2, "support/sharded_cases:flat_graphs", timeout=900) == ["done"] * 2
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("mode", "checkpointing"), [("inductor", False), ("inductor_whole_step", True), ("per_layer", False)]
+)
+def test_inductors_code_over_shards_has_the_bits_of_its_code_for_whole_models(mode, checkpointing):
+    assert run_ranks(2, "support/sharded_cases:inductor", mode, checkpointing, timeout=900) == ["done"] * 2
+
+
 def test_one_rank_keeps_its_model():
     from support import sharded_cases
 
