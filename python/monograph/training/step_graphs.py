@@ -165,9 +165,9 @@ class StepGraphs:
                 self._prepare()
 
     def _without_graphs_of_others(self) -> Any:
-        """torch 2.13 keeps graphs on disk, and does not tell all numbers of a checkpointed layer apart: after
-        `variance_epsilon` had changed, `per_layer` went on with the code for the value before. The cache of
-        Inductor's code stays on."""
+        """On torch 2.13, with its cache of graphs on, `per_layer` went on with the code for the old
+        `variance_epsilon` of a checkpointed layer after it had changed. Not seen with it off; where in torch
+        the fault lies is not known. The cache of Inductor's code stays on."""
         if self.mode == "eager" or self.mode in WITH_REGIONS:
             return nullcontext()
         return functorch_config.patch(enable_autograd_cache=False)
