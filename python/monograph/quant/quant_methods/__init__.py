@@ -37,9 +37,7 @@ def quant_method_of(config: Mapping[str, Any]) -> QuantMethod:
             method.formats(config)
             return method
     if name in TURNED_FIRST:
-        raise ValueError(
-            f"quant_method is {name!r}: turn the folder first, with monograph convert FOLDER OUT"
-        )
+        raise ValueError(f"quant_method is {name!r}: turn the folder first: monograph convert FOLDER OUT")
     known = ", ".join(known for method in QUANT_METHODS for known in method.methods)
     raise ValueError(f"quant_method is {name!r}, wanted one of {known}")
 
