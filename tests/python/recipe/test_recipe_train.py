@@ -465,7 +465,7 @@ def test_inductor_options_hold_for_one_run(recipe, monkeypatch):
     before, during = inductor.fx_graph_cache, []
     ordinary = Run.train
     monkeypatch.setattr(
-        Run, "train", lambda self: (during.append(inductor.fx_graph_cache), ordinary(self))[1]
+        Run, "train", lambda self, *quiet: (during.append(inductor.fx_graph_cache), ordinary(self, *quiet))[1]
     )
     read = recipe(max_steps=1, torch_compile="auto", torch_compile_options={"fx_graph_cache": not before})
     read.torch_compile = False  # what is set is seen without the time to compile
