@@ -1,10 +1,12 @@
 // monograph convert: a GPTQ, AWQ or AutoRound folder in the layout that is trained as it lies.
-#include <algorithm>
+#include <filesystem>
 #include <memory>
 
 #include "convert_folder.h"
 #include "monograph/base/error.h"
 #include "monograph/convert/turn_words.h"
+#include "monograph/files/mapped_file.h"
+#include "monograph/quant_methods/skip_reason.h"
 #include "monograph/quant_methods/turned_config.h"
 
 namespace monograph::cli {
@@ -12,6 +14,46 @@ namespace {
 
 bool has_words(const Weight& weight) {
   return weight.quant_method == "GPTQ" || weight.quant_method == "AWQ";
+}
+
+// A part that belongs to no weight whose other parts were found would be copied as it is, and lost.
+void check_whole(const Weight& weight) {
+  for (const char* ending : {".qweight", ".qzeros", ".g_idx"}) {
+    if (!weight.name.ends_with(ending)) continue;
+    throw Error(weight.parts.front().tensor.file->path().string() + ": tensor " +
+                printable(weight.name) + " (" + std::string(weight.format) +
+                "): its weight lacks a part; wanted qweight and qzeros of I32 beside scales");
+  }
+}
+
+// What a loader of compressed-tensors would not look for: its target is Linear.
+void check_linear(const Weight& weight) {
+  if (skip_reason(weight) != "embedding") return;
+  throw Error("weight " + printable(weight.name) + ": an embedding in " +
+              std::string(weight.format) + " is not supported, wanted linear layers alone");
+}
+
+// Old folders say the version of their zero points in quantize_config.json too.
+void check_other_config(const std::filesystem::path& folder, const json::Value& config) {
+  const std::filesystem::path path = folder / "quantize_config.json";
+  const json::Value* settings = config.find("quantization_config");
+  if (!std::filesystem::exists(path) || settings == nullptr) return;
+  const json::Value other =
+      json::parse(files::MappedFile(path, json::Limits().bytes).text(), path.string());
+  const auto version_in = [](const json::Value& from) -> std::string {
+    for (const char* key : {"checkpoint_format", "format"}) {
+      const json::Value* found = from.is(json::Kind::kObject) ? from.find(key) : nullptr;
+      if (found != nullptr && found->as_string()) return std::string(*found->as_string());
+    }
+    return "gptq";
+  };
+  const std::string here = version_in(*settings), there = version_in(other);
+  if (here == there || settings->find("quant_method") == nullptr ||
+      settings->find("quant_method")->as_string() != "gptq") {
+    return;
+  }
+  throw Error(path.string() + ": checkpoint_format is '" + printable(there) +
+              "', and config.json means '" + printable(here) + "'");
 }
 
 Conversion turn(const Weight& weight, const json::Value& config) {
@@ -26,6 +68,8 @@ Conversion turn(const Weight& weight, const json::Value& config) {
 int convert_words(const FolderOptions& options, const Session& session) {
   const Model model = open_model(options.from);
   if (!model.config) throw Error(options.from + ": has no config.json, wanted a model folder");
+  check_orientation(*model.config);
+  check_other_config(model.folder, *model.config);
   std::vector<Conversion> conversions;
   bool symmetric = true, any = false;
   for (const Weight& weight : model.weights) {
@@ -34,16 +78,26 @@ int convert_words(const FolderOptions& options, const Session& session) {
       continue;
     }
     any = true;
+    check_linear(weight);
     conversions.push_back(turn(weight, *model.config));
     // One setting for all weights, so each is looked at.
-    symmetric &= zeros_are_middle(weight, *conversions.back().words);
+    const bool middle = zeros_are_middle(weight, *conversions.back().words);
+    if (!middle && says_symmetric(&*model.config)) {
+      throw Error("weight " + printable(weight.name) +
+                  ": quantization_config says symmetric, and a zero point is not the middle code; "
+                  "is checkpoint_format right?");
+    }
+    symmetric &= middle;
   }
   if (!any) {
     throw Error(options.from +
                 ": holds no GPTQ, AWQ or AutoRound weight (X.qweight, X.qzeros, "
                 "X.scales)");
   }
-  for (Conversion& conversion : conversions) conversion.symmetric = symmetric;
+  for (Conversion& conversion : conversions) {
+    if (conversion.action == Action::kCopy) check_whole(*conversion.weight);
+    conversion.symmetric = symmetric;
+  }
   json::Value config = *model.config;
   config.set("quantization_config", turned_config(conversions));
   return convert_folder("convert", model, std::move(conversions), config, options, session);

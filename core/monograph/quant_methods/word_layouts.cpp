@@ -60,13 +60,29 @@ std::optional<ZeroFields> zero_fields(const json::Value& settings, const std::st
     why = "packing_format is '" + packing + "', wanted auto_round, auto_round:auto_gptq or *awq*";
     return std::nullopt;
   }
-  const std::string format = text_at(settings, "checkpoint_format");
+  // GPTQModel reads both names.
+  const std::string old_name = text_at(settings, "checkpoint_format");
+  const std::string new_name = text_at(settings, "format");
+  if (!old_name.empty() && !new_name.empty() && old_name != new_name) {
+    why = "checkpoint_format is '" + old_name + "' and format is '" + new_name + "', wanted one";
+    return std::nullopt;
+  }
+  const std::string format = old_name.empty() ? new_name : old_name;
   if (format == "gptq_v2") return ZeroFields::kAsTheyAre;
   if (format.empty() || format == "gptq") {
     return written_by_gptqmodel(settings) ? ZeroFields::kLessOneByWords : ZeroFields::kLessOne;
   }
-  why = "checkpoint_format is '" + format + "', wanted gptq or gptq_v2";
+  why = std::string(old_name.empty() ? "format" : "checkpoint_format") + " is '" + format +
+        "', wanted gptq or gptq_v2";
   return std::nullopt;
+}
+
+// A setting as a message shows it.
+std::string shown(const json::Value* value) {
+  if (value == nullptr) return "missing";
+  if (value->is(json::Kind::kNull)) return "null";
+  if (const auto text = value->as_string()) return "'" + std::string(*text) + "'";
+  return value->text();
 }
 
 // Whether column i is of group i / group, for all.
@@ -100,6 +116,13 @@ void check_shapes(const Candidate& found, const WordLayout& layout) {
 
 }  // namespace
 
+bool says_symmetric(const json::Value* config) {
+  const json::Value* settings = settings_of(config);
+  if (settings == nullptr) return false;
+  const json::Value* zero_point = settings->find("zero_point");
+  return is_true(*settings, "sym") || (zero_point != nullptr && zero_point->as_bool() == false);
+}
+
 bool says_awq(const json::Value* config) {
   const json::Value* settings = settings_of(config);
   if (settings == nullptr) return false;
@@ -124,8 +147,7 @@ std::optional<WordLayout> word_layout(const Candidate& found, std::string& why) 
   const json::Value* bits = settings->find("bits");
   const std::uint64_t stated = bits ? bits->as_unsigned().value_or(0) : 0;
   if (stated != 4 && (stated != 8 || layout.along_outputs)) {
-    why = "bits is " + (bits ? bits->text() : "missing") + ", wanted 4" +
-          (layout.along_outputs ? "" : " or 8");
+    why = "bits is " + shown(bits) + ", wanted 4" + (layout.along_outputs ? "" : " or 8");
     return std::nullopt;
   }
   layout.bits = static_cast<unsigned>(stated);
@@ -161,7 +183,7 @@ std::optional<WordLayout> word_layout(const Candidate& found, std::string& why) 
   const json::Value* group = settings->find("group_size");
   const bool by_row = groups == 1 && (group == nullptr || group->as_double() == -1);
   if (!by_row && (group == nullptr || group->as_unsigned() != layout.group)) {
-    found.fail("group_size is " + (group ? group->text() : "missing") + ", and scales reach over " +
+    found.fail("group_size is " + shown(group) + ", and scales reach over " +
                std::to_string(layout.group) + " inputs");
   }
   if (const LocatedTensor* g_idx = found.part("g_idx"); g_idx && !in_order(*g_idx, layout.group)) {

@@ -44,6 +44,9 @@ std::optional<WordLayout> word_layout(const Candidate& found, std::string& why);
 // What quantization_config says: words along the outputs (AWQ), or along the inputs.
 bool says_awq(const json::Value* config);
 
+// Whether it says that every zero point is the middle code.
+bool says_symmetric(const json::Value* config);
+
 // Fills in format and shape: "gptq" or "awq" for what can be turned, else "words".
 void describe_words(const Candidate& found);
 

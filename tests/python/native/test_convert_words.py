@@ -22,6 +22,7 @@ CASES = {
     "gptq-row": Words(group=-1),
     "gptq-8-bits": Words(bits=8, group=128),
     "gptq-v2": Words(settings={"checkpoint_format": "gptq_v2"}),
+    "gptq-v2-new-name": Words(settings={"format": "gptq_v2"}),
     "auto-round": Words("auto-round", settings={"packing_format": "auto_round"}),
     "auto-round-gptq": Words("auto-round", settings={"packing_format": "auto_round:auto_gptq"}),
     "auto-round-awq": Words("auto-round", settings={"packing_format": "auto_round:auto_awq"}),
@@ -85,6 +86,11 @@ def test_a_turned_base_is_trained(tmp_path, source, case):
         ({"bits": 3}, "bits is 3, wanted 4 or 8"),
         ({"group_size": 32}, "group_size is 32, and scales reach over 64 inputs"),
         ({"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin', wanted gptq or gptq_v2"),
+        ({"format": "marlin"}, "format is 'marlin', wanted gptq or gptq_v2"),
+        ({"format": "gptq_v2", "checkpoint_format": "gptq"}, "is 'gptq' and format is 'gptq_v2', wanted one"),
+        ({"sym": True}, "says symmetric, and a zero point is not the middle code"),
+        ({"bits": None}, "bits is null, wanted 4 or 8"),
+        ({"bits": "4"}, "bits is '4', wanted 4 or 8"),
         ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv', wanted gemm"),
         ({"quant_method": "hqq"}, "quant_method is 'hqq', wanted gptq, awq or auto-round"),
     ],
@@ -115,3 +121,48 @@ def test_columns_out_of_order_are_named(tmp_path, source):
 def test_a_folder_without_words_is_named(tmp_path, source):
     done = run("convert", source, tmp_path / "rows", code=3)
     assert "holds no GPTQ, AWQ or AutoRound weight" in done.stderr
+
+
+def change(folder, edit):
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    edit(state)
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, path)
+
+
+@pytest.mark.parametrize("part", ["qweight", "qzeros", "scales"])
+def test_a_weight_that_lacks_a_part_is_not_left_behind(tmp_path, source, part):
+    write_words(source, tmp_path / "words", Words())
+    change(tmp_path / "words", lambda state: state.pop(f"model.layers.1.self_attn.q_proj.{part}"))
+    done = run("convert", tmp_path / "words", tmp_path / "rows", code=3)
+    assert "model.layers.1.self_attn.q_proj" in done.stderr
+    assert "its weight lacks a part" in done.stderr
+
+
+def test_words_of_64_bits_are_not_left_behind(tmp_path, source):
+    write_words(source, tmp_path / "words", Words())
+    name = "model.layers.1.self_attn.q_proj.qweight"
+    change(tmp_path / "words", lambda state: state.update({name: state[name].long()}))
+    assert "its weight lacks a part" in run("convert", tmp_path / "words", tmp_path / "rows", code=3).stderr
+
+
+def test_what_is_no_linear_layer_is_named(tmp_path, source):
+    write_words(source, tmp_path / "words", Words())
+    old, new = "model.layers.1.self_attn.q_proj", "model.embed_tokens_per_layer"
+    parts = ("qweight", "qzeros", "scales", "g_idx")
+    change(
+        tmp_path / "words",
+        lambda state: state.update({f"{new}.{part}": state.pop(f"{old}.{part}") for part in parts}),
+    )
+    done = run("convert", tmp_path / "words", tmp_path / "rows", code=3)
+    assert f"{new}.weight: an embedding in gptq is not supported" in done.stderr
+
+
+def test_a_second_config_that_contradicts_is_named(tmp_path, source):
+    write_words(source, tmp_path / "words", Words())
+    path = tmp_path / "words" / "quantize_config.json"
+    path.write_text(json.dumps({"bits": 4, "checkpoint_format": "gptq_v2"}))
+    done = run("convert", tmp_path / "words", tmp_path / "rows", code=3)
+    assert "checkpoint_format is 'gptq_v2', and config.json means 'gptq'" in done.stderr
+    path.write_text(json.dumps({"bits": 4}))
+    run("convert", tmp_path / "words", tmp_path / "rows", "--quiet")

@@ -29,7 +29,7 @@ class Words:
     @property
     def less(self) -> int:
         """What GPTQ's first version subtracts from a zero point."""
-        if self.along_outputs or self.settings.get("checkpoint_format") == "gptq_v2":
+        if self.along_outputs or "gptq_v2" in self.settings.values():
             return 0
         return 0 if self.settings.get("packing_format") == "auto_round" else 1
 
