@@ -5,7 +5,6 @@
 #include "convert_folder.h"
 #include "monograph/base/error.h"
 #include "monograph/convert/turn_words.h"
-#include "monograph/files/mapped_file.h"
 #include "monograph/quant_methods/skip_reason.h"
 #include "monograph/quant_methods/turned_config.h"
 
@@ -38,8 +37,7 @@ void check_other_config(const std::filesystem::path& folder, const json::Value& 
   const std::filesystem::path path = folder / "quantize_config.json";
   const json::Value* settings = config.find("quantization_config");
   if (!std::filesystem::exists(path) || settings == nullptr) return;
-  const json::Value other =
-      json::parse(files::MappedFile(path, json::Limits().bytes).text(), path.string());
+  const json::Value other = read_json(path);
   const auto version_in = [](const json::Value& from) -> std::string {
     for (const char* key : {"checkpoint_format", "format"}) {
       const json::Value* found = from.is(json::Kind::kObject) ? from.find(key) : nullptr;
@@ -56,15 +54,6 @@ void check_other_config(const std::filesystem::path& folder, const json::Value& 
               "', and config.json means '" + printable(here) + "'");
 }
 
-Conversion turn(const Weight& weight, const json::Value& config) {
-  Weight copy = weight;
-  const Candidate found(&config, copy);
-  std::string why;
-  const auto layout = word_layout(found, why);
-  if (!layout) found.fail(why);
-  return {.weight = &weight, .action = Action::kTurn, .words = layout};
-}
-
 int convert_words(const FolderOptions& options, const Session& session) {
   const Model model = open_model(options.from);
   if (!model.config) throw Error(options.from + ": has no config.json, wanted a model folder");
@@ -79,9 +68,10 @@ int convert_words(const FolderOptions& options, const Session& session) {
     }
     any = true;
     check_linear(weight);
-    conversions.push_back(turn(weight, *model.config));
+    const WordLayout words = words_of(weight, *model.config);
+    conversions.push_back({.weight = &weight, .action = Action::kTurn, .words = words});
     // One setting for all weights, so each is looked at.
-    const bool middle = zeros_are_middle(weight, *conversions.back().words);
+    const bool middle = zeros_are_middle(weight, words);
     if (!middle && says_symmetric(&*model.config)) {
       throw Error("weight " + printable(weight.name) +
                   ": quantization_config says symmetric, and a zero point is not the middle code; "
@@ -118,8 +108,8 @@ const Command kConvert = {
     "(pack-quantized), which are trained as they lie. Codes, zero points and scales stay the same, "
     "so the weight has the same values; nothing is quantised again. Other tensors are copied.\n\n"
     "Refused by name: columns out of order (desc_act with g_idx), 2 and 3 bits, AWQ other than "
-    "gemm, "
-    "layers of several schemes, and zero points of GPTQ's first version that two programs read "
+    "gemm, layers of several schemes, and zero points of GPTQ's first version that two programs "
+    "read "
     "differently.",
     "monograph convert my-llama-gptq my-llama-int4\n"
     "monograph convert my-llama-awq my-llama-int4 --dry-run",

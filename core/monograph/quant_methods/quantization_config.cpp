@@ -34,6 +34,28 @@ void check_one_format(const Conversion& first, const Conversion& other) {
 
 }  // namespace
 
+Value compressed_config(std::string_view format, Value weights, Value ignore) {
+  Value targets = Value::array();
+  targets.append(Value::string("Linear"));
+  Value group = Value::object();
+  group.set("targets", std::move(targets));
+  group.set("weights", std::move(weights));
+  group.set("input_activations", Value());
+  group.set("output_activations", Value());
+  group.set("format", Value::string(format));
+  Value groups = Value::object();
+  groups.set("group_0", std::move(group));
+  Value value = Value::object();
+  value.set("config_groups", std::move(groups));
+  value.set("quant_method", Value::string("compressed-tensors"));
+  value.set("kv_cache_scheme", Value());
+  value.set("format", Value::string(format));
+  value.set("quantization_status", Value::string("compressed"));
+  value.set("global_compression_ratio", Value());
+  value.set("ignore", std::move(ignore));
+  return value;
+}
+
 Value skipped_modules(std::span<const Conversion> conversions) {
   Value list = Value::array();
   list.append(Value::string("lm_head"));

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "monograph/base/dtype.h"
 #include "monograph/quant_methods/conversion.h"
@@ -22,6 +23,10 @@ namespace monograph {
 // quantised weights differ in producer, or in format other than nf4 and fp4.
 json::Value quantization_config(const json::Value& config, std::span<const Conversion> conversions,
                                 std::optional<DType> compute_dtype = {});
+
+// That of compressed-tensors: one group for every linear layer but those to ignore, stored in
+// `format`.
+json::Value compressed_config(std::string_view format, json::Value weights, json::Value ignore);
 
 // Modules that transformers must not make packed layers of: every matrix that stayed as it was.
 // Given a list, transformers does not look for the head itself.

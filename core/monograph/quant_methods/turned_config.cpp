@@ -74,25 +74,7 @@ Value turned_config(std::span<const Conversion> conversions) {
   for (const Conversion& one : conversions) {
     if (one.action == Action::kTurn) check_same(first, one);
   }
-  Value targets = Value::array();
-  targets.append(Value::string("Linear"));
-  Value group = Value::object();
-  group.set("targets", std::move(targets));
-  group.set("weights", scheme_of(first));
-  group.set("input_activations", Value());
-  group.set("output_activations", Value());
-  group.set("format", Value::string("pack-quantized"));
-  Value groups = Value::object();
-  groups.set("group_0", std::move(group));
-  Value value = Value::object();
-  value.set("config_groups", std::move(groups));
-  value.set("quant_method", Value::string("compressed-tensors"));
-  value.set("kv_cache_scheme", Value());
-  value.set("format", Value::string("pack-quantized"));
-  value.set("quantization_status", Value::string("compressed"));
-  value.set("global_compression_ratio", Value());
-  value.set("ignore", left_alone(conversions));
-  return value;
+  return compressed_config("pack-quantized", scheme_of(first), left_alone(conversions));
 }
 
 }  // namespace monograph

@@ -203,6 +203,15 @@ std::optional<WordLayout> word_layout(const Candidate& found, std::string& why) 
   return layout;
 }
 
+WordLayout words_of(const Weight& weight, const json::Value& config) {
+  Weight copy = weight;  // a candidate may be described
+  const Candidate found(&config, copy);
+  std::string why;
+  const auto layout = word_layout(found, why);
+  if (!layout) found.fail(why);
+  return *layout;
+}
+
 void describe_words(const Candidate& found) {
   Weight& weight = found.weight();
   std::string why;

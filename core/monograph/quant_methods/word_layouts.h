@@ -41,6 +41,9 @@ struct WordLayout {
 // cannot be turned. Throws Error if the parts contradict each other.
 std::optional<WordLayout> word_layout(const Candidate& found, std::string& why);
 
+// The same of a weight that list_weights gave. Throws Error with the reason.
+WordLayout words_of(const Weight& weight, const json::Value& config);
+
 // What quantization_config says: words along the outputs (AWQ), or along the inputs.
 bool says_awq(const json::Value* config);
 

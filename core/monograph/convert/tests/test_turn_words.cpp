@@ -120,15 +120,11 @@ std::unique_ptr<Opened> open(const TensorList& list, const json::Value& config) 
 }
 
 Conversion turned(const Weight& weight, const json::Value& config) {
-  Weight copy = weight;
-  const Candidate found(&config, copy);
-  std::string why;
-  const auto layout = word_layout(found, why);
-  if (!layout) found.fail(why);
+  const WordLayout words = words_of(weight, config);
   return {.weight = &weight,
           .action = Action::kTurn,
-          .words = layout,
-          .symmetric = zeros_are_middle(weight, *layout)};
+          .words = words,
+          .symmetric = zeros_are_middle(weight, words)};
 }
 
 const Weight& find(const std::vector<Weight>& weights, std::string_view name) {

@@ -105,25 +105,8 @@ Scheme scheme_of(Format format) {
 
 Value config_of(const ConfigRequest& request) {
   const Scheme scheme = scheme_of(request.first->format);
-  Value group = Value::object();
-  Value targets = Value::array();
-  targets.append(Value::string("Linear"));
-  group.set("targets", std::move(targets));
-  group.set("weights", json::parse(scheme.weights, "scheme"));
-  group.set("input_activations", Value());
-  group.set("output_activations", Value());
-  group.set("format", Value::string(scheme.format));
-  Value groups = Value::object();
-  groups.set("group_0", std::move(group));
-  Value value = Value::object();
-  value.set("config_groups", std::move(groups));
-  value.set("quant_method", Value::string("compressed-tensors"));
-  value.set("kv_cache_scheme", Value());
-  value.set("format", Value::string(scheme.format));
-  value.set("quantization_status", Value::string("compressed"));
-  value.set("global_compression_ratio", Value());
-  value.set("ignore", skipped_modules(request.conversions));
-  return value;
+  return compressed_config(scheme.format, json::parse(scheme.weights, "scheme"),
+                           skipped_modules(request.conversions));
 }
 
 }  // namespace
