@@ -98,7 +98,7 @@ long_tests_4() { long_tests 4; }
 
 # What may be done between two steps, in every mode and setting: a file that is longer than a quarter.
 between_steps() {
-  OMP_NUM_THREADS=1 python -m pytest -q -n 2 --durations=15 -m apart tests/python/training/test_between_steps.py
+  OMP_NUM_THREADS=1 python -m pytest -q -n 2 --dist worksteal --durations=15 -m apart tests/python/training/test_between_steps.py
 }
 
 # Tests that have more cases than a quarter has time for: plans of 64, 512 and 4,096 ranks, every trainer on two ranks.

@@ -1,6 +1,6 @@
 """The rows of support.model_changes in runs that SIGKILL ends and a checkpoint begins anew.
 
-PYTHONPATH=python:tests/python python -m support.killed_between_steps [MODE]    # prints its lines
+PYTHONPATH=python:tests/python python -m support.killed_between_steps [MODE [0 | 1]]    # prints its lines
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def outcomes(setting: Setting, when: str) -> dict[str, str]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     setting = Setting(sys.argv[1] if len(sys.argv) > 1 else "eager")
-    for when in WHEN:
+    for when in [WHEN[int(sys.argv[2])]] if len(sys.argv) > 2 else WHEN:
         cells = outcomes(setting, when)
         rebuilt = {text: SAME for text in ROWS}  # what is refused is trained after step.rebuild()
         print(line(when, cells, rebuilt))

@@ -106,17 +106,18 @@ def test_a_change_that_is_not_seen_is_far_off():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("when", range(2))
 @pytest.mark.parametrize("mode", ["eager", pytest.param("graph", marks=pytest.mark.long)])
-def test_killed_runs_go_on_with_the_bits_of_unbroken_ones(mode):
+def test_killed_runs_go_on_with_the_bits_of_unbroken_ones(mode, when):
     """In a process of its own: it forks."""
-    command = [sys.executable, "-m", "support.killed_between_steps", mode]
+    command = [sys.executable, "-m", "support.killed_between_steps", mode, str(when)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     told = PAGE.read_text(encoding="utf-8").split("\n")
     lines = done.stdout.strip().split("\n")
-    assert len(lines) == 2
-    assert [text for text in lines if text not in told] == []
+    assert len(lines) == 1
+    assert lines[0] in told
 
 
 @pytest.mark.slow
