@@ -71,8 +71,13 @@ def shown_by(command: str, folder: pathlib.Path) -> str:
 def last_moments(written: str) -> str:
     """The lines as they stand at the end: of a line that was drawn several times, the last drawing."""
     lines = written.replace("\r\n", "\n").rstrip("\n").split("\n")
-    begins = next((i for i, line in enumerate(lines) if "trainable parameters" in line), 0)
-    lines = lines[begins:]  # before it other libraries say how they load
+    begins = 0  # before it other libraries say how they load
+    for number, line in enumerate(lines):
+        if "trainable parameters" in line:
+            begins = number
+        elif "Loading weights" in line:
+            begins = number + 1
+    lines = lines[begins:]
     return "\n".join(CONTROL.sub("", line.rsplit("\r", 1)[-1]) for line in lines)
 
 

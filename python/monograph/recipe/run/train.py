@@ -219,7 +219,7 @@ class Run(RunOutput):
         where += f"; {self.world.size} ranks" if self.world.size > 1 else ""
         return (
             f"{trained:,} trainable parameters; {self.epochs.total} steps, batch size {self.batches.rows}, "
-            f"accumulation {self.batches.sampler.batches_per_step}, mode: {self.step.mode}{where}"
+            f"accumulation {self.batches.sampler.batches_per_step}, mode {self.step.mode}{where}"
         )
 
     def _one_step(self, metrics: Metrics, reporter: Reporter, interrupt: Interrupt) -> None:
