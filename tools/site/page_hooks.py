@@ -1,7 +1,8 @@
-"""Hooks of mkdocs.yml: the version on every page, and options that are not broken at a hyphen."""
+"""Hooks of mkdocs.yml: version and repository on every page, and options that are not broken at a hyphen."""
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 from typing import Any
@@ -24,6 +25,9 @@ def version() -> str:
 def on_config(config: Any) -> Any:
     config.site_name = f"{config.site_name} {version()}"
     config.copyright = f"Monograph {version()}, Apache-2.0"
+    if repository := os.environ.get("GITHUB_REPOSITORY"):  # set on GitHub's runners
+        config.repo_url = f"{os.environ['GITHUB_SERVER_URL']}/{repository}"
+        config.repo_name = repository
     return config
 
 

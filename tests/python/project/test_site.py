@@ -87,6 +87,18 @@ def test_every_page_shows_the_version():
     assert f'version = "{page_hooks.version()}"' in (ROOT / "pyproject.toml").read_text()
 
 
+def test_a_hosted_build_links_to_its_repository(monkeypatch):
+    class Config:
+        site_name = "Monograph"
+
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    assert not hasattr(page_hooks.on_config(Config()), "repo_url")
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://example.org")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/monograph")
+    found = page_hooks.on_config(Config())
+    assert (found.repo_url, found.repo_name) == ("https://example.org/owner/monograph", "owner/monograph")
+
+
 def test_one_colour_for_us_and_one_for_what_we_are_compared_with():
     from monograph.bench import plot
 
