@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "convert_folder.h"
+#include "gguf_file.h"
 #include "monograph/base/error.h"
 #include "monograph/weights/experts.h"
 
@@ -24,6 +25,10 @@ bool is_transposed(const Weight& weight, const json::Value& config) {
 }
 
 int dequantize_folder(const Options& options, const Session& session) {
+  if (is_gguf(options.folder.from)) {
+    return dequantize_gguf(options.folder, find_dtype(options.to).value_or(DType::kBFloat16),
+                           session);
+  }
   const Model model = open_model(options.folder.from);
   const std::optional<DType> wanted = find_dtype(options.to);
   std::vector<Conversion> conversions;
@@ -84,9 +89,12 @@ const Command kDequantize = {
     "Decode every packed weight of a model folder and remove quantization_config from config.json. "
     "The values are those of the format's reference, rounded once to the new type; a value that "
     "fp16 "
-    "cannot hold is an error. Weights that are not packed stay as they are.",
+    "cannot hold is an error. Weights that are not packed stay as they are.\n\n"
+    "The weights of a GGUF file become safetensors under transformers' names and in its order of "
+    "rows, all of them bf16 or what --to says. Its config and tokenizer are not written.",
     "monograph dequantize my-llama-nf4 my-llama-bf16\n"
-    "monograph dequantize my-llama-nf4 my-llama-fp32 --to fp32 --cast-plain",
+    "monograph dequantize my-llama-nf4 my-llama-fp32 --to fp32 --cast-plain\n"
+    "monograph dequantize my-llama-Q4_K_M.gguf my-llama-bf16",
     declare,
 };
 

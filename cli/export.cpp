@@ -29,7 +29,7 @@ struct Options {
 
 // The default: that of the embedding.
 TensorType type_of(const Options& options, const Model& model) {
-  if (const auto* info = gguf::find_tensor_type(options.type)) return info->type;
+  if (const auto* info = gguf::find_written_type(options.type)) return info->type;
   for (const Weight& weight : model.weights) {
     if (!weight.name.ends_with("embed_tokens.weight")) continue;
     if (weight.dtype == safetensors::StoredDType::kF16) return TensorType::kF16;

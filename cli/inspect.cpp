@@ -7,6 +7,7 @@
 
 #include "adapter_summary.h"
 #include "command.h"
+#include "gguf_file.h"
 #include "model.h"
 #include "monograph/hash/checkpoint_hash.h"
 #include "monograph/quant_methods/quant_method.h"
@@ -199,6 +200,13 @@ std::string hash_of(const Model& model, const Session& session) {
 }
 
 int inspect(const Options& options, const Session& session) {
+  if (is_gguf(options.path)) {
+    if (options.hash || !options.formats.empty()) {
+      throw UsageError(options.hash ? "--hash" : "--format", "is for safetensors, not for GGUF");
+    }
+    return inspect_gguf(
+        options.path, {options.names, options.json, options.markdown, options.no_tensors}, session);
+  }
   const bool adapter =
       std::filesystem::exists(std::filesystem::path(options.path) / "adapter_config.json") &&
       !std::filesystem::exists(std::filesystem::path(options.path) / "config.json");
@@ -234,8 +242,9 @@ std::string known_format(const std::string& format) {
 
 Run declare(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  line.add_option("path", options->path,
-                  "A model folder, a PEFT adapter folder, a .safetensors file or an index")
+  line.add_option(
+          "path", options->path,
+          "A model folder, a PEFT adapter folder, a .safetensors file, an index or a .gguf file")
       .required();
   line.add_option("--name", options->names,
                   "Only weights whose name matches this regex (repeatable)")
@@ -272,11 +281,13 @@ const Command kInspect = {
     "int8; fp8 with blocks, rows or one scale; mxfp4, mxfp8 and nvfp4 as DeepSeek, gpt-oss, "
     "compressed-tensors and ModelOpt name them. Of a PEFT adapter also rank, targets and the norm "
     "of "
-    "each module's change are printed.",
+    "each module's change are printed. Of a GGUF file the key-value pairs and the tensors with "
+    "ggml's types are printed.",
     "monograph inspect my-llama\n"
     "monograph inspect my-llama --no-tensors --markdown\n"
     "monograph inspect my-llama --name 'layers\\.0\\.' --format nf4+dq\n"
-    "monograph inspect my-adapter --json",
+    "monograph inspect my-adapter --json\n"
+    "monograph inspect my-llama-Q4_K_M.gguf --no-tensors",
     declare,
 };
 

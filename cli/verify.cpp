@@ -5,6 +5,7 @@
 
 #include "command.h"
 #include "convert_folder.h"
+#include "gguf_file.h"
 #include "manifest.h"
 #include "model.h"
 #include "next_step.h"
@@ -70,6 +71,13 @@ std::string next_of(const Options& options, bool whole) {
 }
 
 int verify(const Options& options, const Session& session) {
+  if (is_gguf(options.path)) {
+    if (!options.check.empty() || !options.write_manifest.empty()) {
+      throw UsageError(options.check.empty() ? "--write-manifest" : "--check",
+                       "is for safetensors, not for GGUF");
+    }
+    return verify_gguf(options.path, options.jobs, !options.no_scan, options.json, session);
+  }
   if (!options.write_manifest.empty()) check_manifest_target(options.write_manifest);
   const bool adapter =
       std::filesystem::exists(std::filesystem::path(options.path) / "adapter_config.json") &&
@@ -132,7 +140,7 @@ int verify(const Options& options, const Session& session) {
 Run declare(CommandLine& line) {
   auto options = std::make_shared<Options>();
   line.add_option("path", options->path,
-                  "A model or adapter folder, a .safetensors file or an index")
+                  "A model or adapter folder, a .safetensors file, an index or a .gguf file")
       .required();
   line.add_option("--write-manifest", options->write_manifest,
                   "Write the checksum of every tensor to this file: a new one or an older manifest")
@@ -155,7 +163,8 @@ const Command kVerify = {
     "and "
     "index, the parts of each packed weight. Then look at the numbers: NaN and infinities in "
     "weights "
-    "and scales, and scales that are zero where the codes are not (exit code 1).\n\n"
+    "and scales, and scales that are zero where the codes are not (exit code 1). "
+    "A GGUF file is held to ggml's rules, and every value is decoded.\n\n"
     "A manifest is JSON with the type, shape and XXH3 checksum (128 bits) of every tensor; it does "
     "not "
     "depend on how the tensors are spread over files. It finds damage, not forgery.",

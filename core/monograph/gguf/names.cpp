@@ -66,6 +66,14 @@ std::optional<std::string> look(std::span<const Name> names, std::string_view mo
   return std::string(found->tensor);
 }
 
+// The first module of a tensor.
+std::optional<std::string> look_back(std::span<const Name> names, std::string_view tensor) {
+  const auto found = std::find_if(names.begin(), names.end(),
+                                  [&](const Name& name) { return name.tensor == tensor; });
+  if (found == names.end()) return std::nullopt;
+  return std::string(found->module);
+}
+
 std::optional<std::string> tensor_name(std::string_view module, std::span<const Name> top,
                                        std::span<const Name> layer, std::string_view projection) {
   for (const std::string_view prefix : kPrefixes) {
@@ -103,6 +111,12 @@ const Architecture* find_architecture(std::string_view model_type) {
   return found == kArchitectures.end() ? nullptr : found;
 }
 
+const Architecture* find_named_architecture(std::string_view name) {
+  const auto* found = std::find_if(kArchitectures.begin(), kArchitectures.end(),
+                                   [&](const Architecture& row) { return row.name == name; });
+  return found == kArchitectures.end() ? nullptr : found;
+}
+
 std::string model_types() {
   return listed([](const Architecture&) { return true; });
 }
@@ -120,6 +134,33 @@ std::optional<std::string> norm_name(const Architecture& architecture, std::stri
   return tensor_name(module, kTopNorms,
                      gemma ? std::span<const Name>(kGemmaNorms) : std::span<const Name>(kNorms),
                      {});
+}
+
+std::optional<std::string> module_name(const Architecture& architecture, std::string_view tensor) {
+  const bool gemma = architecture.name.starts_with("gemma");
+  if (tensor == "output") return "lm_head";
+  for (const std::span<const Name> names :
+       {std::span<const Name>(kTopNames), std::span<const Name>(kTopNorms)}) {
+    if (const auto found = look_back(names, tensor)) return "model." + *found;
+  }
+  constexpr std::string_view kBlock = "blk.";
+  if (!tensor.starts_with(kBlock)) return std::nullopt;
+  tensor.remove_prefix(kBlock.size());
+  const std::size_t digits = tensor.find_first_not_of("0123456789");
+  if (digits == 0 || digits == std::string_view::npos || tensor[digits] != '.') return std::nullopt;
+  const std::string layer = "model.layers." + std::string(tensor.substr(0, digits)) + ".";
+  const std::string_view rest = tensor.substr(digits + 1);
+  if (architecture.name.ends_with("moe")) {
+    for (const char* projection : {"gate", "up", "down"}) {
+      if (rest != "ffn_" + std::string(projection) + "_exps") continue;
+      return layer + "mlp.experts.*." + projection + "_proj";
+    }
+  }
+  const auto norms = gemma ? std::span<const Name>(kGemmaNorms) : std::span<const Name>(kNorms);
+  for (const std::span<const Name> names : {std::span<const Name>(kLayerNames), norms}) {
+    if (const auto found = look_back(names, rest)) return layer + *found;
+  }
+  return std::nullopt;
 }
 
 bool is_other_modality(std::string_view module) {

@@ -1,5 +1,5 @@
-// How ggml stores the elements of a tensor: plain floats, or blocks of 32 with a scale of their
-// own.
+// How ggml stores the elements of a tensor: plain floats, blocks of 32 with a scale of their own,
+// or blocks of 256 whose parts have scales of few bits.
 #pragma once
 
 #include <array>
@@ -13,7 +13,15 @@ enum class TensorType : std::uint32_t {
   kF32 = 0,
   kF16 = 1,
   kQ4 = 2,
+  kQ4Min = 3,  // Q4_1: with a minimum
+  kQ5 = 6,
+  kQ5Min = 7,
   kQ8 = 8,
+  kQ4K = 12,
+  kQ5K = 13,
+  kQ6K = 14,
+  kIQ4 = 20,    // IQ4_NL: sixteen values of a table
+  kIQ4Xs = 23,  // the same in blocks of 256
   kBF16 = 30,
   kMxfp4 = 39,
 };
@@ -24,15 +32,24 @@ struct TensorTypeInfo {
   std::uint64_t block_elements;  // 1 for plain floats
   std::uint64_t block_bytes;
   std::uint32_t file_type;  // general.file_type of a model whose matrices have it
+  bool written;             // by `monograph export`; the others are read
 };
 
 inline constexpr std::array kTensorTypes = {
-    TensorTypeInfo{TensorType::kF32, "f32", 1, 4, 0},
-    TensorTypeInfo{TensorType::kF16, "f16", 1, 2, 1},
-    TensorTypeInfo{TensorType::kBF16, "bf16", 1, 2, 32},
-    TensorTypeInfo{TensorType::kQ8, "q8_0", 32, 34, 7},
-    TensorTypeInfo{TensorType::kQ4, "q4_0", 32, 18, 2},
-    TensorTypeInfo{TensorType::kMxfp4, "mxfp4", 32, 17, 38},
+    TensorTypeInfo{TensorType::kF32, "f32", 1, 4, 0, true},
+    TensorTypeInfo{TensorType::kF16, "f16", 1, 2, 1, true},
+    TensorTypeInfo{TensorType::kBF16, "bf16", 1, 2, 32, true},
+    TensorTypeInfo{TensorType::kQ8, "q8_0", 32, 34, 7, true},
+    TensorTypeInfo{TensorType::kQ4, "q4_0", 32, 18, 2, true},
+    TensorTypeInfo{TensorType::kMxfp4, "mxfp4", 32, 17, 38, true},
+    TensorTypeInfo{TensorType::kQ4Min, "q4_1", 32, 20, 3, false},
+    TensorTypeInfo{TensorType::kQ5, "q5_0", 32, 22, 8, false},
+    TensorTypeInfo{TensorType::kQ5Min, "q5_1", 32, 24, 9, false},
+    TensorTypeInfo{TensorType::kQ4K, "q4_k", 256, 144, 15, false},
+    TensorTypeInfo{TensorType::kQ5K, "q5_k", 256, 176, 17, false},
+    TensorTypeInfo{TensorType::kQ6K, "q6_k", 256, 210, 18, false},
+    TensorTypeInfo{TensorType::kIQ4, "iq4_nl", 32, 18, 25, false},
+    TensorTypeInfo{TensorType::kIQ4Xs, "iq4_xs", 256, 136, 30, false},
 };
 
 constexpr const TensorTypeInfo& info_of(TensorType type) {
@@ -42,9 +59,18 @@ constexpr const TensorTypeInfo& info_of(TensorType type) {
   return kTensorTypes.front();  // every enumerator has a row
 }
 
-constexpr const TensorTypeInfo* find_tensor_type(std::string_view name) {
+// One that `monograph export` writes, by its name; null if there is none.
+constexpr const TensorTypeInfo* find_written_type(std::string_view name) {
   for (const TensorTypeInfo& row : kTensorTypes) {
-    if (row.name == name) return &row;
+    if (row.written && row.name == name) return &row;
+  }
+  return nullptr;
+}
+
+// By its number in a file; null if it is not known.
+constexpr const TensorTypeInfo* find_tensor_type(std::uint32_t number) {
+  for (const TensorTypeInfo& row : kTensorTypes) {
+    if (static_cast<std::uint32_t>(row.type) == number) return &row;
   }
   return nullptr;
 }

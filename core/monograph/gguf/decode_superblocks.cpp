@@ -1,0 +1,105 @@
+#include <cstring>
+
+#include "monograph/base/float_types.h"
+#include "monograph/gguf/decode_blocks.h"
+
+namespace monograph::gguf {
+namespace {
+
+constexpr std::size_t kElements = 256;
+
+float half_at(const std::uint8_t* bytes) {
+  Fp16 value;
+  std::memcpy(&value, bytes, sizeof value);
+  return to_float(value);
+}
+
+struct ScaleAndMinimum {
+  float scale, minimum;
+};
+
+// Part 0 to 7 of twelve bytes: the first four hold six bits as they are in bytes 0 to 3 and 4 to 7,
+// whose top pairs belong to the other four, and whose low four bits are in bytes 8 to 11.
+ScaleAndMinimum six_bits(const std::uint8_t* packed, std::size_t part) {
+  if (part < 4) {
+    return {static_cast<float>(packed[part] & 63), static_cast<float>(packed[part + 4] & 63)};
+  }
+  const unsigned low = packed[part + 4];
+  return {static_cast<float>((low & 15u) | (packed[part - 4] >> 6) << 4),
+          static_cast<float>((low >> 4) | (packed[part] >> 6) << 4)};
+}
+
+// Q4_K; Q5_K with `fifth`.
+void with_minimum(const std::uint8_t* block, const std::uint8_t* fifth, const std::uint8_t* nibbles,
+                  float* out) {
+  const float d = half_at(block), dmin = half_at(block + 2);
+  for (std::size_t part = 0; part < 8; ++part) {
+    const ScaleAndMinimum six = six_bits(block + 4, part);
+    const float scale = d * six.scale, minimum = dmin * six.minimum;
+    const std::uint8_t* codes = nibbles + part / 2 * 32;
+    for (std::size_t i = 0; i < 32; ++i) {
+      unsigned code = part % 2 == 0 ? codes[i] & 15u : codes[i] >> 4;
+      if (fifth != nullptr) code |= (fifth[i] >> part & 1u) << 4;
+      out[part * 32 + i] = scale * static_cast<float>(code) - minimum;
+    }
+  }
+}
+
+void q4_k(const std::uint8_t* block, float* out) { with_minimum(block, nullptr, block + 16, out); }
+
+void q5_k(const std::uint8_t* block, float* out) {
+  with_minimum(block, block + 16, block + 48, out);
+}
+
+// Two halves of 128: 64 bytes of low nibbles and 32 of pairs each. The four quarters of a half are
+// low nibbles of bytes 0 to 31, of 32 to 63, then the high nibbles of the same; pair q is theirs.
+void q6_k(const std::uint8_t* block, float* out) {
+  const float d = half_at(block + 208);
+  for (std::size_t half = 0; half < 2; ++half) {
+    const std::uint8_t* low = block + half * 64;
+    const std::uint8_t* high = block + 128 + half * 32;
+    const std::uint8_t* scales = block + 192 + half * 8;
+    for (std::size_t i = 0; i < 128; ++i) {
+      const std::size_t quarter = i / 32;
+      const std::uint8_t byte = low[i % 64];
+      const unsigned four = quarter < 2 ? byte & 15u : byte >> 4;
+      const unsigned code = four | (high[i % 32] >> (2 * quarter) & 3u) << 4;
+      const auto scale = static_cast<std::int8_t>(scales[i / 16]);
+      out[half * 128 + i] =
+          d * static_cast<float>(scale) * static_cast<float>(static_cast<int>(code) - 32);
+    }
+  }
+}
+
+void iq4_xs(const std::uint8_t* block, float* out) {
+  const float d = half_at(block);
+  const unsigned pairs = block[2] | static_cast<unsigned>(block[3]) << 8;
+  for (std::size_t part = 0; part < 8; ++part) {
+    const unsigned four = block[4 + part / 2] >> (part % 2 * 4) & 15u;
+    const unsigned six = four | (pairs >> (2 * part) & 3u) << 4;
+    const float scale = d * static_cast<float>(static_cast<int>(six) - 32);
+    const std::uint8_t* codes = block + 8 + part * 16;
+    for (std::size_t i = 0; i < 16; ++i) {
+      out[part * 32 + i] = scale * kIq4Values[codes[i] & 15u];
+      out[part * 32 + i + 16] = scale * kIq4Values[codes[i] >> 4];
+    }
+  }
+}
+
+template <auto One>
+void each(const std::uint8_t* blocks, std::size_t count, std::size_t bytes, float* out) {
+  for (std::size_t i = 0; i < count; ++i) One(blocks + i * bytes, out + i * kElements);
+}
+
+}  // namespace
+
+void decode_superblocks(TensorType type, const std::uint8_t* blocks, std::size_t count,
+                        float* out) {
+  const std::size_t bytes = info_of(type).block_bytes;
+  if (type == TensorType::kQ4K) return each<q4_k>(blocks, count, bytes, out);
+  if (type == TensorType::kQ5K) return each<q5_k>(blocks, count, bytes, out);
+  if (type == TensorType::kQ6K) return each<q6_k>(blocks, count, bytes, out);
+  each<iq4_xs>(blocks, count, bytes, out);
+}
+
+}  // namespace monograph::gguf

@@ -1,0 +1,34 @@
+// One GGUF file, mapped: tensors are views of the page cache, nothing is copied.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+
+#include "monograph/files/mapped_file.h"
+#include "monograph/gguf/file_header.h"
+
+namespace monograph::gguf {
+
+class FileReader {
+ public:
+  // Maps the file and holds its header to every rule. Throws Error or IoError.
+  explicit FileReader(const std::filesystem::path& path)
+      : path_(path), file_(path), header_(parse_file_header(file_.bytes(), path_.string())) {}
+
+  const std::filesystem::path& path() const { return path_; }
+  const FileHeader& header() const { return header_; }
+  files::FileId id() const { return file_.id(); }
+  // Blocks of a tensor of this reader's header, at multiples of 32 bytes or of its alignment.
+  std::span<const std::uint8_t> bytes(const TensorInfo& tensor) const {
+    return file_.bytes().subspan(header_.data_offset_bytes + tensor.offset_bytes,
+                                 tensor.size_bytes);
+  }
+
+ private:
+  std::filesystem::path path_;
+  files::MappedFile file_;
+  FileHeader header_;
+};
+
+}  // namespace monograph::gguf

@@ -1,0 +1,253 @@
+#include "monograph/gguf/import.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "monograph/base/error.h"
+#include "monograph/base/float_types.h"
+#include "monograph/cpu/parallel.h"
+#include "monograph/gguf/decode_blocks.h"
+#include "monograph/gguf/names.h"
+#include "monograph/gguf/row_order.h"
+#include "monograph/text/utf8.h"
+#include "monograph/weights/weight.h"
+
+namespace monograph::gguf {
+namespace {
+
+using text::in_quotes;
+
+// 4 MiB in fp32.
+constexpr std::uint64_t kPieceElements = 1 << 20;
+
+class Planner {
+ public:
+  explicit Planner(const FileReader& file) : file_(file), header_(file.header()) {
+    const std::string_view name = header_.architecture();
+    architecture_ = find_named_architecture(name);
+    if (architecture_ == nullptr) {
+      fail("general.architecture " + in_quotes(name) + ": transformers' names are known for " +
+           model_types());
+    }
+  }
+
+  ImportPlan make() {
+    for (const TensorInfo& info : header_.tensors) {
+      if (info.name == "rope_freqs.weight") {
+        plan_.left_out.push_back(info.name);
+      } else {
+        add(info);
+      }
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Error(file_.path().string() + ": " + what);
+  }
+
+  void add(const TensorInfo& info) {
+    const std::size_t dot = info.name.rfind('.');
+    const std::string kind = dot == std::string::npos ? "" : info.name.substr(dot);
+    std::optional<std::string> module;
+    if (kind == ".weight" || kind == ".bias") {
+      module = module_name(*architecture_, std::string_view(info.name).substr(0, dot));
+    }
+    if (!module) {
+      fail("tensor " + in_quotes(info.name) + ": has no name in transformers' " +
+           std::string(architecture_->model_type));
+    }
+    ImportedTensor tensor;
+    tensor.info = &info;
+    tensor.shape = info.shape;
+    tensor.name = *module + kind;
+    tensor.subtract_one =
+        architecture_->name.starts_with("gemma") && info.name.ends_with("norm.weight");
+    if (architecture_->rotates_neighbours) {
+      if (info.name.find(".attn_q.") != std::string::npos) turn(tensor, ".attention.head_count");
+      if (info.name.find(".attn_k.") != std::string::npos) turn(tensor, ".attention.head_count_kv");
+    }
+    if (const std::size_t star = tensor.name.find('*'); star != std::string::npos) {
+      add_experts(tensor, star);
+    } else {
+      plan_.tensors.push_back(std::move(tensor));
+    }
+  }
+
+  void turn(ImportedTensor& tensor, const char* key) const {
+    const std::string name = std::string(architecture_->name) + key;
+    const PairView* pair = header_.find(name);
+    // Without a count of its own for keys there are as many heads as for queries.
+    if (pair == nullptr)
+      pair = header_.find(std::string(architecture_->name) + ".attention.head_count");
+    const std::uint64_t heads = pair == nullptr ? 0 : pair->whole().value_or(0);
+    const std::uint64_t rows = tensor.shape.front();
+    if (heads == 0 || rows % heads != 0 || rows / heads % 2 != 0) {
+      fail("tensor " + in_quotes(tensor.info->name) + ": " + std::to_string(rows) + " rows for " +
+           std::to_string(heads) + " heads (" + name + "), wanted an even number for each");
+    }
+    tensor.permuted_head_rows = rows / heads;
+  }
+
+  void add_experts(const ImportedTensor& stack, std::size_t star) {
+    if (stack.shape.size() != 3) {
+      fail("tensor " + in_quotes(stack.info->name) + ": " + std::to_string(stack.shape.size()) +
+           " dimensions, wanted 3: experts, outputs, inputs");
+    }
+    for (std::uint64_t expert = 0; expert < stack.shape[0]; ++expert) {
+      ImportedTensor one = stack;
+      one.first_row = expert * stack.shape[1];
+      one.shape.erase(one.shape.begin());
+      one.name = stack.name.substr(0, star) + std::to_string(expert) + stack.name.substr(star + 1);
+      plan_.tensors.push_back(std::move(one));
+    }
+  }
+
+  const FileReader& file_;
+  const FileHeader& header_;
+  const Architecture* architecture_ = nullptr;
+  ImportPlan plan_;
+};
+
+struct Piece {
+  const ImportedTensor* tensor = nullptr;
+  std::uint64_t begin = 0, end = 0;  // rows of the checkpoint's tensor
+};
+
+class Importer {
+ public:
+  Importer(const ImportPlan& plan, const FileReader& file, DType dtype,
+           safetensors::ShardedWriter& writer, const ImportOptions& options)
+      : file_(file), dtype_(dtype), writer_(writer), options_(options) {
+    for (const ImportedTensor& tensor : plan.tensors) {
+      const std::uint64_t rows = rows_of(tensor), cols = tensor.shape.back();
+      const std::uint64_t step = std::max<std::uint64_t>(kPieceElements / cols, 1);
+      for (std::uint64_t begin = 0; begin < rows; begin += step) {
+        pieces_.push_back({&tensor, begin, std::min(begin + step, rows)});
+      }
+    }
+  }
+
+  void run() {
+    ThreadPool pool(std::max(options_.threads, 1));
+    pool.parallel_for(static_cast<std::size_t>(pool.threads()), 1,
+                      [this](std::size_t, std::size_t) { work(); });
+  }
+
+ private:
+  static std::uint64_t rows_of(const ImportedTensor& tensor) {
+    std::uint64_t rows = 1;
+    for (std::size_t i = 0; i + 1 < tensor.shape.size(); ++i) rows *= tensor.shape[i];
+    return rows;
+  }
+
+  void work() {
+    std::vector<float> values;
+    std::vector<std::uint8_t> out;
+    try {
+      for (;;) {
+        const std::size_t index = next_++;
+        if (index >= pieces_.size() || stop_) return;
+        read(pieces_[index], values);
+        write(pieces_[index], values, out);
+      }
+    } catch (...) {
+      stop_ = true;
+      throw;
+    }
+  }
+
+  void read(const Piece& piece, std::vector<float>& values) const {
+    const ImportedTensor& tensor = *piece.tensor;
+    const TensorTypeInfo& type = info_of(tensor.info->type);
+    const std::uint64_t cols = tensor.shape.back(), row_blocks = cols / type.block_elements;
+    const std::uint64_t row_bytes = row_blocks * type.block_bytes;
+    const std::uint8_t* from = file_.bytes(*tensor.info).data() + tensor.first_row * row_bytes;
+    values.resize((piece.end - piece.begin) * cols);
+    if (tensor.permuted_head_rows == 0) {
+      decode(tensor.info->type, from + piece.begin * row_bytes,
+             (piece.end - piece.begin) * row_blocks, values.data());
+    } else if (tensor.shape.size() == 1) {
+      std::vector<float> stored(cols);
+      decode(tensor.info->type, from, row_blocks, stored.data());
+      for (std::uint64_t i = 0; i < cols; ++i) {
+        values[source_row(i, tensor.permuted_head_rows)] = stored[i];
+      }
+    } else {
+      for (std::uint64_t row = piece.begin; row < piece.end; ++row) {
+        const std::uint64_t stored = stored_row(row, tensor.permuted_head_rows);
+        decode(tensor.info->type, from + stored * row_bytes, row_blocks,
+               values.data() + (row - piece.begin) * cols);
+      }
+    }
+    if (!tensor.subtract_one) return;
+    for (float& value : values) value -= 1;
+  }
+
+  void write(const Piece& piece, const std::vector<float>& values, std::vector<std::uint8_t>& out) {
+    switch (dtype_) {
+      case DType::kFloat32:
+        store<float>(piece, values, out);
+        break;
+      case DType::kFloat16:
+        store<Fp16>(piece, values, out);
+        break;
+      case DType::kBFloat16:
+        store<Bf16>(piece, values, out);
+        break;
+    }
+    const std::uint64_t width = out.size() / values.size();
+    writer_.write(piece.tensor->name, piece.begin * piece.tensor->shape.back() * width, out);
+    const TensorTypeInfo& type = info_of(piece.tensor->info->type);
+    options_.advance(values.size() / type.block_elements * type.block_bytes);
+  }
+
+  template <class T>
+  void store(const Piece& piece, const std::vector<float>& values, std::vector<std::uint8_t>& out) {
+    out.resize(values.size() * sizeof(T));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const T stored = from_float<T>(values[i]);
+      if (!std::isfinite(to_float(stored))) fail(piece, i, values[i]);
+      std::memcpy(out.data() + i * sizeof(T), &stored, sizeof stored);
+    }
+  }
+
+  [[noreturn]] void fail(const Piece& piece, std::size_t index, float value) const {
+    const std::uint64_t cols = piece.tensor->shape.back();
+    throw Error(file_.path().string() + ": tensor " + in_quotes(piece.tensor->info->name) + ": " +
+                std::to_string(value) + " for row " + std::to_string(piece.begin + index / cols) +
+                ", column " + std::to_string(index % cols) + " of " +
+                in_quotes(piece.tensor->name) + ", wanted a number that " +
+                std::string(name_of(dtype_)) + " holds");
+  }
+
+  const FileReader& file_;
+  DType dtype_;
+  safetensors::ShardedWriter& writer_;
+  const ImportOptions& options_;
+  std::vector<Piece> pieces_;
+  std::atomic<std::size_t> next_ = 0;
+  std::atomic<bool> stop_ = false;
+};
+
+}  // namespace
+
+ImportPlan plan_import(const FileReader& file) { return Planner(file).make(); }
+
+std::vector<safetensors::TensorSpec> specs_of(const ImportPlan& plan, DType dtype) {
+  std::vector<safetensors::TensorSpec> specs;
+  for (const ImportedTensor& tensor : plan.tensors) {
+    specs.push_back({tensor.name, stored(dtype), tensor.shape});
+  }
+  return specs;
+}
+
+void write_import(const ImportPlan& plan, const FileReader& file, DType dtype,
+                  safetensors::ShardedWriter& writer, const ImportOptions& options) {
+  Importer(plan, file, dtype, writer, options).run();
+}
+
+}  // namespace monograph::gguf
