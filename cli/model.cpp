@@ -27,6 +27,10 @@ Model open_model(const fs::path& path, std::string_view stem) {
   model.folder = fs::is_directory(path, ignored) ? path : path.parent_path();
   const auto holds = [&](const std::string& name) { return fs::exists(path / name, ignored); };
   const std::string weights = std::string(stem) + ".safetensors";
+  if (path.extension() == ".gguf" && fs::is_regular_file(path, ignored)) {
+    throw Error(path.string() +
+                ": is a GGUF file, wanted safetensors; monograph dequantize makes a folder of it");
+  }
   if (stem == "model" && holds("adapter_config.json") && !holds(weights) &&
       !holds(weights + ".index.json")) {
     throw Error(path.string() +

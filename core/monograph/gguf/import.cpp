@@ -21,6 +21,8 @@ using text::in_quotes;
 
 // 4 MiB in fp32.
 constexpr std::uint64_t kPieceElements = 1 << 20;
+// llama.cpp has 512.
+constexpr std::uint64_t kMaxExperts = 65'536;
 
 class Planner {
  public:
@@ -31,6 +33,10 @@ class Planner {
       fail("general.architecture " + in_quotes(name) + ": transformers' names are known for " +
            model_types());
     }
+    // Once: a hostile file has a million tensors and a million pairs.
+    heads_ = header_.find(std::string(name) + ".attention.head_count");
+    kv_heads_ = header_.find(std::string(name) + ".attention.head_count_kv");
+    if (kv_heads_ == nullptr) kv_heads_ = heads_;  // as many for keys as for queries
   }
 
   ImportPlan make() {
@@ -67,8 +73,8 @@ class Planner {
     tensor.subtract_one =
         architecture_->name.starts_with("gemma") && info.name.ends_with("norm.weight");
     if (architecture_->rotates_neighbours) {
-      if (info.name.find(".attn_q.") != std::string::npos) turn(tensor, ".attention.head_count");
-      if (info.name.find(".attn_k.") != std::string::npos) turn(tensor, ".attention.head_count_kv");
+      if (info.name.find(".attn_q.") != std::string::npos) turn(tensor, heads_);
+      if (info.name.find(".attn_k.") != std::string::npos) turn(tensor, kv_heads_);
     }
     if (const std::size_t star = tensor.name.find('*'); star != std::string::npos) {
       add_experts(tensor, star);
@@ -77,25 +83,23 @@ class Planner {
     }
   }
 
-  void turn(ImportedTensor& tensor, const char* key) const {
-    const std::string name = std::string(architecture_->name) + key;
-    const PairView* pair = header_.find(name);
-    // Without a count of its own for keys there are as many heads as for queries.
-    if (pair == nullptr)
-      pair = header_.find(std::string(architecture_->name) + ".attention.head_count");
+  void turn(ImportedTensor& tensor, const PairView* pair) const {
     const std::uint64_t heads = pair == nullptr ? 0 : pair->whole().value_or(0);
     const std::uint64_t rows = tensor.shape.front();
     if (heads == 0 || rows % heads != 0 || rows / heads % 2 != 0) {
       fail("tensor " + in_quotes(tensor.info->name) + ": " + std::to_string(rows) + " rows for " +
-           std::to_string(heads) + " heads (" + name + "), wanted an even number for each");
+           std::to_string(heads) + " heads (" +
+           (pair == nullptr ? "no attention.head_count" : std::string(pair->key)) +
+           "), wanted an even number for each");
     }
     tensor.permuted_head_rows = rows / heads;
   }
 
   void add_experts(const ImportedTensor& stack, std::size_t star) {
-    if (stack.shape.size() != 3) {
+    if (stack.shape.size() != 3 || stack.shape[0] > kMaxExperts) {
       fail("tensor " + in_quotes(stack.info->name) + ": " + std::to_string(stack.shape.size()) +
-           " dimensions, wanted 3: experts, outputs, inputs");
+           " dimensions, the first " + std::to_string(stack.shape[0]) + ", wanted 3: at most " +
+           std::to_string(kMaxExperts) + " experts, outputs, inputs");
     }
     for (std::uint64_t expert = 0; expert < stack.shape[0]; ++expert) {
       ImportedTensor one = stack;
@@ -109,6 +113,7 @@ class Planner {
   const FileReader& file_;
   const FileHeader& header_;
   const Architecture* architecture_ = nullptr;
+  const PairView *heads_ = nullptr, *kv_heads_ = nullptr;
   ImportPlan plan_;
 };
 

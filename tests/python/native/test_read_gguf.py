@@ -124,6 +124,9 @@ def test_what_cannot_be_right_is_refused_by_name(tmp_path):
     refused("blk.0.attn_q.weight", "6 rows", "8 heads")
     write(path, [("blk.0.ffn_up.weight", "Q2_K", random_blocks("Q8_0", 64, 256)[:, :84].copy())])
     refused("blk.0.ffn_up.weight", "type 10", "q4_k")
+    experts = np.zeros((70_000, 1, 1), dtype=np.float32)
+    write(path, [("blk.0.ffn_up_exps.weight", "F32", experts)], architecture="qwen3moe")
+    refused("blk.0.ffn_up_exps.weight", "70000", "65536 experts")
     data.view(np.float32)[3, 5] = np.nan
     write(path, [("blk.0.ffn_up.weight", "F32", data)])
     refused("blk.0.ffn_up.weight", "nan", "row 3, column 5")
@@ -131,6 +134,8 @@ def test_what_cannot_be_right_is_refused_by_name(tmp_path):
     assert [(one["weight"], one["count"], one["first"]) for one in report] == [
         ("blk.0.ffn_up.weight", 1, 3 * 32 + 5)
     ]
+    for words in (["quantize", path, tmp_path / "out"], ["diff", path, path]):
+        assert "monograph dequantize makes a folder of it" in run(*words, code=3).stderr
     for option in ("--check", "--write-manifest"):
         assert "GGUF" in run("verify", path, option, tmp_path / "m.json", code=2).stderr
 
