@@ -17,7 +17,7 @@ struct Finding {
   std::uint64_t count = 0, first = 0;  // values, and the element of the first
 };
 
-// Values of a tensor that are no numbers.
+// Values of a tensor that are NaN or infinite.
 Finding scan(const gguf::FileReader& file, const gguf::TensorInfo& tensor) {
   constexpr std::size_t kPiece = 4096;  // blocks
   const gguf::TensorTypeInfo& type = gguf::info_of(tensor.type);

@@ -36,7 +36,15 @@ MANUAL = {
     r"\bkept apart\b": "isolated from each other",
     r"\bbackward keeps\b": "saved for backward",
     r"\bloss of the routers\b": "router auxiliary loss",
-    r"\bwhat is the limit first\b": "what becomes the bottleneck first",
+    r"\b[Ww]hat is the limit first\b": "what becomes the bottleneck first",
+    r"\bas ever\b": "as before, unchanged",
+    r"\bno page of a file\b": "not file pages",
+    r"\bthe least there is\b": "the minimum",
+    r"\bcut over ranks\b": "sharded across ranks",
+    r"\blast bits may differ\b|\bwhose last bits\b": "may differ in the last bit",
+    r"\bthat is none of\b|\bwhich is none of\b": "that is not",
+    r"\b(?:is|are) no (?:multiple|plain|contiguous)\b": "is not a multiple",
+    r"\b[Rr]efused by name:": "raise an error:",
     r"(?<![\w.])\d+\.\d+ times (?!the documents)": "1.7x",
 }
 
