@@ -9,6 +9,16 @@ namespace monograph::cli {
 
 std::size_t block_size(Format format, std::optional<std::size_t> given) {
   const FormatInfo& info = *find_format(format);
+  if (info.shape == BlockShape::kGroup) {
+    const bool by_row = info.bits == 8;
+    if (!given) return by_row ? 0 : 128;
+    if (*given == 0 || (block_fits(info, *given) && info.zero_points != ZeroPoints::kNone)) {
+      return *given;
+    }
+    throw UsageError(
+        "--block-size " + std::to_string(*given) + ": wanted 0, the row" +
+        (info.zero_points == ZeroPoints::kNone ? ", the only one of fp8" : ", or a part of it"));
+  }
   if (!given) return std::clamp<std::size_t>(64, info.smallest_block, info.largest_block);
   if (block_fits(info, *given)) return *given;
   const std::string wanted = info.smallest_block == info.largest_block
@@ -17,6 +27,13 @@ std::size_t block_size(Format format, std::optional<std::size_t> given) {
                                  : "a power of two from " + std::to_string(info.smallest_block) +
                                        " to " + std::to_string(info.largest_block);
   throw UsageError("--block-size " + std::to_string(*given) + ": wanted " + wanted);
+}
+
+ScaleRule zero_point_rule(Format format, bool asymmetric) {
+  if (!asymmetric) return ScaleRule::kDefault;
+  if (find_format(format)->zero_points != ZeroPoints::kNone) return ScaleRule::kMinMax;
+  throw UsageError("--asymmetric: " + std::string(written_name(format)) +
+                   " has no zero points; int4 and int8 have");
 }
 
 void check_double_quant(Format format, bool wanted) {

@@ -158,11 +158,19 @@ class Merge {
     });
   }
 
+  static void check_not_groups(const char* option, const std::string& name) {
+    const auto format = written_format(name);
+    if (!format || find_format(*format)->shape != BlockShape::kGroup) return;
+    throw UsageError(option, name + " is not merged to or from a 16-bit base yet");
+  }
+
   void set_types() {
     if (options_.to == "bf16") settings_.dtype = DType::kBFloat16;
     if (options_.to == "fp16") settings_.dtype = DType::kFloat16;
     if (options_.to == "fp32") settings_.dtype = DType::kFloat32;
     settings_.format = written_format(options_.to);
+    check_not_groups("--to", options_.to);
+    check_not_groups("--as", options_.as);
     if (settings_.format) {
       settings_.block = block_size(*settings_.format, options_.block);
       check_double_quant(*settings_.format, options_.double_quant);

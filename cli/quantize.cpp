@@ -20,7 +20,7 @@ struct Options {
   FolderOptions folder;
   std::string to = "nf4", nonfinite = "error", compute_dtype, experts = "keep", calibration;
   std::optional<std::size_t> block;
-  bool double_quant = false, requantize = false;
+  bool double_quant = false, asymmetric = false, requantize = false;
   std::vector<std::string> include, exclude, tensor_types;
 };
 
@@ -37,7 +37,8 @@ std::vector<TypeRule> type_rules(const std::vector<std::string>& texts) {
     const std::string type = equals == std::string::npos ? "" : text.substr(equals + 1);
     if (type != "keep" && !written_format(type) && !find_dtype(type)) {
       throw UsageError("--tensor-type '" + text +
-                       "': wanted REGEX=nf4|fp4|mxfp4|mxfp8|nvfp4|fp8-block|bf16|fp16|fp32|keep");
+                       "': wanted REGEX=nf4|fp4|mxfp4|mxfp8|nvfp4|fp8-block|int4|int8|fp8|bf16|"
+                       "fp16|fp32|keep");
     }
     rules.push_back({Pattern(text.substr(0, equals)), type});
   }
@@ -99,6 +100,8 @@ class Chooser {
       conversion.format = *format;
       conversion.block = block_size(*format, options_.block);
       conversion.double_quant = options_.double_quant && find_format(*format)->double_quant;
+      conversion.rule = zero_point_rule(*format, options_.asymmetric);
+      fit_groups(conversion);
     } else if (const auto dtype = find_dtype(type)) {
       conversion.action = weight.format == type ? Action::kCopy : Action::kCast;
       conversion.dtype = *dtype;
@@ -172,8 +175,10 @@ void check_kept(const Weight& weight, Format format, const Options& options) {
   const bool of_producer = weight.quant_method == producer_of(format) ||
                            weight.quant_method == "Monograph" ||
                            weight.quant_method == "transformers";
-  const bool fits =
-      of_producer && (weight.format == options.to || weight.quant_method == "bitsandbytes");
+  // One config says how wide groups are and whether they have zero points.
+  const bool groups = find_format(format)->shape == BlockShape::kGroup;
+  const bool fits = of_producer && !groups &&
+                    (weight.format == options.to || weight.quant_method == "bitsandbytes");
   if (!weight.is_packed() || fits) return;
   throw Error(options.folder.from + ": weight " + printable(weight.name) + " would stay " +
               std::string(weight.format) + " beside " + options.to +
@@ -201,6 +206,11 @@ int quantize_folder(const Options& options, const Session& session) {
   const Format format = *written_format(options.to);
   block_size(format, options.block);
   check_double_quant(format, options.double_quant);
+  zero_point_rule(format, options.asymmetric);
+  if (!options.calibration.empty() && find_format(format)->shape == BlockShape::kGroup) {
+    throw UsageError("--calibration", "is not for " + options.to +
+                                          ": feedback does not round to groups of a row yet");
+  }
   if (!options.calibration.empty() && options.nonfinite == "saturate") {
     throw UsageError("--nonfinite",
                      "'saturate' is not for --calibration: an infinity "
@@ -275,12 +285,16 @@ int quantize_folder(const Options& options, const Session& session) {
 Run declare(CommandLine& line) {
   auto options = std::make_shared<Options>();
   declare_folder_options(line, options->folder);
-  line.add_option("--to", options->to, "Format: nf4, fp4, mxfp4, mxfp8, nvfp4 or fp8-block")
+  line.add_option("--to", options->to,
+                  "Format: nf4, fp4, mxfp4, mxfp8, nvfp4, fp8-block, int4, int8 or fp8")
       .one_of(written_names())
       .type_name("FORMAT")
       .shows_default();
-  line.add_option("--block-size", options->block, "Weights that share a scale (nf4 and fp4)")
-      .option_text("N [64]");
+  line.add_option("--block-size", options->block,
+                  "Weights that share a scale: of nf4 and fp4, and of int4 and int8 (0: a row)")
+      .option_text("N [64; int4 128, int8 0]");
+  line.add_flag("--asymmetric", options->asymmetric,
+                "A zero point beside each scale (int4 and int8)");
   line.add_flag("--double-quant", options->double_quant, "Quantise the scales too (nf4 and fp4)");
   line.add_option(
           "--experts", options->experts,
@@ -324,10 +338,11 @@ Run declare(CommandLine& line) {
 
 const Command kQuantize = {
     "quantize",
-    "a model folder to NF4, FP4, MXFP4, MXFP8, NVFP4 or FP8 blocks",
+    "a model folder to NF4, FP4, MXFP4, MXFP8, NVFP4, FP8, INT4 or INT8",
     "Quantise the linear layers of a model folder and write config.json so that transformers and "
     "Monograph load the result. nf4 and fp4 are stored as bitsandbytes does, mxfp4, mxfp8 and "
-    "nvfp4 as compressed-tensors does, fp8-block (128 x 128) as DeepSeek and Qwen do. Tokenizer "
+    "nvfp4 as compressed-tensors does, so are int4 (W4A16), int8 (W8A16) and fp8 (a scale for each "
+    "row), fp8-block (128 x 128) as DeepSeek and Qwen do. Tokenizer "
     "and other files are carried over.\n\n"
     "Embeddings, the output head, routers, norms and biases stay as they are; experts do too, "
     "unless --experts says otherwise. 'stack' makes one packed weight [experts, outputs, inputs] "

@@ -22,7 +22,6 @@ from monograph.recipe import ConfigError, read_config
 # What is missing, by the keys that ask for it. Of a file with several reasons the first of these counts.
 CAPABILITIES: dict[str, str] = {
     "full fine-tuning": r"adapter: missing",
-    "a base of 8-bit integers": r"load_in_8bit",
     "images and sound": r"skip_prepare_dataset|freeze_mm_modules|image_|processor_",
     "losses of energy-based fine-tuning": r"ebft|rl is 'ebft'",
     "training that knows of quantisation": r"qat|nvfp4_merge_aware|fp8|use_onebitllms",

@@ -13,19 +13,21 @@ ScaleKind check_kind(const FormatInfo& info, std::int64_t bytes) {
   refuse("quantize: scale_bytes is ", bytes, ", format ", info.name, " has no scales of this size");
 }
 
-void check_quantised(const char* op, const FormatInfo& info) {
-  STD_TORCH_CHECK(!info.rules.empty(), op, ": format ", info.name,
-                  " is read and trained on; nothing quantises to it yet");
-}
-
 MatrixShape check_shape(const FormatInfo& info, std::int64_t block, const Tensor& input) {
+  const bool groups = info.shape == BlockShape::kGroup;
   STD_TORCH_CHECK(block > 0 && block_fits(info, static_cast<std::size_t>(block)),
-                  "quantize: block size is ", block, ", format ", info.name,
-                  " wants a power of two from ", info.smallest_block, " to ", info.largest_block);
+                  "quantize: block size is ", block, ", format ", info.name, " wants ",
+                  groups ? "1 or more, at most 2^56" : "a power of two from ",
+                  groups ? "" : std::to_string(info.smallest_block),
+                  groups ? "" : " to " + std::to_string(info.largest_block));
   std::vector<std::size_t> shape;
   for (const std::int64_t size : input.sizes()) shape.push_back(static_cast<std::size_t>(size));
   try {
-    return matrix_shape(info, static_cast<std::size_t>(block), shape);
+    const MatrixShape found = matrix_shape(info, static_cast<std::size_t>(block), shape);
+    if (groups && found.matrices != 1)
+      throw Error("input has " + std::to_string(found.matrices) + " matrices, format " + info.name +
+                  " wants one");
+    return found;
   } catch (const Error& error) {
     refuse("quantize: ", error.what());
   }
@@ -34,7 +36,6 @@ MatrixShape check_shape(const FormatInfo& info, std::int64_t block, const Tensor
 }  // namespace
 
 ScaleRule check_rule(const char* op, const FormatInfo& info, std::int64_t number) {
-  check_quantised(op, info);
   std::string wanted;
   for (const ScaleRule rule : info.rules) {
     if (number == 0 || number == static_cast<std::int64_t>(rule)) return rule;
@@ -52,7 +53,6 @@ QuantizeArguments check_quantize(const Tensor& input, std::int64_t format, std::
   STD_TORCH_CHECK(input.is_contiguous(), "quantize: input is not contiguous");
   STD_TORCH_CHECK(!double_quant || info.double_quant, "quantize: format ", info.name,
                   " has no double quantisation");
-  check_quantised("quantize", info);
   const MatrixShape shape = check_shape(info, block, input);
   QuantizeJob job = {};
   job.format = info.kernels;
@@ -66,6 +66,10 @@ QuantizeArguments check_quantize(const Tensor& input, std::int64_t format, std::
   job.shape = info.shape;
   job.matrix_rows = shape.rows;
   job.cols = shape.cols;
+  if (info.shape == BlockShape::kGroup) {
+    job.row_bytes = row_bytes(info, shape.cols);
+    job.add_half = info.zero_points == ZeroPoints::kPacked && info.bits == 8;
+  }
   return {info, shape, job};
 }
 

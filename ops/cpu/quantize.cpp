@@ -7,6 +7,7 @@
 #include "arguments/device.h"
 #include "arguments/quantize.h"
 #include "monograph/formats/dynamic_map.h"
+#include "monograph/formats/zero_points.h"
 
 namespace monograph::ops {
 namespace {
@@ -51,7 +52,7 @@ std::vector<Tensor> quantize_cpu(const Tensor& input, std::int64_t format, std::
   auto [info, shape, job] =
       check_quantize(input, format, block, double_quant, saturate_nonfinite, rule, scale_bytes);
   const std::size_t blocks = job.blocks();
-  Tensor values = bytes_like(input, packed_bytes(info, job.elements));
+  Tensor values = bytes_like(input, packed_bytes(info, shape.rows * shape.matrices, shape.cols));
   Tensor scales = bytes_like(input, size_bytes(job.kind) * blocks);
   job.values = static_cast<std::uint8_t*>(values.mutable_data_ptr());
   job.scales = static_cast<std::uint8_t*>(scales.mutable_data_ptr());
@@ -63,9 +64,17 @@ std::vector<Tensor> quantize_cpu(const Tensor& input, std::int64_t format, std::
     job.blocks_per_tensor =
         std::max<std::size_t>(blocks / std::max<std::size_t>(shape.matrices, 1), 1);
   }
+  std::vector<std::uint8_t> zeros(job.rule == ScaleRule::kMinMax ? blocks : 0);
+  if (!zeros.empty()) job.zeros = zeros.data();
   const auto bad = quantize(job, torch_parallel_for);
   STD_TORCH_CHECK(!bad, "quantize: input is not finite at flat index ", bad.value_or(0),
                   "; nonfinite=\"saturate\" lets such values through");
+  if (job.rule == ScaleRule::kMinMax) {
+    const std::size_t groups = shape.cols / job.block;
+    result.push_back(bytes_like(input, zero_point_bytes(info, shape.rows, groups)));
+    store_zero_points(info, shape.rows, groups, zeros.data(),
+                      static_cast<std::uint8_t*>(result.back().mutable_data_ptr()));
+  }
   if (!double_quant) return result;
   // Fresh tensors are aligned to 64 bytes.
   result.pop_back();

@@ -40,6 +40,8 @@ std::vector<Tensor> split_quantize_cpu(const Tensor& input, const std::vector<st
   STD_TORCH_CHECK(block > 0 && block_fits(info, static_cast<std::size_t>(block)), kOp,
                   ": block size is ", block, ", format ", info.name, " wants a power of two from ",
                   info.smallest_block, " to ", info.largest_block);
+  STD_TORCH_CHECK(info.shape != BlockShape::kGroup, kOp, ": format ", info.name,
+                  " has groups of a row, wanted another");
   const DType dtype = dtype_of(input.scalar_type(), kOp, "input");
   const ScaleRule how = check_rule(kOp, info, rule);
   const std::vector<std::size_t> rows = check_splits(input, splits);

@@ -68,6 +68,8 @@ std::vector<Tensor> quantize_cuda(const Tensor& input, std::int64_t format, std:
   check_device("quantize", DeviceType::CUDA, {{"input", input}});
   auto [info, shape, job] =
       check_quantize(input, format, block, double_quant, saturate_nonfinite, rule, scale_bytes);
+  STD_TORCH_CHECK(info.shape != BlockShape::kGroup, "quantize: no kernel for format ", info.name,
+                  " on CUDA");
   const CudaDevice device(input.get_device_index());
   const std::size_t blocks = job.blocks();
   Tensor values = bytes_like(input, packed_bytes(info, job.elements));

@@ -244,6 +244,7 @@ class Converter {
     const QuantizeJob work =
         layout.job(dtype, input_of(piece, dtype, scratch), count, scratch.out.data(),
                    job.scales.at(layout, layout.block_at(piece.begin)),
+                   job.scales.zeros_at(layout.block_at(piece.begin)),
                    &job.scales.tensor_at(layout, piece.begin));
     if (const auto bad = quantize(work, serial_for)) fail_nonfinite(weight, piece.begin + *bad);
     writer_.write(values_name(conversion), layout.value_bytes(piece.begin), scratch.out);
@@ -262,7 +263,7 @@ class Converter {
     const FormatInfo& info = job.layout->info();
     job.scales.make_room(*job.layout);
     for (std::size_t i = 0; i < job.largest.size(); ++i) {
-      job.scales.tensors[i] = tensor_scales_for(info.kernels, info.rules.front(), job.largest[i]);
+      job.scales.tensors[i] = tensor_scales_for(info.kernels, job.layout->rule(), job.largest[i]);
     }
     job.has_scales = true;
     return true;

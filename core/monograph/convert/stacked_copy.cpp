@@ -20,7 +20,8 @@ class Stacker {
       : stack_(*conversion.weight), sources_(stack_.composed->sources) {
     const std::string_view format = stack_.format;
     const auto known = written_format(format);
-    if (!known || stack_.quant_method != producer_of(*known) || !stack_.is_readable()) {
+    const bool groups = known && find_format(*known)->shape == BlockShape::kGroup;
+    if (!known || groups || stack_.quant_method != producer_of(*known) || !stack_.is_readable()) {
       fail("a stack has no names for " + std::string(format) + " of " +
            std::string(stack_.quant_method));
     }

@@ -28,6 +28,7 @@ struct GroupCode {
   std::size_t row_align;
 };
 constexpr std::array kGroupKinds = {kBf16, kFp16, kFp32};
+constexpr std::array kGroupRules = {kAbsmax, kMinMax};  // the second of integers alone
 constexpr GroupCode kInt4Code = {
     {"int4-bf16", "int4-fp16", "int4-fp32"}, 4, ZeroPoints::kPacked, 4};
 constexpr GroupCode kInt8Code = {{"int8-bf16", "int8-fp16", "int8-fp32"}, 8, ZeroPoints::kBytes, 1};
@@ -41,19 +42,20 @@ constexpr std::size_t kAnyGroup = std::size_t{1} << 56;
 constexpr FormatInfo group_format(const GroupCode& code, Format first, Format kernels,
                                   std::size_t kind) {
   const auto number = static_cast<std::uint8_t>(static_cast<std::size_t>(first) + kind);
-  return {static_cast<Format>(number),
-          code.names[kind],
-          kernels,
-          code.bits,
-          BlockShape::kGroup,
-          1,
-          kAnyGroup,
-          /*double_quant=*/false,
-          TensorScale::kNone,
-          std::span<const ScaleKind>(&kGroupKinds[kind], 1),
-          {},
-          code.zero_points,
-          code.row_align};
+  return {
+      static_cast<Format>(number),
+      code.names[kind],
+      kernels,
+      code.bits,
+      BlockShape::kGroup,
+      1,
+      kAnyGroup,
+      /*double_quant=*/false,
+      TensorScale::kNone,
+      std::span<const ScaleKind>(&kGroupKinds[kind], 1),
+      std::span<const ScaleRule>(kGroupRules.data(), code.zero_points == ZeroPoints::kNone ? 1 : 2),
+      code.zero_points,
+      code.row_align};
 }
 
 constexpr std::array kFormats = {
@@ -103,7 +105,8 @@ const char* name_of(ScaleRule rule) {
                                     "torchao",
                                     "compressed-tensors",
                                     "modelopt",
-                                    "transformers"};
+                                    "transformers",
+                                    "minmax"};
   return kNames[static_cast<std::size_t>(rule)];
 }
 
@@ -119,6 +122,15 @@ const FormatInfo* find_format(std::string_view name) {
   for (const FormatInfo& info : kFormats)
     if (info.name == name) return &info;
   return nullptr;
+}
+
+Format with_scale_kind(Format format, ScaleKind kind) {
+  const FormatInfo& info = *find_format(format);
+  if (info.shape != BlockShape::kGroup) return format;
+  std::size_t from = 0, to = 0;
+  while (kGroupKinds[from] != info.kinds[0]) ++from;
+  while (to + 1 < kGroupKinds.size() && kGroupKinds[to] != kind) ++to;
+  return static_cast<Format>(static_cast<std::size_t>(format) - from + to);
 }
 
 bool block_fits(const FormatInfo& info, std::size_t block) {

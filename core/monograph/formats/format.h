@@ -76,6 +76,7 @@ enum class ScaleRule : std::uint8_t {
   kCompressedTensors = 8,
   kModelOpt = 9,
   kTransformers = 10,
+  kMinMax = 11,  // with a zero point for each group
 };
 const char* name_of(ScaleRule rule);
 
@@ -98,6 +99,10 @@ struct FormatInfo {
 std::span<const FormatInfo> formats();
 const FormatInfo* find_format(Format format);
 const FormatInfo* find_format(std::string_view name);
+
+// The format of the same code with scales of this kind: int4-fp16 of int4-bf16. The format itself
+// where it has no groups of a row.
+Format with_scale_kind(Format format, ScaleKind kind);
 
 // Whether `block` is a power of two within the format's limits; any size within them for kGroup.
 bool block_fits(const FormatInfo& info, std::size_t block);

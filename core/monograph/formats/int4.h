@@ -18,10 +18,15 @@ struct Int4 {
   static constexpr Format kFormat = Format::kInt4Bf16;
   static constexpr BlockShape kShape = BlockShape::kGroup;
   static constexpr int kMiddle = 8;
+  static constexpr float kLowest = -8, kHighest = 7;
   // kDifferences[15 - zero + code] is code - zero.
   static constexpr float kDifferences[31] = {-15, -14, -13, -12, -11, -10, -9, -8, -7, -6, -5,
                                              -4,  -3,  -2,  -1,  0,   1,   2,  3,  4,  5,  6,
                                              7,   8,   9,   10,  11,  12,  13, 14, 15};
+
+  [[gnu::always_inline]] static std::uint8_t code_of(float number) {
+    return static_cast<std::uint8_t>(nearest_integer(number) + kMiddle);
+  }
 
   [[gnu::always_inline]] static int zero_of(const PackedView& weight, std::size_t row,
                                             std::size_t group) {

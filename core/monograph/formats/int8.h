@@ -16,6 +16,12 @@ namespace monograph {
 struct Int8 {
   static constexpr Format kFormat = Format::kInt8Bf16;
   static constexpr BlockShape kShape = BlockShape::kGroup;
+  static constexpr float kLowest = -128, kHighest = 127;
+
+  // Signed; what is stored with 128 added is this with the upper bit flipped.
+  [[gnu::always_inline]] static std::uint8_t code_of(float number) {
+    return static_cast<std::uint8_t>(nearest_integer(number));
+  }
 
   // What a group's elements have in common. `flip` is 0x80 where codes are stored with 128 added:
   // it makes them signed.

@@ -5,7 +5,16 @@
 // The scale is fp32, fp16 or bf16 as the format's number says, [rows, groups], or one for all. A
 // format F supplies zero_of(weight, row, group) and decode_group<V, T>(values, col, count, scale,
 // zero, out): `count` elements of one group from column `col` of the row whose first byte is
-// `values`.
+// `values`. To quantise: the range kLowest ... kHighest of its codes as numbers, and
+// code_of(number), a byte of its own.
+//   encode, as compressed-tensors computes on a CPU: in the type T of the weight, every result
+//   rounded to T; lo and hi are the group's smallest and largest element, and 0 between them
+//     absmax  s = max(-lo, hi) / ((kHighest - kLowest) / 2), zero = 0
+//     minmax  s = (hi - lo) / (kHighest - kLowest), zero = kLowest - lo / s, rounded to even and
+//             clamped; where hi - lo overflows, both are divided first
+//   s is rounded to the type of the scales; where that is 0 it becomes that type's epsilon, and
+//   where lo / s is NaN zero is 0.
+//   number = x / s + zero, clamped to kLowest ... kHighest; its code is the nearest, ties to even.
 #pragma once
 
 #include <bit>
@@ -39,6 +48,11 @@ namespace monograph {
                                                             std::size_t per_word) {
   const std::size_t groups = weight.cols / weight.block;
   return weight.scales.zeros[(row / per_word * groups + group) * 4 + row % per_word * 4 / per_word];
+}
+
+// x rounded to an integer, ties to even; its magnitude is below 2^22.
+[[gnu::always_inline]] inline int nearest_integer(float x) {
+  return std::bit_cast<int>(x + 0x1.8p23f) - std::bit_cast<int>(0x1.8p23f);
 }
 
 template <class F, class V, class T>

@@ -6,6 +6,7 @@
 #include "monograph/base/float_types.h"
 #include "monograph/formats/bind.h"
 #include "monograph/formats/dynamic_map.h"
+#include "monograph/formats/zero_points.h"
 #include "monograph/kernels/dequantize/dequantize.h"
 #include "monograph/kernels/feedback_rounding/feedback_rounding.h"
 #include "monograph/text/utf8.h"
@@ -23,13 +24,14 @@ PackedCopy::PackedCopy(const Conversion& conversion, std::size_t matrices, std::
 
 void PackedCopy::set_largest(std::size_t matrix, float magnitude) {
   const FormatInfo& info = layout_.info();
-  scales_.tensors[matrix] = tensor_scales_for(info.kernels, info.rules.front(), magnitude);
+  scales_.tensors[matrix] = tensor_scales_for(info.kernels, layout_.rule(), magnitude);
 }
 
 void PackedCopy::quantize(std::size_t at, DType dtype, const void* input, std::size_t count) {
   const QuantizeJob job =
       layout_.job(dtype, input, count, values_.data() + layout_.value_bytes(at),
-                  scales_.at(layout_, layout_.block_at(at)), &scales_.tensor_at(layout_, at));
+                  scales_.at(layout_, layout_.block_at(at)), scales_.zeros_at(layout_.block_at(at)),
+                  &scales_.tensor_at(layout_, at));
   const auto bad = monograph::quantize(job, serial_for);
   if (!bad) return;
   throw Error("weight " + text::in_quotes(conversion_.weight->name) + ": element " +
@@ -62,6 +64,11 @@ void PackedCopy::finish(ParallelFor parallel_for) {
       tensors_.push_back(divides ? one.encode : one.decode);
     }
     scales.push_back(bytes(tensors_.data(), tensors_.size()));
+  } else if (layout_.has_zero_points()) {
+    const std::size_t groups = shape_[2] / conversion_.block;
+    zero_points_.resize(zero_point_bytes(layout_.info(), shape_[1], groups));
+    store_zero_points(layout_.info(), shape_[1], groups, scales_.zeros.data(), zero_points_.data());
+    scales.push_back(bytes(zero_points_.data(), zero_points_.size()));
   }
   view_ = bind_packed(layout_.info(), conversion_.block, shape_,
                       bytes(values_.data(), values_.size()), scales);

@@ -47,7 +47,7 @@ class PackedCopy {
   const Conversion& conversion_;
   PackedLayout layout_;
   std::array<std::size_t, 3> shape_;
-  std::vector<std::uint8_t> values_, codes_;
+  std::vector<std::uint8_t> values_, codes_, zero_points_;
   PackedScales scales_;
   std::vector<float> groups_, tensors_;
   PackedView view_;

@@ -28,6 +28,8 @@ struct Conversion {
   // For kQuantize; a format of packed_parts.h and a block of it.
   Format format = Format::kNf4;
   std::size_t block = 64;
+  bool by_row = false;  // groups of a row: the row is the block
+  ScaleRule rule = ScaleRule::kDefault;
   bool double_quant = false;
   NonFinite nonfinite = NonFinite::kError;
   Stack stack = Stack::kNone;  // kOwn and kGptOss: the weight is [experts, outputs, inputs]

@@ -39,11 +39,16 @@ PackedLayout::PackedLayout(const Conversion& conversion, std::uint64_t matrices,
       matrices_(matrices),
       rows_(rows),
       cols_(cols),
-      nonfinite_(conversion.nonfinite) {
+      nonfinite_(conversion.nonfinite),
+      rule_(conversion.rule == ScaleRule::kDefault ? info_.rules.front() : conversion.rule) {
   if (info_.shape != BlockShape::kSquare && info_.tensor_scale == TensorScale::kNone) {
     rows_ *= std::exchange(matrices_, 1);
   }
   try {
+    if (info_.shape == BlockShape::kGroup && (matrices != 1 || conversion.stack != Stack::kNone)) {
+      throw Error("has " + std::to_string(matrices) + " matrices, format " + info_.name +
+                  " wants one");
+    }
     matrix_shape(info_, block_, std::array<std::size_t, 3>{matrices, rows, cols});
     if (conversion.stack != Stack::kNone && info_.shape == BlockShape::kFlat &&
         rows * cols % block_ != 0) {
@@ -60,6 +65,7 @@ std::uint64_t PackedLayout::blocks() const {
 }
 
 std::uint64_t PackedLayout::unit() const {
+  if (info_.shape == BlockShape::kGroup) return std::max<std::uint64_t>(cols_, 1);
   return info_.shape == BlockShape::kSquare ? std::max<std::uint64_t>(block_ * cols_, 1) : block_;
 }
 
@@ -76,18 +82,24 @@ std::uint64_t PackedLayout::block_at(std::uint64_t begin) const {
 }
 
 std::uint64_t PackedLayout::value_bytes(std::uint64_t elements) const {
-  return packed_bytes(info_, elements);
+  if (info_.shape != BlockShape::kGroup) return packed_bytes(info_, elements);
+  return cols_ == 0 ? 0 : elements / cols_ * row_bytes(info_, cols_);
 }
 
 QuantizeJob PackedLayout::job(DType dtype, const void* input, std::uint64_t count,
-                              std::uint8_t* values, std::uint8_t* scales,
+                              std::uint8_t* values, std::uint8_t* scales, std::uint8_t* zeros,
                               const TensorScales* tensor) const {
   QuantizeJob job = {info_.kernels, dtype, input, count, block_, nonfinite_, values, scales};
-  job.rule = info_.rules.front();
+  job.rule = rule_;
   job.kind = kind();
   job.shape = info_.shape;
   job.matrix_rows = cols_ == 0 ? 0 : count / cols_;
   job.cols = cols_;
+  if (info_.shape == BlockShape::kGroup) {
+    job.row_bytes = row_bytes(info_, cols_);
+    job.add_half = info_.zero_points == ZeroPoints::kPacked && info_.bits == 8;
+    if (has_zero_points()) job.zeros = zeros;
+  }
   if (info_.tensor_scale != TensorScale::kNone) {
     job.tensors = tensor;
     job.blocks_per_tensor = std::max<std::uint64_t>(job.blocks(), 1);

@@ -22,6 +22,8 @@ class PackedLayout {
   std::uint64_t elements() const { return matrices_ * rows_ * cols_; }
   std::uint64_t blocks() const;
   ScaleKind kind() const { return info_.kinds.front(); }
+  ScaleRule rule() const { return rule_; }
+  bool has_zero_points() const { return rule_ == ScaleRule::kMinMax; }
   std::size_t scale_bytes() const { return size_bytes(kind()); }
   // Ranges begin at a multiple of this many elements: whole blocks.
   std::uint64_t unit() const;
@@ -29,19 +31,20 @@ class PackedLayout {
   std::uint64_t range(std::uint64_t elements) const;
   // The first block of a range that begins here.
   std::uint64_t block_at(std::uint64_t begin) const;
-  // The bytes of the values before this element, the first of a range.
+  // The bytes of the values before this element, the first of a range; or of a row.
   std::uint64_t value_bytes(std::uint64_t elements) const;
 
-  // The work for the `count` elements of one range. `tensor` is the scale of its matrix, for a
-  // format that has one.
+  // The work for the `count` elements of one range. `zeros` is for zero points, `tensor` the scale
+  // of its matrix, for a format that has one.
   QuantizeJob job(DType dtype, const void* input, std::uint64_t count, std::uint8_t* values,
-                  std::uint8_t* scales, const TensorScales* tensor) const;
+                  std::uint8_t* scales, std::uint8_t* zeros, const TensorScales* tensor) const;
 
  private:
   const FormatInfo& info_;
   std::size_t block_;
   std::uint64_t matrices_, rows_, cols_;
   NonFinite nonfinite_;
+  ScaleRule rule_;
 };
 
 }  // namespace monograph

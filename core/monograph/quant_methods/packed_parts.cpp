@@ -79,6 +79,19 @@ std::vector<std::string> written_names() {
 std::string_view written_name(Format format) { return written_by(format).form->name; }
 std::string_view producer_of(Format format) { return written_by(format).method->name; }
 
+void fit_groups(Conversion& conversion) {
+  if (find_format(conversion.format)->shape != BlockShape::kGroup) return;
+  const Weight& weight = *conversion.weight;
+  const DType dtype = source_dtype(weight);
+  conversion.format =
+      with_scale_kind(conversion.format, dtype == DType::kBFloat16  ? ScaleKind::kBf16
+                                         : dtype == DType::kFloat16 ? ScaleKind::kFp16
+                                                                    : ScaleKind::kFp32);
+  conversion.by_row = conversion.by_row || conversion.block == 0;
+  if (!conversion.by_row) return;
+  conversion.block = weight.shape.empty() ? 1 : std::max<std::uint64_t>(weight.shape.back(), 1);
+}
+
 std::string values_name(const Conversion& conversion) {
   const WrittenForm& form = *written_by(conversion).form;
   return form.values.empty() ? conversion.weight->name : part_name(conversion, form.values);

@@ -23,6 +23,10 @@ std::string_view written_name(Format format);
 // Who writes it so: "bitsandbytes", "compressed-tensors" or "DeepSeek".
 std::string_view producer_of(Format format);
 
+// Of a format with groups of a row: its scales get the type that the weight has, as
+// compressed-tensors gives them, and a block of 0 becomes the row.
+void fit_groups(Conversion& conversion);
+
 // All tensors of the weight, the values first. Throws Error if the producer has no name for it:
 // only bitsandbytes has one for a weight that is neither a matrix X.weight nor a stack.
 std::vector<safetensors::TensorSpec> packed_specs(const Conversion& conversion);
@@ -34,13 +38,18 @@ std::string values_name(const Conversion& conversion);
 struct PackedScales {
   std::vector<float> words;  // those of the blocks as they are stored; fp32 words for alignment
   std::vector<TensorScales> tensors;  // one a matrix, for a format that has them
+  std::vector<std::uint8_t> zeros;    // a signed byte a block, where it has zero points
 
   void make_room(const PackedLayout& layout) {
     tensors.resize(layout.matrices());
     words.resize(ceil_div(layout.blocks() * layout.scale_bytes(), sizeof(float)));
+    if (layout.has_zero_points()) zeros.resize(layout.blocks());
   }
   std::uint8_t* at(const PackedLayout& layout, std::uint64_t block) {
     return reinterpret_cast<std::uint8_t*>(words.data()) + block * layout.scale_bytes();
+  }
+  std::uint8_t* zeros_at(std::uint64_t block) {
+    return zeros.empty() ? nullptr : zeros.data() + block;
   }
   // Of the matrix of this element.
   TensorScales& tensor_at(const PackedLayout& layout, std::uint64_t element) {

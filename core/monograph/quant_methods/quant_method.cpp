@@ -8,6 +8,7 @@ namespace monograph {
 
 WrittenBy written_by(Format format, Stack stack) {
   const bool gpt_oss = stack == Stack::kGptOss;
+  format = with_scale_kind(format, ScaleKind::kBf16);
   for (const QuantMethod* method : quant_methods()) {
     for (const WrittenForm& form : method->written) {
       if (form.format == format && (form.stack == Stack::kGptOss) == gpt_oss) {

@@ -51,7 +51,8 @@ struct WrittenForm {
   // kGptOss: for such stacks alone; users do not name it.
   Stack stack = Stack::kNone;
   // Set where the suffixes do not say it all: the tensors, the values first, under the weight's own
-  // name; and all of them but the values, from the scales of all blocks.
+  // name unless `values` has another; and all of them but the values, from the scales of all
+  // blocks.
   std::vector<safetensors::TensorSpec> (*specs)(const Conversion& conversion) = nullptr;
   void (*write)(const Conversion& conversion, const PackedScales& scales,
                 safetensors::ShardedWriter& writer) = nullptr;

@@ -17,8 +17,10 @@ using json::Value;
 // One config describes one producer and, but for nf4 and fp4, one format.
 void check_one_format(const Conversion& first, const Conversion& other) {
   const QuantMethod* method = written_by(first.format).method;
-  const bool fits = method->mixes_formats ? written_by(other.format).method == method
-                                          : other.format == first.format;
+  // One of several types of scales counts as the same.
+  const bool fits = method->mixes_formats
+                        ? written_by(other.format).method == method
+                        : written_by(other.format).form == written_by(first.format).form;
   const bool gpt_oss = first.stack == Stack::kGptOss;
   if (fits && gpt_oss == (other.stack == Stack::kGptOss)) return;
   if (fits) {

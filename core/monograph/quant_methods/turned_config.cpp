@@ -3,6 +3,7 @@
 #include <string>
 
 #include "monograph/base/error.h"
+#include "monograph/quant_methods/group_parts.h"
 #include "monograph/quant_methods/quantization_config.h"
 #include "monograph/text/utf8.h"
 
@@ -40,16 +41,7 @@ void check_same(const Conversion& first, const Conversion& other) {
 
 Value scheme_of(const Conversion& first) {
   const WordLayout& layout = *first.words;
-  Value weights = Value::object();
-  weights.set("num_bits", Value::number(static_cast<std::int64_t>(layout.bits)));
-  weights.set("type", Value::string("int"));
-  weights.set("symmetric", Value::boolean(first.symmetric));
-  weights.set("group_size",
-              by_row(layout) ? Value() : Value::number(static_cast<std::int64_t>(layout.group)));
-  weights.set("strategy", Value::string(by_row(layout) ? "channel" : "group"));
-  weights.set("dynamic", Value::boolean(false));
-  weights.set("actorder", Value());
-  return weights;
+  return integer_scheme(layout.bits, by_row(layout) ? 0 : layout.group, first.symmetric);
 }
 
 // As for quantised weights, but that a head may be turned.

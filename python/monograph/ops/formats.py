@@ -68,13 +68,10 @@ RULES = MappingProxyType(
         "compressed-tensors": 8,
         "modelopt": 9,
         "transformers": 10,
+        "minmax": 11,
     }
 )
 _SCALE_TYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "e8m0": 1, "e4m3": 1}
-
-
-# What is said of a format without rules.
-NOT_QUANTISED = "is read and trained on; nothing quantises to it yet"
 
 
 @dataclass(frozen=True)
@@ -100,8 +97,8 @@ class Format:
 
     @property
     def default_block(self) -> int:
-        if self.shape is BlockShape.GROUP:
-            return 128
+        if self.shape is BlockShape.GROUP:  # 0 is the row
+            return 128 if self.bits == 4 else 0
         return 64 if 64 in self.block_sizes else self.block_sizes[0]
 
     def check_block(self, block: int) -> None:
@@ -114,8 +111,6 @@ class Format:
 
     def rule_number(self, name: str) -> int:
         """The number of a rule by its name or a producer's; "default" is the first."""
-        if not self.rules:
-            raise ValueError(f"format {self.name} {NOT_QUANTISED}")
         rules = {"default": next(iter(self.rules.values())), **self.rules}
         if name not in rules:
             raise ValueError(f"rule is {name!r}, format {self.name} wants one of {', '.join(rules)}")
@@ -261,6 +256,7 @@ def _groups(
 ) -> dict[str, Format]:
     """A code in groups of a row: a format for each type of its scales, which sizes alone do not tell."""
     floats = zero_points is ZeroPoints.NONE
+    rules = {"absmax": "absmax", "compressed-tensors": "absmax", **({} if floats else {"minmax": "minmax"})}
     return {
         f"{name}-{suffix}": Format(
             f"{name}-{suffix}",
@@ -273,7 +269,7 @@ def _groups(
             low_nibble_first=True,
             scale_names=("block_scales",) if floats else ("block_scales", "zero_points"),
             scale_types=(scale_type,),
-            rules={},
+            rules=rules,
             zero_points=zero_points,
             row_align=row_align,
         )
@@ -281,9 +277,9 @@ def _groups(
     }
 
 
-# What `quantize` gives.
+# Blocks of one size, or flat ones; experts may have them.
 FORMATS = {f.name: f for f in (NF4, FP4, MXFP4, MXFP8, NVFP4, NVFP4_DIVIDE, FP8_BLOCK)}
-# What is read as others wrote it: int4, int8 and FP8 with scales of rows or groups of them.
+# int4, int8 and FP8 with scales of rows or groups of them, as compressed-tensors has them.
 GROUP_FORMATS = {
     **_groups("int4", 8, 4, ZeroPoints.PACKED, row_align=4),
     **_groups("int8", 11, 8, ZeroPoints.BYTES),
@@ -298,11 +294,19 @@ _BY_NUMBER = {f.number: f for f in (*FORMATS.values(), *GROUP_FORMATS.values())}
 SCALE_GROUP = 256
 
 
-def format_named(name: str) -> Format:
-    """The format called `name`; the error lists the known ones."""
+# What `quantize` calls them; the type of the scales is that of the weight.
+GROUP_CODES = {"int4": "int4", "int8": "int8-packed", "fp8": "fp8-row"}
+_SUFFIX_OF = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+def format_named(name: str, dtype: torch.dtype = torch.bfloat16) -> Format:
+    """The format called `name`, for a weight of `dtype`; the error lists the known ones."""
+    if name in GROUP_CODES and dtype in _SUFFIX_OF:
+        return GROUP_FORMATS[f"{GROUP_CODES[name]}-{_SUFFIX_OF[dtype]}"]
     found = FORMATS.get(name) or GROUP_FORMATS.get(name)
     if found is None:
-        raise ValueError(f"format is {name!r}, known are {', '.join([*FORMATS, *GROUP_FORMATS])}")
+        known = ", ".join([*FORMATS, *GROUP_CODES, *GROUP_FORMATS])
+        raise ValueError(f"format is {name!r}, known are {known}")
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 from monograph.ops import library  # noqa: F401  (the schema is registered there)
 from monograph.ops.argument_checks import check_dimensions, check_float, check_tensors, require
 from monograph.ops.formats import (
-    NOT_QUANTISED,
+    RULES,
     SCALE_GROUP,
     BlockShape,
     Format,
@@ -18,6 +18,7 @@ from monograph.ops.formats import (
     value_table,
 )
 from monograph.ops.quantize_elements import quantize_elements
+from monograph.ops.quantize_groups import quantize_groups
 
 # Below this a scale's reciprocal would overflow; bitsandbytes clamps here.
 _SMALLEST_SCALE = 1e-38
@@ -107,9 +108,10 @@ def _absmax_quantize(
 def _check_numbers(format: int, block: int, double_quant: bool, rule: int, scale_bytes: int) -> Format:
     """All but the input: for the fake, whose sizes may be symbols, as well."""
     fmt = _format("quantize", format)
-    require(bool(fmt.rules), "quantize", f"format {fmt.name} {NOT_QUANTISED}")
-    allowed = fmt.block_sizes
-    require(block in allowed, "quantize", f"block size is {block}, format {fmt.name} wants one of {allowed}")
+    try:
+        fmt.check_block(block)
+    except ValueError as error:
+        raise ValueError(f"quantize: {error}") from None
     require(not double_quant or fmt.double_quant, "quantize", f"format {fmt.name} has no double quantisation")
     rules = [fmt.rule_number(name) for name in fmt.rules]
     require(rule in (0, *rules), "quantize", f"rule is {rule}, format {fmt.name} wants 0 or one of {rules}")
@@ -126,11 +128,15 @@ def _check_arguments(
     check_float("quantize", "input", input)
     fmt = _check_numbers(format, block, double_quant, rule, scale_bytes)
     check_dimensions("quantize", input.shape)
-    if fmt.shape is BlockShape.ROW:
+    if fmt.shape in (BlockShape.ROW, BlockShape.GROUP):
         try:
             fmt.grid(list(input.shape) or [1], block)
         except ValueError as error:
             raise ValueError(f"quantize: {error}") from None
+    if fmt.shape is BlockShape.GROUP:
+        matrices = prod(input.shape[:-2])
+        found = f"input has {matrices} matrices, format {fmt.name} wants one"
+        require(matrices == 1, "quantize", found)
     return fmt
 
 
@@ -149,6 +155,8 @@ def portable_quantize(
     finite = flat.isfinite()
     if not saturate_nonfinite:
         _check_finite(flat, finite)
+    if fmt.shape is BlockShape.GROUP:
+        return quantize_groups(fmt, input, finite, block, rule)
     if fmt.element is not None:
         return quantize_elements(fmt, flat, finite, list(input.shape), block, rule, scale_bytes)
     values, absmax = _absmax_quantize(fmt, flat, finite, block)
@@ -171,11 +179,13 @@ def _(input, format, block, double_quant, saturate_nonfinite, rule=0, scale_byte
         blocks = prod(fmt.grid(input.shape, block))
     else:
         blocks = (elements + block - 1) // block
-    sizes = [(elements * fmt.bits + 7) // 8]
+    sizes = [fmt.value_bytes(input.shape) if input.dim() else (elements * fmt.bits + 7) // 8]
     if double_quant:
         sizes += [blocks, 4 * ((blocks + SCALE_GROUP - 1) // SCALE_GROUP), 4 * 256, 4]
     else:
         sizes += [(scale_bytes or fmt.scale_bytes(None)) * blocks]
+    if rule == RULES["minmax"]:
+        sizes += [fmt.zero_point_bytes(prod(input.shape[:-1]), input.shape[-1] // block)]
     if fmt.tensor_scale:
         sizes += [4 * prod(input.shape[:-2])]
     return [input.new_empty([size], dtype=torch.uint8) for size in sizes]

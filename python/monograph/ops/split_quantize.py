@@ -10,7 +10,7 @@ import torch
 
 from monograph.ops import library  # noqa: F401  (the schema is registered there)
 from monograph.ops.argument_checks import check_float, check_tensors, require
-from monograph.ops.formats import NOT_QUANTISED, BlockShape, Format, format_numbered
+from monograph.ops.formats import BlockShape, Format, format_numbered
 from monograph.ops.quantize import portable_quantize
 
 ALIGNMENT = 64  # kPartAlignment of core/monograph/kernels/quantize/split_quantize.h
@@ -73,7 +73,8 @@ def _check_numbers(format: int, block: int, rule: int) -> Format:
         fmt = format_numbered(format)
     except ValueError as error:
         raise ValueError(f"split_quantize: {error}") from None
-    require(bool(fmt.rules), "split_quantize", f"format {fmt.name} {NOT_QUANTISED}")
+    grouped = f"format {fmt.name} has groups of a row, wanted another"
+    require(fmt.shape is not BlockShape.GROUP, "split_quantize", grouped)
     wanted = f"block size is {block}, format {fmt.name} wants one of {fmt.block_sizes}"
     require(block in fmt.block_sizes, "split_quantize", wanted)
     rules = [fmt.rule_number(name) for name in fmt.rules]

@@ -131,9 +131,10 @@ def quantize(
 ) -> PackedWeight:
     """Quantises a bf16, fp16 or fp32 weight.
 
-    `block_size` is 64 for nf4 and fp4 unless given; the other formats have one each. `rule` says how scales
-    are chosen, by name ("floor", "rceil" ...) or by whose rule it is ("torchao", "modelopt" ...);
-    docs/reference/formats.md has them. `scale_type` chooses "float32", "bfloat16" or "e8m0" for fp8-block.
+    `block_size` is 64 for nf4 and fp4 unless given, 128 for int4 and the row for int8 and fp8, which 0 stands
+    for; the other formats have one each. `rule` says how scales are chosen, by name ("floor", "rceil" ...) or
+    by whose rule it is ("torchao", "modelopt" ...); docs/reference/formats.md has them. "minmax" gives int4
+    and int8 zero points. `scale_type` chooses "float32", "bfloat16" or "e8m0" for fp8-block.
 
     A NaN or an infinity is an error that names its position. With nonfinite="saturate" such values stay out
     of the block's scale; NaN becomes 0 and an infinity the largest magnitude of its block.
@@ -144,8 +145,10 @@ def quantize(
     """
     if nonfinite not in ("error", "saturate"):
         raise ValueError(f"nonfinite is {nonfinite!r}, wanted 'error' or 'saturate'")
-    fmt = format_named(format)
+    fmt = format_named(format, weight.dtype)
     block = fmt.default_block if block_size is None else block_size
+    if block == 0 and fmt.shape is BlockShape.GROUP:
+        block = max(weight.shape[-1], 1)
     fmt.check_block(block)
     values, *scales = quantize_op(
         weight,

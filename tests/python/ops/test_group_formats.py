@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import monograph as mg
 from monograph.nn import QuantLinear
 from monograph.ops.dequantize import fused_dequantize, portable_dequantize
 from monograph.ops.formats import GROUP_FORMATS, ZeroPoints
@@ -170,16 +169,6 @@ def test_what_does_not_fit_is_refused_by_name(call):
 
     for parts, message in wrong:
         assert re.search(message, refusal(call, *parts, dtype)), message
-
-
-@pytest.mark.parametrize("name", GROUP_FORMATS)
-def test_nothing_quantises_to_it_yet(name):
-    wanted = f"format {name} is read and trained on; nothing quantises to it yet"
-    weight = torch.randn(8, 128)
-    assert wanted in refusal(lambda: mg.quantize(weight, name))
-    number = GROUP_FORMATS[name].number
-    assert wanted in refusal(torch.ops.monograph.quantize, weight, number, 128, False, False)
-    assert wanted in refusal(lambda: mg.MonographConfig(name))
 
 
 def test_types_of_scales_are_told_apart():

@@ -19,7 +19,7 @@ def test_accepted_and_refused_files_are_counted_once(tmp_path):
     files = {
         "good.yml": GOOD,
         "noticed.yaml": GOOD | {"trust_remote_code": True, "deepspeed": "zero2.json", "warmup_steps": 0.1},
-        "bits.yml": GOOD | {"load_in_8bit": True, "skip_prepare_dataset": True},
+        "bits.yml": GOOD | {"adapter": "lora", "load_in_8bit": True},
         "image.yml": GOOD | {"skip_prepare_dataset": True},
         "full.yml": {name: value for name, value in GOOD.items() if name != "adapter"},
         "cloud.yml": {"provider": "somebody"},
@@ -32,11 +32,7 @@ def test_accepted_and_refused_files_are_counted_once(tmp_path):
         [sys.executable, str(TOOL), str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert "5 training examples, 4 with adapter lora or qlora" in done.stdout
-    assert "| **accepted** | **2 of 4** | |" in done.stdout
-    assert (
-        "| a base of 8-bit integers | 1 | 8-bit integers are not built; write load_in_4bit: true"
-        in done.stdout
-    )
+    assert "| **accepted** | **3 of 4** | |" in done.stdout
     assert "| images and sound | 1 |" in done.stdout
     assert "| **accepted** | **0 of 1** | |" in done.stdout
     assert "| full fine-tuning | 1 |" in done.stdout

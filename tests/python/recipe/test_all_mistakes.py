@@ -14,7 +14,7 @@ def good(tmp_path):
 
 
 def test_mistakes_of_every_check_come_at_once(good):
-    """A misspelt key, a wrong type, a refused key, keys together, a dataset, and options of the compiler."""
+    """A misspelt key, a wrong type, a refused value, keys together, a dataset, options of the compiler."""
     wrong = {
         "lerning_rate": 1,
         "seed": "x",
@@ -30,7 +30,7 @@ def test_mistakes_of_every_check_come_at_once(good):
     for begins in (
         "lerning_rate: unknown key; did you mean learning_rate?",
         "seed is 'x' (str), wanted a whole number",
-        "load_in_8bit: not supported",
+        "adapter is qlora and load_in_8bit true",
         "warmup_ratio is 2.0, wanted",
         "optimizer is lion, only AdamW",
         "device_map is balanced",

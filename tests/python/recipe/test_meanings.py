@@ -72,7 +72,7 @@ def test_a_key_that_ours_mean_is_read_with_a_notice(good, written, meant):
         ),
         ({"deepspeed": "my.json"}, "deepspeed: the stage of ZeRO is not known of 'my.json'"),
         ({"layer_offloading": True}, "layer_offloading: not supported; write base_memory: 3GiB"),
-        ({"load_in_8bit": True}, "load_in_8bit: not supported; 8-bit integers are not built"),
+        ({"load_in_8bit": True}, "adapter is qlora and load_in_8bit true; write adapter: lora"),
     ],
 )
 def test_what_is_not_here_is_refused_with_an_alternative(good, written, said):

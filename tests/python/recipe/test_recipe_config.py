@@ -172,8 +172,7 @@ BAD = {
     ),
     "8 bits": (
         {"load_in_8bit": True},
-        "load_in_8bit: not supported; 8-bit integers are not built; write load_in_4bit: true, or leave it "
-        "out for 16 bits",
+        "adapter is qlora and load_in_8bit true; write adapter: lora for an int8 base",
     ),
     "no adapter": ({"adapter": None}, NO_ADAPTER),
     "optimiser": (
@@ -212,7 +211,7 @@ def test_ten_bad_recipes_say_what_to_write(name, good):
 
 
 def test_all_mistakes_are_named_at_once(good):
-    found = errors_of(good | {"lora_rank": 8, "sequence_lenn": 5, "load_in_8bit": True, "bf16": "maybe"})
+    found = errors_of(good | {"lora_rank": 8, "sequence_lenn": 5, "relora": True, "bf16": "maybe"})
     assert len(found) == 4
     assert found[0] == "lora_rank: unknown key; here it is called lora_r"
     assert found[3] == "bf16 is 'maybe' (str), wanted true or false or auto, full"

@@ -7,6 +7,7 @@
 #include "monograph/base/float_types.h"
 #include "monograph/formats/all.h"
 #include "monograph/kernels/quantize/element_blocks.h"
+#include "monograph/kernels/quantize/group_rows.h"
 #include "monograph/kernels/quantize/quantize.h"
 #include "monograph/simd/scalar.h"
 
@@ -109,7 +110,9 @@ template <class F, class V, class T>
 template <class F, class V, class T>
 [[gnu::always_inline]] inline std::size_t quantize_blocks(const QuantizeJob& job, std::size_t first,
                                                           std::size_t last) {
-  if constexpr (requires { typename F::Element; })
+  if constexpr (F::kShape == BlockShape::kGroup)
+    return quantize_group_rows<F, V, T>(job, first, last);
+  else if constexpr (requires { typename F::Element; })
     return quantize_element_blocks<F, V, T>(job, first, last);
   else
     return quantize_absmax_blocks<F, V, T>(job, first, last);
@@ -132,7 +135,8 @@ template <class V, class... Fs>
 
 template <class V>
 QuantizeFn* quantize_variant(Format format) {
-  return find_quantize<V>(PackedFormats{}, format);
+  QuantizeFn* run = find_quantize<V>(PackedFormats{}, format);
+  return run != nullptr ? run : find_quantize<V>(RowFormats{}, format);
 }
 
 template <class V>

@@ -97,11 +97,16 @@ const std::vector<Variant<QuantizeFn, ByFormat>>& quantize_variants() {
 std::optional<std::size_t> quantize(const QuantizeJob& job, ParallelFor parallel_for) {
   QuantizeFn* run = pick(quantize_variants(), job.format);
   if (run == nullptr) throw Error("quantize: no variant for this format");
+  if (job.elements == 0) return std::nullopt;
   // The smallest position over all ranges, so that the report does not depend on the threads.
   std::atomic<std::size_t> first_bad = kAllFinite;
-  const std::size_t grain = job.shape == BlockShape::kSquare ? 1 : ceil_div(16384, job.block);
-  parallel_for(job.blocks(), grain, [&](std::size_t first, std::size_t last) {
-    const std::size_t bad = run(job, first, last);
+  std::size_t grain = job.shape == BlockShape::kSquare ? 1 : ceil_div(16384, job.block);
+  // Groups of a row may share a byte: rows are shared out whole.
+  const bool by_rows = job.shape == BlockShape::kGroup;
+  const std::size_t together = by_rows ? job.cols / job.block : 1;
+  if (by_rows) grain = ceil_div(16384, job.cols);
+  parallel_for(job.blocks() / together, grain, [&](std::size_t first, std::size_t last) {
+    const std::size_t bad = run(job, first * together, last * together);
     std::size_t seen = first_bad.load();
     while (bad < seen && !first_bad.compare_exchange_weak(seen, bad)) {
     }

@@ -35,6 +35,10 @@ struct QuantizeJob {
   std::size_t matrix_rows = 0, cols = 0;  // of one matrix; where blocks are square
   const TensorScales* tensors = nullptr;  // one for `blocks_per_tensor` blocks
   std::size_t blocks_per_tensor = 0;
+  // Where blocks are groups of a row; `elements` are whole rows of `cols`.
+  std::size_t row_bytes = 0;      // of the values; what elements leave of it becomes 0
+  bool add_half = false;          // int8: 128 is added to codes
+  std::uint8_t* zeros = nullptr;  // by ScaleRule::kMinMax: the zero points, a signed byte a group
 
   std::size_t blocks() const {
     const std::size_t matrix = matrix_rows * cols;

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "monograph/quant_methods/group_layouts.h"
+#include "monograph/quant_methods/group_parts.h"
 #include "monograph/quant_methods/quant_method.h"
 #include "monograph/quant_methods/quantization_config.h"
 #include "monograph/quant_methods/shared_layouts.h"
@@ -77,7 +78,22 @@ constexpr std::array kWritten = {WrittenForm{.name = "mxfp4",
                                              .values = ".weight_packed",
                                              .scales = ".weight_scale",
                                              .tensor = ".weight_global_scale",
-                                             .scales_type = StoredDType::kF8E4M3}};
+                                             .scales_type = StoredDType::kF8E4M3},
+                                 WrittenForm{.name = "int4",
+                                             .format = Format::kInt4Bf16,
+                                             .values = ".weight_packed",
+                                             .specs = group_specs,
+                                             .write = write_group_parts},
+                                 WrittenForm{.name = "int8",
+                                             .format = Format::kInt8PackedBf16,
+                                             .values = ".weight_packed",
+                                             .specs = group_specs,
+                                             .write = write_group_parts},
+                                 WrittenForm{.name = "fp8",
+                                             .format = Format::kFp8RowBf16,
+                                             .values = ".weight",
+                                             .specs = group_specs,
+                                             .write = write_group_parts}};
 
 // The scheme of compressed-tensors for weights, and its name for how they are stored.
 struct Scheme {
@@ -104,7 +120,12 @@ Scheme scheme_of(Format format) {
 }
 
 Value config_of(const ConfigRequest& request) {
-  const Scheme scheme = scheme_of(request.first->format);
+  const Conversion& first = *request.first;
+  if (find_format(first.format)->shape == BlockShape::kGroup) {
+    return compressed_config(group_storage(first), group_scheme(first),
+                             skipped_modules(request.conversions));
+  }
+  const Scheme scheme = scheme_of(first.format);
   return compressed_config(scheme.format, json::parse(scheme.weights, "scheme"),
                            skipped_modules(request.conversions));
 }

@@ -7,7 +7,7 @@ from typing import Any
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from monograph.ops.formats import format_named
+from monograph.ops.formats import GROUP_CODES, GROUP_FORMATS, Format, ZeroPoints, format_named
 from monograph.quant.quant_methods import quant_method_of, quant_method_saving
 from monograph.quant.quant_methods.quant_method import QuantMethod
 
@@ -24,6 +24,10 @@ class MonographConfig(QuantizationConfigMixin):
     fp4, transformers' own fp8 for fp8-block, compressed-tensors for the others. The latter divides by
     NVFP4's tensor scale, so "nvfp4" here is the format "nvfp4-divide".
 
+    "int4" (W4A16), "int8" (W8A16) and "fp8" (a scale for each row) have scales of the weight's own type.
+    Their `block_size` is a group of a row, by default 128 of int4; 0, the default of the others, is the row.
+    `symmetric=False` gives int4 and int8 a zero point beside each scale.
+
     `stored` is set by `monograph.from_pretrained`: the quantization_config of a folder that is quantised.
     """
 
@@ -35,6 +39,7 @@ class MonographConfig(QuantizationConfigMixin):
         double_quant: bool = False,
         rule: str = "default",
         scale_type: str | None = None,
+        symmetric: bool = True,
         skip_modules: list[str] | None = None,
         stored: dict[str, Any] | None = None,
         **unknown: Any,
@@ -43,14 +48,21 @@ class MonographConfig(QuantizationConfigMixin):
         if unknown:
             raise ValueError(f"MonographConfig: unknown arguments {sorted(unknown)}")
         fmt = format_named("nvfp4-divide" if format == "nvfp4" else format)
+        if format in GROUP_FORMATS:
+            found = f"MonographConfig: format is {format!r}, wanted {format.split('-')[0]!r}"
+            raise ValueError(f"{found}: the type of the scales is that of the weight")
         block_size = fmt.default_block if block_size is None else block_size
-        fmt.check_block(block_size)
+        rule = _rule_of(fmt, rule, symmetric)
+        if format == "fp8" and block_size != 0:
+            raise ValueError(f"MonographConfig: block_size is {block_size}, fp8 wants 0, the row")
+        if format not in GROUP_CODES or block_size != 0:
+            fmt.check_block(block_size)
         fmt.rule_number(rule)
         fmt.scale_bytes(scale_type)
         if double_quant and not fmt.double_quant:
             raise ValueError(f"MonographConfig: double_quant is True, format {format} has none")
         self.quant_method = METHOD  # type: ignore[assignment]
-        self.format = fmt.name
+        self.format = format if format in GROUP_CODES else fmt.name
         self.block_size = block_size
         self.double_quant = double_quant
         self.rule = rule
@@ -64,6 +76,10 @@ class MonographConfig(QuantizationConfigMixin):
     @property
     def method(self) -> QuantMethod:
         return quant_method_saving(self.format) if self.stored is None else quant_method_of(self.stored)
+
+    @property
+    def symmetric(self) -> bool:
+        return self.rule != "minmax"
 
     @property
     def bits(self) -> int:
@@ -82,8 +98,23 @@ class MonographConfig(QuantizationConfigMixin):
             dense=self.skip_modules if self.dense_modules is None else self.dense_modules,
             double_quant=self.double_quant,
             scale_type=self.scale_type,
+            block_size=self.block_size,
+            symmetric=self.symmetric,
         )
         return saved | mark
+
+
+def _rule_of(fmt: Format, rule: str, symmetric: bool) -> str:
+    """`symmetric=False` is the rule "minmax", of formats with zero points."""
+    if symmetric:
+        return rule
+    if fmt.zero_points is ZeroPoints.NONE:
+        raise ValueError(
+            f"MonographConfig: symmetric is False, format {fmt.name} has no zero points; int4 and int8 have"
+        )
+    if rule not in ("default", "minmax"):
+        raise ValueError(f"MonographConfig: symmetric is False and rule {rule!r}, wanted one of the two")
+    return "minmax"
 
 
 def loading_dict(stored: dict[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from monograph.hf.transformers.recurrent_layers import take_over as take_over_re
 from monograph.nn.dense_source import remember_dense
 from monograph.nn.packed_experts import PackedExperts
 from monograph.nn.quant_linear import QuantLinear, dense_linear
+from monograph.ops.formats import GROUP_CODES
 from monograph.packing.stateful_layers import guard_packed
 from monograph.quant.packed_weight import PackedWeight, quantize
 from monograph.upstream.transformers_names import (
@@ -253,6 +254,8 @@ class MonographQuantizer(HfQuantizer):
                 continue
             try:
                 experts_kind(weight.module)
+                if self.quantization_config.format in GROUP_CODES:
+                    raise ValueError(f"{self.quantization_config.format} wants one matrix a weight")
             except ValueError as error:
                 raise ValueError(
                     f"{type(model).__name__}: {weight.full_name}, a weight of experts, cannot be packed: "

@@ -152,7 +152,14 @@ class BitsAndBytes(QuantMethod):
         return to_bitsandbytes(weight, "weight")
 
     def config(
-        self, format: str, *, dense: Sequence[str] | None, double_quant: bool, scale_type: str | None
+        self,
+        format: str,
+        *,
+        dense: Sequence[str] | None,
+        double_quant: bool = False,
+        scale_type: str | None = None,
+        block_size: int = 0,
+        symmetric: bool = True,
     ) -> Config:
         return {
             "quant_method": "bitsandbytes",

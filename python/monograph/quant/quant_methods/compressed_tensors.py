@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from monograph.ops.formats import BlockShape
+from monograph.ops.formats import GROUP_CODES, BlockShape
 from monograph.quant.packed_weight import PackedWeight
 from monograph.quant.quant_methods.element_tensors import (
     DENSE,
@@ -66,6 +66,17 @@ _SCHEMES = {
 _MEANING = ("num_bits", "type", "symmetric", "strategy", "group_size", "block_structure")
 
 
+def _group_scheme(format: str, group: int, symmetric: bool) -> tuple[str, dict[str, Any]] | None:
+    """The same of int4, int8 and fp8, stored as the library stores weights alone; `group` 0 is the row."""
+    if format not in GROUP_CODES:
+        return None
+    strategy = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
+    kind = "float" if format == "fp8" else "int"
+    options = {"type": kind, "symmetric": symmetric, "actorder": None, **strategy}
+    weights = _weights(4 if format == "int4" else 8, "channel") | options
+    return ("float-quantized" if format == "fp8" else "pack-quantized"), weights
+
+
 def _group_code(found: Mapping[str, Any]) -> str | None:
     """The code of a scheme with scales of rows or groups of them; None for another scheme."""
     kind, bits, strategy = (found[key] for key in ("type", "num_bits", "strategy"))
@@ -100,7 +111,7 @@ def _format_of(weights: Mapping[str, Any], where: str) -> str:
 class CompressedTensors(QuantMethod):
     name = "compressed-tensors"
     methods = ("compressed-tensors",)
-    saves = ("mxfp4", "mxfp8", "nvfp4-divide")
+    saves = ("mxfp4", "mxfp8", "nvfp4-divide", "int4", "int8", "fp8")
     parts = (
         *("weight", "weight_packed", "weight_scale", "weight_global_scale", "weight_zero_point"),
         *("weight_shape", "weight_g_idx", "input_scale", "input_global_scale", "input_zero_point"),
@@ -174,9 +185,16 @@ class CompressedTensors(QuantMethod):
         return found
 
     def config(
-        self, format: str, *, dense: Sequence[str] | None, double_quant: bool, scale_type: str | None
+        self,
+        format: str,
+        *,
+        dense: Sequence[str] | None,
+        double_quant: bool = False,
+        scale_type: str | None = None,
+        block_size: int = 0,
+        symmetric: bool = True,
     ) -> Config:
-        name, weights = _SCHEMES[format]
+        name, weights = _group_scheme(format, block_size, symmetric) or _SCHEMES[format]
         scheme: Config = {"targets": ["Linear"], "weights": dict(weights), "format": name}
         scheme |= {"input_activations": None, "output_activations": None}
         return {

@@ -56,7 +56,14 @@ class Fp8Block(QuantMethod):
         return {"weight": stored_values(weight), "weight_scale_inv": stored_scales(weight, exponents)}
 
     def config(
-        self, format: str, *, dense: Sequence[str] | None, double_quant: bool, scale_type: str | None
+        self,
+        format: str,
+        *,
+        dense: Sequence[str] | None,
+        double_quant: bool = False,
+        scale_type: str | None = None,
+        block_size: int = 0,
+        symmetric: bool = True,
     ) -> Config:
         return {
             "quant_method": "fp8",

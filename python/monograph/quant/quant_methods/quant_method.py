@@ -50,10 +50,18 @@ class QuantMethod(ABC):
         """The `parts` of one layer, for saving."""
 
     def config(
-        self, format: str, *, dense: Sequence[str] | None, double_quant: bool, scale_type: str | None
+        self,
+        format: str,
+        *,
+        dense: Sequence[str] | None,
+        double_quant: bool = False,
+        scale_type: str | None = None,
+        block_size: int = 0,
+        symmetric: bool = True,
     ) -> Config:
         """The quantization_config to save for a format of `saves`. `dense` names the linear layers that are
-        not packed; None leaves the choice to the reader: the output head."""
+        not packed; None leaves the choice to the reader: the output head. Where blocks are groups of a row
+        `block_size` says how large, 0 for the row, and `symmetric` that there are no zero points."""
         raise NotImplementedError(f"{self.name}: nothing is quantised by this method")
 
     @abstractmethod

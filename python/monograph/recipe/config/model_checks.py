@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from monograph.memory.base_memory.sizes import bytes_of
+from monograph.recipe.config.base_bits import check_bits
 from monograph.recipe.config.key_row import Said, concerns
 from monograph.recipe.config.keys import KEYS, Recipe, TrlRecipe
 from monograph.recipe.config.placement import device_type
@@ -31,7 +32,7 @@ OWN_ATTENTION = (
 QUANT_KWARGS = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
 
 
-@concerns("base_model output_dir lora_model_dir adapter load_in_4bit bf16 fp16")
+@concerns("base_model output_dir lora_model_dir adapter load_in_4bit load_in_8bit bf16 fp16")
 def check_model(recipe: Recipe, said: Said) -> None:
     errors, notices = said.errors, said.notices
     if not recipe.base_model:
@@ -59,10 +60,7 @@ def check_model(recipe: Recipe, said: Said) -> None:
             "adapter: missing; the weights themselves are trained"
             + (", in bfloat16, which loses small changes; write bf16: false" if recipe.bf16 else "")
         )
-    if recipe.adapter == "qlora" and recipe.load_in_4bit is False:
-        errors.append("adapter is qlora and load_in_4bit false; write adapter: lora for a 16-bit base")
-    if recipe.adapter == "lora" and recipe.load_in_4bit:
-        errors.append("adapter is lora and load_in_4bit true; write adapter: qlora")
+    check_bits(recipe, said, bool(_json(recipe.base_model, "config.json").get("quantization_config")))
     if recipe.fp16 and recipe.bf16 in (True, "full"):
         errors.append(f"fp16 is true and bf16 {str(recipe.bf16).lower()}; write one of the two")
 
@@ -300,7 +298,7 @@ def _start(recipe: Recipe) -> list[str]:
 
 def _check_value(recipe: Recipe, start: str, loftq: dict[str, int]) -> list[str]:
     packed_folder = bool(_json(recipe.base_model, "config.json").get("quantization_config"))
-    packed = recipe.adapter == "qlora" or packed_folder
+    packed = recipe.adapter == "qlora" or bool(recipe.load_in_8bit) or packed_folder
     if start in _NEED_DATA:
         return [f"{_KEY}: {start} is not supported; {_NEED_DATA[start]}"]
     if start == "olora" and packed:

@@ -77,6 +77,11 @@ class NativeKeys:
     load_in_4bit: bool | None = both(
         None, "quantises the base to 4 bits; true with `adapter: qlora`", BY_ADAPTER
     )
+    load_in_8bit: bool | None = both(
+        None,
+        "quantises the base to int8, a scale for each row, weights alone; with `adapter: lora`",
+        BY_ADAPTER,
+    )
     bnb_config_kwargs: dict[str, Any] = both({}, "bnb_4bit_quant_type, bnb_4bit_use_double_quant", BY_ADAPTER)
     bf16: bool | Literal["auto", "full"] = handed(
         "auto", "bfloat16 activations and adapter inputs; false: float32", value=convert.to_bf16

@@ -135,7 +135,6 @@ OTHERS_IGNORED: dict[str, str] = words(
 # Keys that are refused, by what to do instead.
 OTHERS_REFUSED: dict[str, str] = words(
     {
-        "8-bit integers are not built; write load_in_4bit: true, or leave it out for 16 bits": "load_in_8bit",
         "turn the folder with monograph convert, and write the new one as base_model": "gptq",
         "use a base in 16 bits, or in NF4, FP4, FP8, MXFP8, MXFP4, NVFP4, int4 or int8": "use_onebitllms",
         "write fp16: true, which also scales the loss": "float16",

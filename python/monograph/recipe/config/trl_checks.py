@@ -307,7 +307,7 @@ def check_whole_model(recipe: Recipe) -> list[str]:
     return list(_check_whole(recipe, patterns))
 
 
-@concerns("rl reward_model load_in_4bit")
+@concerns("rl reward_model load_in_4bit load_in_8bit")
 def _check_whole(recipe: Recipe, patterns: list[str]) -> Iterable[str]:
     if recipe.rl or recipe.reward_model:
         yield "adapter: missing; preferences and rewards are trained into an adapter: write adapter: qlora"
@@ -319,6 +319,8 @@ def _check_whole(recipe: Recipe, patterns: list[str]) -> Iterable[str]:
             )
     if recipe.load_in_4bit:
         yield "load_in_4bit: packed weights are not trained themselves; write adapter: qlora"
+    if recipe.load_in_8bit:
+        yield "load_in_8bit: packed weights are not trained themselves; write adapter: lora"
     for pattern in patterns:
         if _RANGE.search(pattern):
             yield (

@@ -152,8 +152,9 @@ def _use(recipe: Recipe, base: Mapping[str, Any]) -> str:
 
     packed = base.get("packed")
     wanted = ""
-    if recipe.adapter == "qlora" and packed is not None and stored_quantization(base["folder"]) is None:
-        wanted = f', mg.MonographConfig("{packed["format"]}", double_quant={packed["double_quant"]})'
+    if packed is not None and stored_quantization(base["folder"]) is None:
+        double = f", double_quant={packed['double_quant']}" if recipe.adapter == "qlora" else ""
+        wanted = f', mg.MonographConfig("{packed["format"]}"{double})'
     resize = more = ""
     if recipe.tokens or recipe.special_tokens:
         more = "from transformers import AutoTokenizer\n"

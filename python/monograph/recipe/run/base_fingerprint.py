@@ -54,13 +54,25 @@ def _parts(model: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}.{name}" if name else path, module) for name, module in unit.named_modules())
 
 
+def _kind_of(layer: Any, layers: list[Any]) -> tuple[str, int, bool, str]:
+    """(format as the native tool calls it, block, double_quant, rule); where rows are blocks, block is 0."""
+    from monograph.ops.formats import GROUP_FORMATS
+
+    name, block = layer.format.name, layer.block_size
+    if name in GROUP_FORMATS:
+        name = name.split("-")[0]
+        if all(one.block_size == one.in_features for one in layers):
+            block = 0
+    return "nvfp4" if name == "nvfp4-divide" else name, block, layer.double_quant, layer.rule
+
+
 def packing_of(model: Any) -> dict[str, Any] | None:
     """How the base is packed, for core/monograph/adapter/adapter.h; None if layers differ or none is. All
     ranks that share a sharded base call it."""
     from monograph.nn import PackedExperts, QuantLinear
 
     packed = [layer for layer in model.modules() if isinstance(layer, QuantLinear)]
-    kinds = {(layer.format.name, layer.block_size, layer.double_quant, layer.rule) for layer in packed}
+    kinds = {_kind_of(layer, packed) for layer in packed}
     if len(kinds) != 1:
         return None
     layers: dict[str, str] = {}
@@ -73,7 +85,7 @@ def packing_of(model: Any) -> dict[str, Any] | None:
             stacks |= {f"{_layer_of(path)}.{name}": _sha256(layer.packed(name)) for name in layer.stacks}
     name, block, double_quant, rule = kinds.pop()
     record = {
-        "format": "nvfp4" if name == "nvfp4-divide" else name,
+        "format": name,
         "block": block,
         "double_quant": double_quant,
         "rule": rule,

@@ -37,6 +37,8 @@ def load_base(recipe: Recipe, folder: str) -> Any:
             options.get("bnb_4bit_quant_type", "nf4"),
             double_quant=options.get("bnb_4bit_use_double_quant", True),
         )
+    elif recipe.load_in_8bit and stored is None:
+        wanted = MonographConfig("int8")
     dtype = torch.float16 if recipe.fp16 else torch.bfloat16 if recipe.bf16 else torch.float32
     device = device_of(recipe)
     where: dict[str, Any] = {} if device.type == "cpu" else {"device_map": {"": device}}

@@ -29,6 +29,10 @@ def run_identity(recipe: Recipe, tokens_sha256: str | None = None) -> dict[str, 
     if recipe.adapter == "qlora":
         identity["bnb_4bit_quant_type"] = options.get("bnb_4bit_quant_type", "nf4")
         identity["bnb_4bit_use_double_quant"] = options.get("bnb_4bit_use_double_quant", True)
+    if recipe.load_in_8bit:
+        identity["adapter"] = (
+            f"{recipe.adapter} with load_in_8bit"  # a checkpoint without it has another base
+        )
     if recipe.lora_model_dir:  # the shape of the adapter is that of the one it starts from
         config = given_config(recipe.lora_model_dir)
         identity |= {key: config.get(name) for key, name in PEFT_NAMES.items()}
