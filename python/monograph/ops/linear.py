@@ -129,9 +129,16 @@ def portable_linear_dx(
 
 
 def check_linear_layout(op: str, what: str, x: torch.Tensor, layout: Sequence[int]) -> tuple[int, ...]:
-    """For fakes: rows and columns of the weight."""
+    """For fakes: rows and columns of the weight. A width that is known while tracing must fit, so that a
+    graph names what is wrong; an unknown one is the kernel's to check."""
     require(x.dim() >= 1, op, f"{what} has no dimensions, wanted [..., cols]")
-    return read_matrix(op, layout).shape
+    rows, cols = shape = read_matrix(op, layout).shape
+    width = x.shape[-1]
+    if isinstance(width, int) and what == "x":
+        require(width == cols, op, f"x has {width} columns, the weight has {cols}")
+    elif isinstance(width, int):
+        require(width == rows, op, f"{what} has {width} columns, the weight has {rows} rows")
+    return shape
 
 
 @torch.library.register_fake("monograph::linear")

@@ -291,3 +291,18 @@ def test_wrong_arguments_name_the_thing_found_and_wanted():
         linear(x, *arguments, None, torch.zeros(3, 4), torch.zeros(24, 5))
     with pytest.raises(RuntimeError, match=r"layout has 3 entries, wanted \[format, block, rows, cols\]"):
         linear(x, w.values, list(w.scales), w.layout[:3])
+
+
+def test_a_width_that_does_not_fit_is_named_while_tracing():
+    """As the kernel names it: a graph of a layer whose weight became another shape says what is wrong."""
+    weight = packed(48, 64)
+    arguments = weight.values, weight.scales, weight.layout
+    x, dy = torch.randn(3, 32), torch.randn(3, 64)
+    for work, said in (
+        (lambda: linear(x, *arguments), "x has 32 columns, the weight has 64"),
+        (lambda: linear_dx(dy, *arguments), "dy has 64 columns, the weight has 48 rows"),
+    ):
+        with pytest.raises((RuntimeError, ValueError), match=said):
+            work()
+        with pytest.raises(Exception, match=said):
+            torch.compile(work, backend="eager", fullgraph=True)()
