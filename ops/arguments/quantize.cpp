@@ -63,6 +63,11 @@ QuantizeArguments check_quantize(const Tensor& input, std::int64_t format, std::
   job.nonfinite = saturate_nonfinite ? NonFinite::kSaturate : NonFinite::kError;
   job.rule = check_rule("quantize", info, rule);
   job.kind = check_kind(info, scale_bytes);
+  // A scale beyond 65504 would be an infinity, and its weights no numbers.
+  STD_TORCH_CHECK(info.shape != BlockShape::kGroup || job.kind != ScaleKind::kFp16 ||
+                      job.dtype == DType::kFloat16,
+                  "quantize: format ", info.name, " has scales in float16, input is ",
+                  name_of(job.dtype), "; wanted float16, or a format with scales of its type");
   job.shape = info.shape;
   job.matrix_rows = shape.rows;
   job.cols = shape.cols;

@@ -8,7 +8,7 @@ from math import prod
 import torch
 
 from monograph.ops import library  # noqa: F401  (the schema is registered there)
-from monograph.ops.argument_checks import check_dimensions, check_float, check_tensors, require
+from monograph.ops.argument_checks import check_dimensions, check_float, check_tensors, dtype_name, require
 from monograph.ops.formats import (
     RULES,
     SCALE_GROUP,
@@ -137,6 +137,9 @@ def _check_arguments(
         matrices = prod(input.shape[:-2])
         found = f"input has {matrices} matrices, format {fmt.name} wants one"
         require(matrices == 1, "quantize", found)
+        small = fmt.scale_types[0] == "float16" and input.dtype != torch.float16  # they end at 65504
+        found = f"format {fmt.name} has scales in float16, input is {dtype_name(input.dtype)}"
+        require(not small, "quantize", f"{found}; wanted float16, or a format with scales of its type")
     return fmt
 
 

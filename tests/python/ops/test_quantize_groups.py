@@ -93,7 +93,7 @@ def test_the_portable_implementation_gives_the_same_bits(name):
     bad[::5, 3], bad[1::5, 4], bad[2::5, 5] = float("nan"), float("inf"), float("-inf")
     bad[11] = float("nan")
     for rule in rules:
-        for dtype in DTYPES:
+        for dtype in DTYPES if fmt.scale_types[0] != "float16" else (torch.float16,):
             for rows, cols, block in (*SHAPES, (0, 64, 32), (4, 0, 8)):
                 args = (fmt.number, block or cols, False, False, rule)
                 weight = hard((rows, cols), dtype) if rows * cols else torch.zeros(rows, cols, dtype=dtype)
@@ -152,6 +152,10 @@ def test_refusals():
     assert "rule is 'minmax', format fp8-row-fp32 wants" in refusal(mg.quantize, weight, "fp8", rule="minmax")
     assert "rule is 'floor', format int4-fp32 wants" in refusal(mg.quantize, weight, "int4", rule="floor")
     assert "block size is -1" in refusal(mg.quantize, weight, "int8", block_size=-1)
+    for call in (torch.ops.monograph.quantize, portable_quantize):
+        for dtype in (torch.float32, torch.bfloat16):  # the scale of such a weight may lie beyond 65504
+            said = refusal(call, weight.to(dtype) * 1e7, format_named("int4-fp16").number, 500, False, True)
+            assert "int4-fp16 has scales in float16, input is" in said
     number = format_named("int4").number
     call = torch.ops.monograph.quantize
     assert "block size is 0" in refusal(call, weight, number, 0, False, False)

@@ -21,6 +21,12 @@ struct Quantised {
   bool operator==(const Quantised&) const = default;
 };
 
+// Scales in fp16 are of weights in fp16: those of others may lie beyond 65504. Operators refuse it.
+template <class T>
+bool has_room(const FormatInfo& info) {
+  return info.kinds[0] != ScaleKind::kFp16 || dtype_of<T> == DType::kFloat16;
+}
+
 struct Shape {
   std::size_t rows, cols, block;
 };
@@ -120,7 +126,7 @@ TYPED_TEST_SUITE(QuantizeGroups, InputTypes);
 
 TYPED_TEST(QuantizeGroups, VariantsAgreeAndEveryElementFollowsTheRule) {
   for (const FormatInfo& info : formats()) {
-    if (info.shape != BlockShape::kGroup) continue;
+    if (info.shape != BlockShape::kGroup || !has_room<TypeParam>(info)) continue;
     for (const ScaleRule rule : info.rules) {
       for (const Shape& shape : kShapes) {
         SCOPED_TRACE(std::string(info.name) + " " + name_of(rule));
