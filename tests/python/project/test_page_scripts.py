@@ -43,7 +43,12 @@ def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("scripts")
     make_folder(root)
     tokenizer().save_pretrained(root / "dense")
-    for name, made in {"Llama-3.1-8B": "dense", "model": "dense", "Llama-3.1-8B-nf4": "nf4"}.items():
+    for name, made in {
+        "Llama-3.1-8B": "dense",
+        "model": "dense",
+        "my-llama": "dense",
+        "Llama-3.1-8B-nf4": "nf4",
+    }.items():
         (root / name).symlink_to(root / made)
     (root / "my-qwen3-next").symlink_to(root / "Qwen3.5-4B")
     for name, recipe in FOLDERS.items():
@@ -154,6 +159,7 @@ HAS = {
     "docs/explain/recurrent.md": [lambda _: {"documents": DOCUMENTS[:2]}],
     "docs/how_to/broken_graph.md": [trainer],
     "docs/how_to/experts.md": [nothing],
+    "docs/how_to/gptq_awq.md": [nothing],
     "docs/how_to/preferences.md": [nothing],
     "docs/reference/formats.md": [nothing],
     "docs/reference/training.md": [micro_batches, ranks, nothing],
