@@ -221,7 +221,7 @@ def test_a_nan_is_named_and_nothing_is_left(llama, tmp_path):
 def test_wrong_options_are_exit_code_2(llama, tmp_path):
     for arguments in (
         ["--block-size", "65"],
-        ["--to", "int8"],
+        ["--to", "int3"],
         ["--tensor-type", "x=int3"],
         ["--include", "("],
         ["--max-shard-size", "x"],
