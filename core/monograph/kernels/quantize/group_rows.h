@@ -63,7 +63,8 @@ template <class T>
   return (std::bit_cast<std::uint32_t>(x) & 0x7fffffff) < 0x7f800000;
 }
 
-template <class T>
+// V keeps the functions of two instruction sets apart for the linker.
+template <class V, class T>
 [[gnu::noinline]] GroupRange finite_range_of(const T* in, std::size_t count) {
   GroupRange range;
   for (std::size_t i = 0; i < count; ++i) {
@@ -80,7 +81,7 @@ struct StoredScale {
   std::uint32_t bits;
   float value;
 };
-inline StoredScale as_stored(ScaleKind kind, float s) {
+[[gnu::always_inline]] inline StoredScale as_stored(ScaleKind kind, float s) {
   if (kind == ScaleKind::kBf16) {
     const Bf16 stored = from_float<Bf16>(s);
     return {stored.bits, to_float(stored)};
@@ -98,7 +99,8 @@ struct GroupScale {
 };
 
 template <class F, class T>
-inline GroupScale choose_group_scale(const QuantizeJob& job, const GroupRange& range) {
+[[gnu::always_inline]] inline GroupScale choose_group_scale(const QuantizeJob& job,
+                                                            const GroupRange& range) {
   constexpr float kSteps = F::kHighest - F::kLowest;
   const bool with_zero = job.rule == ScaleRule::kMinMax;
   float s;
@@ -167,7 +169,7 @@ template <class F, class V, class T>
     if (!finite) {
       for (std::size_t i = 0; job.nonfinite == NonFinite::kError; ++i)
         if (!is_finite_number(to_float(in[i]))) return row * job.cols + begin + i;
-      range = finite_range_of(in, job.block);
+      range = finite_range_of<V>(in, job.block);
     } else if (job.rule == ScaleRule::kMinMax) {
       range = range_of(in, job.block);
     } else {
