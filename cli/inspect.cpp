@@ -8,13 +8,13 @@
 #include "adapter_summary.h"
 #include "command.h"
 #include "gguf_file.h"
+#include "inspection_total.h"
 #include "model.h"
 #include "monograph/hash/checkpoint_hash.h"
 #include "monograph/quant_methods/quant_method.h"
 #include "monograph/text/utf8.h"
 #include "next_step.h"
 #include "pattern.h"
-#include "table.h"
 
 namespace monograph::cli {
 namespace {
@@ -25,27 +25,13 @@ struct Options {
   bool json = false, markdown = false, no_tensors = false, hash = false;
 };
 
-struct Total {
-  std::uint64_t weights = 0, elements = 0, size_bytes = 0;
-
-  void add(const Weight& weight) {
-    ++weights;
-    elements += weight.elements;
-    size_bytes += weight.size_bytes;
-  }
-  double bits() const {
-    return elements == 0 ? 0
-                         : 8.0 * static_cast<double>(size_bytes) / static_cast<double>(elements);
-  }
-};
-
 struct Report {
   std::string path;
   std::size_t files = 0;
   std::vector<const Weight*> weights;  // those that pass the filters
-  std::map<std::string, Total> by_format, by_layer;
+  std::map<std::string, InspectionTotal> by_format, by_layer;
   std::vector<std::string> layer_order;
-  Total total;
+  InspectionTotal total;
   std::string sha256;  // with --hash
 };
 
@@ -86,19 +72,14 @@ Report make_report(const Model& model, const Options& options) {
     const bool name_ok = names.empty() || any_matches(names, weight.name);
     if (!name_ok || !is_wanted(weight)) continue;
     report.weights.push_back(&weight);
-    report.total.add(weight);
-    report.by_format[format_text(weight)].add(weight);
+    report.total.add(weight.elements, weight.size_bytes);
+    report.by_format[format_text(weight)].add(weight.elements, weight.size_bytes);
     const std::string layer(layer_of(weight.name));
     if (!report.by_layer.contains(layer)) report.layer_order.push_back(layer);
-    report.by_layer[layer].add(weight);
+    report.by_layer[layer].add(weight.elements, weight.size_bytes);
   }
   std::sort(report.layer_order.begin(), report.layer_order.end(), layer_less);
   return report;
-}
-
-void print_table(const Table& table, bool markdown) {
-  std::fputs((markdown ? table.markdown() : table.text()).c_str(), stdout);
-  std::fputc('\n', stdout);
 }
 
 void print_text(const Report& report, const Options& options) {
@@ -117,33 +98,16 @@ void print_text(const Report& report, const Options& options) {
     }
     print_table(table, options.markdown);
   }
-  const auto add_total = [](Table& table, const std::string& name, const Total& total) {
-    table.add({name, std::to_string(total.weights), count_text(total.elements),
-               fixed_text(total.bits(), 2), bytes_text(total.size_bytes)});
-  };
   if (!report.sha256.empty()) std::printf("sha256 %s\n\n", report.sha256.c_str());
-  Table formats({"format", ">tensors", ">weights", ">bits", ">size"});
+  Table formats = totals_table("format");
   for (const auto& [name, total] : report.by_format) add_total(formats, name, total);
   print_table(formats, options.markdown);
   if (report.layer_order.size() < 2) return;
-  Table layers({"layer", ">tensors", ">weights", ">bits", ">size"});
+  Table layers = totals_table("layer");
   for (const std::string& layer : report.layer_order) {
     add_total(layers, layer.empty() ? "(outside)" : printable(layer), report.by_layer.at(layer));
   }
   print_table(layers, options.markdown);
-}
-
-json::Value count(std::uint64_t value) {
-  return json::Value::number(static_cast<std::int64_t>(value));
-}
-
-json::Value total_json(const Total& total) {
-  json::Value value;
-  value.set("tensors", count(total.weights));
-  value.set("weights", count(total.elements));
-  value.set("bytes", count(total.size_bytes));
-  value.set("bits_per_weight", json::Value::number(total.bits()));
-  return value;
 }
 
 json::Value weight_json(const Weight& weight) {
@@ -152,12 +116,12 @@ json::Value weight_json(const Weight& weight) {
   value.set("format", json::Value::string(weight.format));
   value.set("written_by", json::Value::string(weight.quant_method));
   json::Value& shape = value.set("shape", json::Value::array());
-  for (const std::uint64_t dimension : weight.shape) shape.append(count(dimension));
+  for (const std::uint64_t dimension : weight.shape) shape.append(count_json(dimension));
   json::Value& block = value.set("block", json::Value::array());
-  for (const std::uint64_t dimension : weight.block) block.append(count(dimension));
+  for (const std::uint64_t dimension : weight.block) block.append(count_json(dimension));
   value.set("double_quant", json::Value::boolean(weight.double_quant));
   value.set("dtype", json::Value::string(short_name(weight.dtype)));
-  value.set("bytes", count(weight.size_bytes));
+  value.set("bytes", count_json(weight.size_bytes));
   value.set("bits_per_weight", json::Value::number(weight.bits_per_weight()));
   value.set("readable", json::Value::boolean(weight.is_readable()));
   json::Value& parts = value.set("parts", json::Value::array());
@@ -173,9 +137,9 @@ json::Value weight_json(const Weight& weight) {
 
 json::Value report_json(const Report& report, const Options& options) {
   json::Value value;
-  value.set("schema_version", count(1));
+  value.set("schema_version", count_json(1));
   value.set("path", json::Value::string(report.path));
-  value.set("files", count(report.files));
+  value.set("files", count_json(report.files));
   if (!report.sha256.empty()) value.set("sha256", json::Value::string(report.sha256));
   value.set("total", total_json(report.total));
   json::Value& formats = value.set("by_format", json::Value::object());

@@ -3,10 +3,10 @@
 #include <map>
 
 #include "gguf_file.h"
+#include "inspection_total.h"
 #include "monograph/gguf/file_reader.h"
 #include "next_step.h"
 #include "pattern.h"
-#include "table.h"
 
 namespace monograph::cli {
 namespace {
@@ -20,32 +20,14 @@ std::uint64_t elements_of(const TensorInfo& tensor) {
   return elements;
 }
 
-struct Total {
-  std::uint64_t tensors = 0, elements = 0, size_bytes = 0;
-
-  void add(const TensorInfo& tensor) {
-    ++tensors;
-    elements += elements_of(tensor);
-    size_bytes += tensor.size_bytes;
-  }
-  double bits() const {
-    return elements == 0 ? 0
-                         : 8.0 * static_cast<double>(size_bytes) / static_cast<double>(elements);
-  }
-};
-
 std::string type_name(const TensorInfo& tensor) {
   return std::string(gguf::info_of(tensor.type).name);
-}
-
-json::Value count(std::uint64_t value) {
-  return json::Value::number(static_cast<std::int64_t>(value));
 }
 
 json::Value value_json(const PairView& pair) {
   if (const auto text = pair.text()) return json::Value::string(printable(*text));
   if (pair.type == gguf::ValueType::kBool) return json::Value::boolean(pair.bytes[0] != 0);
-  if (const auto whole = pair.whole(); whole && *whole <= INT64_MAX) return count(*whole);
+  if (const auto whole = pair.whole(); whole && *whole <= INT64_MAX) return count_json(*whole);
   if (const auto number = pair.number()) return json::Value::number(*number);
   return json::Value::string(std::to_string(pair.count) + " x " +
                              std::string(name_of(pair.element)));
@@ -63,27 +45,18 @@ std::string value_text(const PairView& pair) {
   return std::to_string(pair.count) + " x " + std::string(name_of(pair.element));
 }
 
-json::Value total_json(const Total& total) {
-  json::Value value;
-  value.set("tensors", count(total.tensors));
-  value.set("weights", count(total.elements));
-  value.set("bytes", count(total.size_bytes));
-  value.set("bits_per_weight", json::Value::number(total.bits()));
-  return value;
-}
-
 struct Report {
   std::vector<const TensorInfo*> tensors;
-  std::map<std::string, Total> by_format;
-  Total total;
+  std::map<std::string, InspectionTotal> by_format;
+  InspectionTotal total;
 };
 
 json::Value report_json(const Report& report, const gguf::FileReader& file,
                         const GgufInspection& options) {
   json::Value value;
-  value.set("schema_version", count(1));
+  value.set("schema_version", count_json(1));
   value.set("path", json::Value::string(file.path().string()));
-  value.set("files", count(1));
+  value.set("files", count_json(1));
   value.set("architecture", json::Value::string(printable(file.header().architecture())));
   value.set("total", total_json(report.total));
   json::Value& formats = value.set("by_format", json::Value::object());
@@ -99,15 +72,10 @@ json::Value report_json(const Report& report, const gguf::FileReader& file,
     one.set("name", json::Value::string(tensor->name));
     one.set("format", json::Value::string(type_name(*tensor)));
     json::Value& shape = one.set("shape", json::Value::array());
-    for (const std::uint64_t size : tensor->shape) shape.append(count(size));
-    one.set("bytes", count(tensor->size_bytes));
+    for (const std::uint64_t size : tensor->shape) shape.append(count_json(size));
+    one.set("bytes", count_json(tensor->size_bytes));
   }
   return value;
-}
-
-void print_table(const Table& table, bool markdown) {
-  std::fputs((markdown ? table.markdown() : table.text()).c_str(), stdout);
-  std::fputc('\n', stdout);
 }
 
 void print_text(const Report& report, const gguf::FileReader& file, const GgufInspection& options) {
@@ -125,18 +93,15 @@ void print_text(const Report& report, const gguf::FileReader& file, const GgufIn
   if (!options.no_tensors) {
     Table table({"name", "format", ">shape", ">bits", ">size"});
     for (const TensorInfo* tensor : report.tensors) {
-      Total one;
-      one.add(*tensor);
+      InspectionTotal one;
+      one.add(elements_of(*tensor), tensor->size_bytes);
       table.add({printable(tensor->name), type_name(*tensor), shape_text(tensor->shape),
                  fixed_text(one.bits(), 2), bytes_text(tensor->size_bytes)});
     }
     print_table(table, options.markdown);
   }
-  Table formats({"format", ">tensors", ">weights", ">bits", ">size"});
-  for (const auto& [name, total] : report.by_format) {
-    formats.add({name, std::to_string(total.tensors), count_text(total.elements),
-                 fixed_text(total.bits(), 2), bytes_text(total.size_bytes)});
-  }
+  Table formats = totals_table("format");
+  for (const auto& [name, total] : report.by_format) add_total(formats, name, total);
   print_table(formats, options.markdown);
 }
 
@@ -151,8 +116,8 @@ int inspect_gguf(const std::string& path, const GgufInspection& options, const S
   for (const TensorInfo& tensor : file.header().tensors) {
     if (!names.empty() && !any_matches(names, tensor.name)) continue;
     report.tensors.push_back(&tensor);
-    report.by_format[type_name(tensor)].add(tensor);
-    report.total.add(tensor);
+    report.by_format[type_name(tensor)].add(elements_of(tensor), tensor.size_bytes);
+    report.total.add(elements_of(tensor), tensor.size_bytes);
   }
   if (options.json) {
     std::fputs(json::dump(report_json(report, file, options)).c_str(), stdout);

@@ -14,6 +14,7 @@
 // zero, and an MXFP4 scale below 2^-127 is 2^-127.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -26,6 +27,13 @@ inline constexpr std::size_t kBlock = 32;
 // The largest magnitude whose scale is a finite fp16 number.
 inline constexpr float kLargestQ8 = 65504.0f * 127;
 inline constexpr float kLargestQ4 = 65504.0f * 8;
+
+// Twice the magnitudes of E2M1; the scale is halved for it, which 2^-127 can be too.
+inline constexpr float kTwiceE2m1[8] = {0, 1, 2, 3, 4, 6, 8, 12};
+// 2^(exponent - 128), also where that is subnormal.
+inline float half_of_e8m0(std::uint32_t exponent) {
+  return std::bit_cast<float>(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+}
 
 // `values`: blocks * 32 floats; `out`: blocks * block_bytes.
 void encode_q8_0(const float* values, std::size_t blocks, std::uint8_t* out);

@@ -11,9 +11,8 @@
 //           verify
 //   Q4_K    d, dmin, 12 bytes with 8 scales and 8 minima of six bits, 4 times 32 bytes: 32 low
 //           nibbles, then 32 high ones; d * scale * code - dmin * min
-//   Q5_K    the same with 32 bytes of fifth bits before the nibbles: bit s of byte i is element i
-//   of
-//           part s
+//   Q5_K    the same with 32 bytes of fifth bits before the nibbles: bit s of byte i is that of
+//           element i of part s
 //   Q6_K    128 bytes of low nibbles, 64 of high pairs, 16 signed scales, d last;
 //           d * scale * (code - 32), a scale for 16 elements
 //   IQ4_XS  d, the high pairs of 8 scales, their low nibbles, 8 times 16 bytes as in IQ4_NL;
@@ -22,7 +21,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
+#include "monograph/base/float_types.h"
 #include "monograph/gguf/tensor_type.h"
 
 namespace monograph::gguf {
@@ -30,8 +31,17 @@ namespace monograph::gguf {
 // `count` blocks of `type` (elements, for plain floats), at any alignment.
 void decode(TensorType type, const std::uint8_t* blocks, std::size_t count, float* out);
 
-// Blocks of 256; `type` is one of theirs.
-void decode_superblocks(TensorType type, const std::uint8_t* blocks, std::size_t count, float* out);
+// One block of 256 elements; `type` is one of theirs.
+using BlockDecoder = void (*)(const std::uint8_t* block, float* out);
+BlockDecoder superblock_decoder(TensorType type);
+
+// A float, Fp16 or Bf16 at any alignment.
+template <class T>
+float float_at(const std::uint8_t* bytes) {
+  T value;
+  std::memcpy(&value, bytes, sizeof value);
+  return to_float(value);
+}
 
 // What four bits mean in IQ4_NL and IQ4_XS.
 inline constexpr float kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,

@@ -1,18 +1,7 @@
-#include <cstring>
-
-#include "monograph/base/float_types.h"
 #include "monograph/gguf/decode_blocks.h"
 
 namespace monograph::gguf {
 namespace {
-
-constexpr std::size_t kElements = 256;
-
-float half_at(const std::uint8_t* bytes) {
-  Fp16 value;
-  std::memcpy(&value, bytes, sizeof value);
-  return to_float(value);
-}
 
 struct ScaleAndMinimum {
   float scale, minimum;
@@ -32,7 +21,7 @@ ScaleAndMinimum six_bits(const std::uint8_t* packed, std::size_t part) {
 // Q4_K; Q5_K with `fifth`.
 void with_minimum(const std::uint8_t* block, const std::uint8_t* fifth, const std::uint8_t* nibbles,
                   float* out) {
-  const float d = half_at(block), dmin = half_at(block + 2);
+  const float d = float_at<Fp16>(block), dmin = float_at<Fp16>(block + 2);
   for (std::size_t part = 0; part < 8; ++part) {
     const ScaleAndMinimum six = six_bits(block + 4, part);
     const float scale = d * six.scale, minimum = dmin * six.minimum;
@@ -54,7 +43,7 @@ void q5_k(const std::uint8_t* block, float* out) {
 // Two halves of 128: 64 bytes of low nibbles and 32 of pairs each. The four quarters of a half are
 // low nibbles of bytes 0 to 31, of 32 to 63, then the high nibbles of the same; pair q is theirs.
 void q6_k(const std::uint8_t* block, float* out) {
-  const float d = half_at(block + 208);
+  const float d = float_at<Fp16>(block + 208);
   for (std::size_t half = 0; half < 2; ++half) {
     const std::uint8_t* low = block + half * 64;
     const std::uint8_t* high = block + 128 + half * 32;
@@ -72,7 +61,7 @@ void q6_k(const std::uint8_t* block, float* out) {
 }
 
 void iq4_xs(const std::uint8_t* block, float* out) {
-  const float d = half_at(block);
+  const float d = float_at<Fp16>(block);
   const unsigned pairs = block[2] | static_cast<unsigned>(block[3]) << 8;
   for (std::size_t part = 0; part < 8; ++part) {
     const unsigned four = block[4 + part / 2] >> (part % 2 * 4) & 15u;
@@ -86,20 +75,13 @@ void iq4_xs(const std::uint8_t* block, float* out) {
   }
 }
 
-template <auto One>
-void each(const std::uint8_t* blocks, std::size_t count, std::size_t bytes, float* out) {
-  for (std::size_t i = 0; i < count; ++i) One(blocks + i * bytes, out + i * kElements);
-}
-
 }  // namespace
 
-void decode_superblocks(TensorType type, const std::uint8_t* blocks, std::size_t count,
-                        float* out) {
-  const std::size_t bytes = info_of(type).block_bytes;
-  if (type == TensorType::kQ4K) return each<q4_k>(blocks, count, bytes, out);
-  if (type == TensorType::kQ5K) return each<q5_k>(blocks, count, bytes, out);
-  if (type == TensorType::kQ6K) return each<q6_k>(blocks, count, bytes, out);
-  each<iq4_xs>(blocks, count, bytes, out);
+BlockDecoder superblock_decoder(TensorType type) {
+  if (type == TensorType::kQ4K) return q4_k;
+  if (type == TensorType::kQ5K) return q5_k;
+  if (type == TensorType::kQ6K) return q6_k;
+  return iq4_xs;
 }
 
 }  // namespace monograph::gguf

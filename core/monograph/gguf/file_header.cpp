@@ -23,16 +23,6 @@ constexpr std::array<std::uint64_t, 13> kValueBytes = {1, 1, 2, 2, 4, 4, 4, 1, 0
 
 std::uint64_t bytes_of(ValueType type) { return kValueBytes[static_cast<std::size_t>(type)]; }
 
-bool is_utf8(std::string_view text) {
-  for (std::size_t i = 0; i < text.size();) {
-    const std::size_t length =
-        text::byte_at(text, i) < 0x80 ? 1 : text::utf8_sequence_length(text.substr(i));
-    if (length == 0) return false;
-    i += length;
-  }
-  return true;
-}
-
 class Parser {
  public:
   Parser(std::span<const std::uint8_t> bytes, std::string_view source)
@@ -84,7 +74,7 @@ class Parser {
 
   std::string_view name(const char* what, std::uint64_t most) {
     const std::string_view found = string(what, most);
-    if (!is_utf8(found)) fail(std::string(what) + " " + in_quotes(found) + " is no UTF-8");
+    if (!text::is_utf8(found)) fail(std::string(what) + " " + in_quotes(found) + " is no UTF-8");
     return found;
   }
 

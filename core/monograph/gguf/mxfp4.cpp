@@ -1,21 +1,11 @@
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 
 #include "monograph/gguf/blocks.h"
 
 namespace monograph::gguf {
 namespace {
-
-// Twice the magnitudes of E2M1; the scale is halved for it.
-constexpr std::array<float, 8> kDoubled = {0, 1, 2, 3, 4, 6, 8, 12};
-
-// 2^(exponent - 128), also where that is subnormal.
-float half_scale(std::uint32_t exponent) {
-  const std::uint32_t bits = exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23;
-  return std::bit_cast<float>(bits);
-}
 
 // log2 in fp32, as the reference has it: just below a power of two it rounds up to that.
 std::uint32_t exponent_for(float absmax) {
@@ -43,8 +33,10 @@ void encode_mxfp4(const float* values, std::size_t blocks, std::uint8_t* out) {
     float absmax = 0;
     for (std::size_t i = 0; i < kBlock; ++i) absmax = std::max(absmax, std::fabs(values[i]));
     const std::uint32_t exponent = exponent_for(absmax);
-    std::array<float, 8> magnitudes = kDoubled;
-    for (float& magnitude : magnitudes) magnitude *= half_scale(exponent);
+    std::array<float, 8> magnitudes;
+    for (std::size_t code = 0; code < 8; ++code) {
+      magnitudes[code] = kTwiceE2m1[code] * half_of_e8m0(exponent);
+    }
     out[0] = static_cast<std::uint8_t>(exponent);
     for (std::size_t i = 0; i < kHalf; ++i) {
       out[1 + i] = static_cast<std::uint8_t>(nearest(values[i], magnitudes) |

@@ -27,6 +27,16 @@ std::size_t utf8_sequence_length(std::string_view text) {
   return length;
 }
 
+bool is_utf8(std::string_view text) {
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t length =
+        byte_at(text, i) < 0x80 ? 1 : utf8_sequence_length(text.substr(i, 4));
+    if (length == 0) return false;
+    i += length;
+  }
+  return true;
+}
+
 void append_utf8(std::string& out, std::uint32_t code) {
   const auto put = [&out](std::uint32_t byte) { out.push_back(static_cast<char>(byte)); };
   if (code < 0x80) {

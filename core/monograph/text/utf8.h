@@ -17,6 +17,9 @@ inline unsigned char byte_at(std::string_view text, std::size_t i) {
 // 3-7 of the Unicode standard (no overlong forms, no surrogates, nothing above U+10FFFF).
 std::size_t utf8_sequence_length(std::string_view text);
 
+// Whether all of `text` is well-formed.
+bool is_utf8(std::string_view text);
+
 // code <= 0x10ffff.
 void append_utf8(std::string& out, std::uint32_t code);
 

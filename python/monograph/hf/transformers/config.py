@@ -9,7 +9,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from monograph.ops.formats import GROUP_CODES, GROUP_FORMATS, Format, ZeroPoints, format_named
 from monograph.quant.quant_methods import quant_method_of, quant_method_saving
-from monograph.quant.quant_methods.quant_method import QuantMethod
+from monograph.quant.quant_methods.quant_method import Quantization, QuantMethod
 
 METHOD = "monograph"
 
@@ -93,7 +93,7 @@ class MonographConfig(QuantizationConfigMixin):
         mark = {"monograph_experts": "stacked"} if marked else {}
         if self.stored is not None:
             return self.method.saved_again(self.stored, self.dense_modules or []) | mark
-        saved = self.method.config(
+        chosen = Quantization(
             self.format,
             dense=self.skip_modules if self.dense_modules is None else self.dense_modules,
             double_quant=self.double_quant,
@@ -101,7 +101,7 @@ class MonographConfig(QuantizationConfigMixin):
             block_size=self.block_size,
             symmetric=self.symmetric,
         )
-        return saved | mark
+        return self.method.config(chosen) | mark
 
 
 def _rule_of(fmt: Format, rule: str, symmetric: bool) -> str:

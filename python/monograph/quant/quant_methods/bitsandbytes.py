@@ -20,7 +20,7 @@ from monograph.ops.dequantize import as_float32
 from monograph.ops.formats import ABSMAX_FORMATS, SCALE_GROUP, Format, value_table
 from monograph.quant.packed_weight import PackedWeight, canonical
 from monograph.quant.quant_methods.packed_state import packed_state
-from monograph.quant.quant_methods.quant_method import Config, QuantMethod, listed
+from monograph.quant.quant_methods.quant_method import Config, Quantization, QuantMethod, listed
 from monograph.quant.quant_methods.quant_state import dequantize_4bit, refuse_rearranged
 
 __all__ = ["BitsAndBytes", "dequantize_4bit", "from_bitsandbytes", "from_quant_state", "to_bitsandbytes"]
@@ -151,29 +151,20 @@ class BitsAndBytes(QuantMethod):
     def unpack(self, weight: PackedWeight) -> dict[str, torch.Tensor]:
         return to_bitsandbytes(weight, "weight")
 
-    def config(
-        self,
-        format: str,
-        *,
-        dense: Sequence[str] | None,
-        double_quant: bool = False,
-        scale_type: str | None = None,
-        block_size: int = 0,
-        symmetric: bool = True,
-    ) -> Config:
+    def config(self, chosen: Quantization) -> Config:
         return {
             "quant_method": "bitsandbytes",
             "load_in_4bit": True,
             "load_in_8bit": False,
             "_load_in_4bit": True,
             "_load_in_8bit": False,
-            "bnb_4bit_quant_type": format,
-            "bnb_4bit_use_double_quant": double_quant,
+            "bnb_4bit_quant_type": chosen.format,
+            "bnb_4bit_use_double_quant": chosen.double_quant,
             "bnb_4bit_compute_dtype": "bfloat16",
             "bnb_4bit_quant_storage": "uint8",
             "llm_int8_enable_fp32_cpu_offload": False,
             "llm_int8_has_fp16_weight": False,
-            "llm_int8_skip_modules": None if dense is None else list(dense),
+            "llm_int8_skip_modules": None if chosen.dense is None else list(chosen.dense),
             "llm_int8_threshold": 6.0,
         }
 

@@ -44,7 +44,7 @@ from monograph.quant.quant_methods.group_tensors import (
     packed_integers,
     stored_groups,
 )
-from monograph.quant.quant_methods.quant_method import Config, QuantMethod, listed
+from monograph.quant.quant_methods.quant_method import Config, Quantization, QuantMethod, listed
 
 
 def _weights(bits: int, strategy: str, **options: Any) -> dict[str, Any]:
@@ -184,17 +184,9 @@ class CompressedTensors(QuantMethod):
             found["weight_global_scale"] = weight.scales[1].clone().view(torch.float32)
         return found
 
-    def config(
-        self,
-        format: str,
-        *,
-        dense: Sequence[str] | None,
-        double_quant: bool = False,
-        scale_type: str | None = None,
-        block_size: int = 0,
-        symmetric: bool = True,
-    ) -> Config:
-        name, weights = _group_scheme(format, block_size, symmetric) or _SCHEMES[format]
+    def config(self, chosen: Quantization) -> Config:
+        groups = _group_scheme(chosen.format, chosen.block_size, chosen.symmetric)
+        name, weights = groups or _SCHEMES[chosen.format]
         scheme: Config = {"targets": ["Linear"], "weights": dict(weights), "format": name}
         scheme |= {"input_activations": None, "output_activations": None}
         return {
@@ -204,7 +196,7 @@ class CompressedTensors(QuantMethod):
             "format": name,
             "quantization_status": "compressed",
             "global_compression_ratio": None,
-            "ignore": ["lm_head"] if dense is None else list(dense),
+            "ignore": ["lm_head"] if chosen.dense is None else list(chosen.dense),
         }
 
     def saved_again(self, config: Mapping[str, Any], dense: Sequence[str]) -> Config:

@@ -16,7 +16,7 @@ import torch
 
 from monograph.quant.packed_weight import PackedWeight
 from monograph.quant.quant_methods.element_tensors import DENSE, e4m3_weight, stored_scales, stored_values
-from monograph.quant.quant_methods.quant_method import Config, QuantMethod, listed
+from monograph.quant.quant_methods.quant_method import Config, Quantization, QuantMethod, listed
 
 _BLOCKS = {(128, 128): "fp8-block", (1, 32): "mxfp8"}
 
@@ -55,24 +55,15 @@ class Fp8Block(QuantMethod):
         exponents = torch.uint8 if weight.format.name == "mxfp8" else torch.float8_e8m0fnu
         return {"weight": stored_values(weight), "weight_scale_inv": stored_scales(weight, exponents)}
 
-    def config(
-        self,
-        format: str,
-        *,
-        dense: Sequence[str] | None,
-        double_quant: bool = False,
-        scale_type: str | None = None,
-        block_size: int = 0,
-        symmetric: bool = True,
-    ) -> Config:
+    def config(self, chosen: Quantization) -> Config:
         return {
             "quant_method": "fp8",
             "activation_scheme": "dynamic",
             "weight_block_size": [128, 128],
             "dequantize": False,
-            "modules_to_not_convert": None if dense is None else list(dense),
+            "modules_to_not_convert": None if chosen.dense is None else list(chosen.dense),
             "modules_to_convert": None,
-            "scale_fmt": "ue8m0" if scale_type == "e8m0" else "float",
+            "scale_fmt": "ue8m0" if chosen.scale_type == "e8m0" else "float",
             "expert_dtype": "fp8",
         }
 

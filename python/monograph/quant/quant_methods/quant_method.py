@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,18 @@ import torch
 from monograph.quant.packed_weight import PackedWeight
 
 Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What was chosen for a model that is quantised here."""
+
+    format: str
+    dense: Sequence[str] | None  # linear layers that are not packed; None: the output head
+    double_quant: bool = False
+    scale_type: str | None = None
+    block_size: int = 0  # where blocks are groups of a row: its size, 0 for the row
+    symmetric: bool = True  # without zero points
 
 
 class QuantMethod(ABC):
@@ -49,19 +62,8 @@ class QuantMethod(ABC):
     def unpack(self, weight: PackedWeight) -> dict[str, torch.Tensor]:
         """The `parts` of one layer, for saving."""
 
-    def config(
-        self,
-        format: str,
-        *,
-        dense: Sequence[str] | None,
-        double_quant: bool = False,
-        scale_type: str | None = None,
-        block_size: int = 0,
-        symmetric: bool = True,
-    ) -> Config:
-        """The quantization_config to save for a format of `saves`. `dense` names the linear layers that are
-        not packed; None leaves the choice to the reader: the output head. Where blocks are groups of a row
-        `block_size` says how large, 0 for the row, and `symmetric` that there are no zero points."""
+    def config(self, chosen: Quantization) -> Config:
+        """The quantization_config to save for a format of `saves`."""
         raise NotImplementedError(f"{self.name}: nothing is quantised by this method")
 
     @abstractmethod
