@@ -91,7 +91,9 @@ const Command kDequantize = {
     "fp16 "
     "cannot hold is an error. Weights that are not packed stay as they are.\n\n"
     "The weights of a GGUF file become safetensors under transformers' names and in its order of "
-    "rows, all of them bf16 or what --to says. Its config and tokenizer are not written.",
+    "rows, all of them bf16 or what --to says. config.json and tokenizer.json are made from the "
+    "file's "
+    "pairs where every one of them is understood; else a line says why not.",
     "monograph dequantize my-llama-nf4 my-llama-bf16\n"
     "monograph dequantize my-llama-nf4 my-llama-fp32 --to fp32 --cast-plain\n"
     "monograph dequantize my-llama-Q4_K_M.gguf my-llama-bf16",

@@ -3,8 +3,12 @@
 #include <cstdio>
 
 #include "gguf_file.h"
+#include "monograph/base/error.h"
+#include "monograph/files/atomic_file.h"
 #include "monograph/files/staged_folder.h"
 #include "monograph/gguf/import.h"
+#include "monograph/gguf/import_config.h"
+#include "monograph/gguf/import_tokenizer.h"
 #include "next_step.h"
 
 namespace monograph::cli {
@@ -12,9 +16,33 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void write_folder(const gguf::FileReader& file, const gguf::ImportPlan& plan, DType dtype,
-                  std::vector<safetensors::FilePlan> files, const FolderOptions& options,
-                  const Session& session) {
+// What stands beside the weights in a folder of transformers, or why it does not.
+struct Sidecars {
+  std::vector<std::pair<std::string, std::string>> files;  // name and content
+  std::vector<std::string> missing;
+};
+
+Sidecars sidecars_of(const gguf::FileReader& file, DType dtype) {
+  Sidecars sidecars;
+  try {
+    sidecars.files.emplace_back("config.json", json::dump(gguf::import_config(file, dtype)));
+  } catch (const Error& error) {
+    sidecars.missing.push_back(std::string("config.json: ") + error.what());
+  }
+  try {
+    const gguf::ImportedTokenizer found =
+        gguf::import_tokenizer(file.header(), file.path().string());
+    sidecars.files.emplace_back("tokenizer.json", json::dump(found.tokenizer));
+    sidecars.files.emplace_back("tokenizer_config.json", json::dump(found.config));
+  } catch (const Error& error) {
+    sidecars.missing.push_back(std::string("tokenizer.json: ") + error.what());
+  }
+  return sidecars;
+}
+
+void write_folder(const gguf::FileReader& file, const gguf::ImportPlan& plan,
+                  const Sidecars& sidecars, DType dtype, std::vector<safetensors::FilePlan> files,
+                  const FolderOptions& options, const Session& session) {
   const std::array<fs::path, 0> no_folder = {};
   files::StagedFolder folder(
       options.to, options.force ? files::Existing::kReplace : files::Existing::kRefuse, no_folder);
@@ -31,6 +59,9 @@ void write_folder(const gguf::FileReader& file, const gguf::ImportPlan& plan, DT
   }
   session.note("writing to disk ...");
   writer.finish();
+  for (const auto& [name, content] : sidecars.files) {
+    files::write_file(folder.path() / name, content);
+  }
   throw_if_interrupted();
   folder.commit();
 }
@@ -43,12 +74,13 @@ int dequantize_gguf(const FolderOptions& options, DType dtype, const Session& se
   const gguf::ImportPlan plan = gguf::plan_import(file);
   std::vector<safetensors::FilePlan> files = safetensors::plan_shards(
       gguf::specs_of(plan, dtype), {{"format", "pt"}}, options.max_shard_bytes);
+  const Sidecars sidecars = sidecars_of(file, dtype);
   const std::size_t count = files.size();
   std::uint64_t bytes = 0;
   for (const safetensors::FilePlan& one : files) bytes += one.size_bytes;
   const auto start = std::chrono::steady_clock::now();
   if (!options.dry_run) {
-    write_folder(file, plan, dtype, std::move(files), options, session);
+    write_folder(file, plan, sidecars, dtype, std::move(files), options, session);
   }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -66,6 +98,8 @@ int dequantize_gguf(const FolderOptions& options, DType dtype, const Session& se
     value.set("seconds", json::Value::number(seconds));
     json::Value& left = value.set("left_out", json::Value::array());
     for (const std::string& name : plan.left_out) left.append(json::Value::string(name));
+    json::Value& missing = value.set("missing", json::Value::array());
+    for (const std::string& why : sidecars.missing) missing.append(json::Value::string(why));
     std::fputs(json::dump(value).c_str(), stdout);
     return kOk;
   }
@@ -76,9 +110,9 @@ int dequantize_gguf(const FolderOptions& options, DType dtype, const Session& se
     std::printf("left out: %s, which config.json states as rope_scaling\n",
                 printable(name).c_str());
   }
-  std::printf(
-      "a GGUF file has no config.json and no tokenizer.json: copy them from the model that "
-      "it was made of\n");
+  for (const std::string& why : sidecars.missing) {
+    std::printf("not written: %s; copy it from the model that the file was made of\n", why.c_str());
+  }
   if (!options.dry_run) {
     say_next(session, "monograph inspect " + shell_word(options.to));
   }

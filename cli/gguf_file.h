@@ -11,7 +11,7 @@
 
 namespace monograph::cli {
 
-// By its ending.
+// By its ending, or by its first bytes: Ollama keeps them under a hash.
 bool is_gguf(const std::filesystem::path& path);
 
 struct GgufInspection {

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <array>
 #include <cstdio>
+#include <fstream>
 #include <map>
 
 #include "gguf_file.h"
@@ -107,7 +109,16 @@ void print_text(const Report& report, const gguf::FileReader& file, const GgufIn
 
 }  // namespace
 
-bool is_gguf(const std::filesystem::path& path) { return path.extension() == ".gguf"; }
+bool is_gguf(const std::filesystem::path& path) {
+  if (path.extension() == ".gguf") return true;
+  std::error_code error;
+  if (path.extension() == ".safetensors" || !std::filesystem::is_regular_file(path, error)) {
+    return false;
+  }
+  std::array<char, 4> magic{};
+  std::ifstream(path, std::ios::binary).read(magic.data(), magic.size());
+  return std::string_view(magic.data(), magic.size()) == "GGUF";
+}
 
 int inspect_gguf(const std::string& path, const GgufInspection& options, const Session& session) {
   const gguf::FileReader file(path);

@@ -182,7 +182,8 @@ class Parser {
       for (const TensorTypeInfo& row : kTensorTypes) {
         known += (known.empty() ? "" : ", ") + std::string(row.name);
       }
-      fail(shown + "ggml's type " + std::to_string(number) + " is not read, wanted " + known);
+      fail(shown + "type " + std::to_string(number) + " (" + std::string(unread_name(number)) +
+           ") is not read, wanted " + known);
     }
     info.type = type->type;
     if (info.shape.back() % type->block_elements != 0) {
@@ -212,7 +213,7 @@ class Parser {
       }
       next = aligned(next + info.size_bytes);
     }
-    if (!header_.tensors.empty() && bytes_.size() > aligned(end)) {
+    if (bytes_.size() > aligned(end)) {
       fail(std::to_string(bytes_.size() - aligned(end)) + " bytes behind the last tensor");
     }
   }

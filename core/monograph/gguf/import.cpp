@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 
@@ -31,15 +32,18 @@ class Planner {
     architecture_ = find_named_architecture(name);
     if (architecture_ == nullptr) {
       fail("general.architecture " + in_quotes(name) + ": transformers' names are known for " +
-           model_types());
+           architecture_names());
     }
     // Once: a hostile file has a million tensors and a million pairs.
     heads_ = header_.find(std::string(name) + ".attention.head_count");
     kv_heads_ = header_.find(std::string(name) + ".attention.head_count_kv");
     if (kv_heads_ == nullptr) kv_heads_ = heads_;  // as many for keys as for queries
+    const PairView* length = header_.find(std::string(name) + ".attention.key_length");
+    if (length != nullptr) length_ = length->whole().value_or(0);
   }
 
   ImportPlan make() {
+    check_whole();
     for (const TensorInfo& info : header_.tensors) {
       if (info.name == "rope_freqs.weight") {
         plan_.left_out.push_back(info.name);
@@ -53,6 +57,37 @@ class Planner {
  private:
   [[noreturn]] void fail(const std::string& what) const {
     throw Error(file_.path().string() + ": " + what);
+  }
+
+  // A part of a model under the names of a whole one would be taken for it.
+  void check_whole() const {
+    const PairView* parts = header_.find("split.count");
+    if (parts != nullptr && parts->whole().value_or(0) > 1) {
+      fail("is one of " + std::to_string(parts->whole().value_or(0)) +
+           " parts (split.count), wanted one file: llama-gguf-split --merge makes it");
+    }
+    const PairView* blocks = header_.find(std::string(header_.architecture()) + ".block_count");
+    std::uint64_t layers = 0;
+    for (const TensorInfo& info : header_.tensors) layers = std::max(layers, layers_up_to(info));
+    if (blocks != nullptr && blocks->whole() != layers) {
+      fail("has tensors of " + std::to_string(layers) + " layers, " + std::string(blocks->key) +
+           " says " + std::to_string(blocks->whole().value_or(0)));
+    }
+    const PairView* all = header_.find("split.tensors.count");
+    if (all != nullptr && all->whole() != header_.tensors.size()) {
+      fail("has " + std::to_string(header_.tensors.size()) + " tensors, split.tensors.count says " +
+           std::to_string(all->whole().value_or(0)));
+    }
+  }
+
+  // 3 for a tensor of "blk.2.", 0 for others.
+  static std::uint64_t layers_up_to(const TensorInfo& info) {
+    constexpr std::string_view kBlock = "blk.";
+    if (!info.name.starts_with(kBlock)) return 0;
+    std::uint64_t layer = 0;
+    const char* begin = info.name.data() + kBlock.size();
+    const auto read = std::from_chars(begin, info.name.data() + info.name.size(), layer);
+    return read.ec == std::errc() && layer < kMaxTensors ? layer + 1 : 0;
   }
 
   void add(const TensorInfo& info) {
@@ -83,7 +118,11 @@ class Planner {
     }
   }
 
-  void turn(ImportedTensor& tensor, const PairView* pair) const {
+  void turn(ImportedTensor& tensor, const PairView* pair) {
+    if (pair != nullptr && !pair->whole()) {
+      fail(std::string(pair->key) + " is of type " + std::string(name_of(pair->type)) +
+           ", wanted one number for all layers");
+    }
     const std::uint64_t heads = pair == nullptr ? 0 : pair->whole().value_or(0);
     const std::uint64_t rows = tensor.shape.front();
     if (heads == 0 || rows % heads != 0 || rows / heads % 2 != 0) {
@@ -93,6 +132,12 @@ class Planner {
            "), wanted an even number for each");
     }
     tensor.permuted_head_rows = rows / heads;
+    if (head_rows_ == 0) head_rows_ = length_ == 0 ? rows / heads : length_;
+    if (rows / heads != head_rows_) {
+      fail("tensor " + in_quotes(tensor.info->name) + ": " + std::to_string(rows / heads) +
+           " rows a head by " + std::string(pair->key) + " " + std::to_string(heads) +
+           ", others or attention.key_length have " + std::to_string(head_rows_));
+    }
   }
 
   void add_experts(const ImportedTensor& stack, std::size_t star) {
@@ -114,6 +159,8 @@ class Planner {
   const FileHeader& header_;
   const Architecture* architecture_ = nullptr;
   const PairView *heads_ = nullptr, *kv_heads_ = nullptr;
+  std::uint64_t length_ = 0;     // attention.key_length, or 0
+  std::uint64_t head_rows_ = 0;  // of every q and k
   ImportPlan plan_;
 };
 

@@ -125,6 +125,16 @@ std::string exported_model_types() {
   return listed([](const Architecture& row) { return row.exported == Exported::kYes; });
 }
 
+std::string architecture_names() {
+  std::string text;
+  std::string_view last;
+  for (const Architecture& row : kArchitectures) {
+    if (row.name != last) text.append(text.empty() ? "" : ", ").append(row.name);
+    last = row.name;
+  }
+  return text;
+}
+
 std::optional<std::string> matrix_name(std::string_view module, std::string_view projection) {
   return tensor_name(module, kTopNames, kLayerNames, projection);
 }

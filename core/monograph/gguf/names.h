@@ -26,6 +26,7 @@ const Architecture* find_named_architecture(std::string_view name);
 // The model types of the table, for messages.
 std::string model_types();
 std::string exported_model_types();
+std::string architecture_names();
 
 // The tensor of a module with a matrix, by its name in a checkpoint, without ".weight":
 // "blk.0.attn_q" for "model.layers.0.self_attn.q_proj". `projection` is set for experts: "gate",

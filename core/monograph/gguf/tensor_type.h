@@ -75,6 +75,26 @@ constexpr const TensorTypeInfo* find_tensor_type(std::uint32_t number) {
   return nullptr;
 }
 
+// Types of ggml that are not read, by their names.
+struct UnreadType {
+  std::uint32_t number;
+  std::string_view name;
+};
+inline constexpr std::array kUnreadTypes = {
+    UnreadType{9, "q8_1"},     UnreadType{10, "q2_k"},    UnreadType{11, "q3_k"},
+    UnreadType{15, "q8_k"},    UnreadType{16, "iq2_xxs"}, UnreadType{17, "iq2_xs"},
+    UnreadType{18, "iq3_xxs"}, UnreadType{19, "iq1_s"},   UnreadType{21, "iq3_s"},
+    UnreadType{22, "iq2_s"},   UnreadType{24, "i8"},      UnreadType{25, "i16"},
+    UnreadType{26, "i32"},     UnreadType{27, "i64"},     UnreadType{28, "f64"},
+    UnreadType{29, "iq1_m"},   UnreadType{34, "tq1_0"},   UnreadType{35, "tq2_0"},
+};
+constexpr std::string_view unread_name(std::uint32_t number) {
+  for (const UnreadType& row : kUnreadTypes) {
+    if (row.number == number) return row.name;
+  }
+  return "which ggml does not have";
+}
+
 constexpr std::uint64_t size_bytes(TensorType type, std::uint64_t elements) {
   const TensorTypeInfo& info = info_of(type);
   return elements / info.block_elements * info.block_bytes;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -49,6 +50,15 @@ std::vector<const json::Value*> steps_of(const json::Value* step, std::string_vi
 // The name of llama.cpp's way to cut text into words, as the pre-tokenizer of a byte-level BPE
 // does. Throws Error if there is none.
 std::string_view pre_tokenizer_name(const json::Value& tokenizer, std::string_view source);
+
+// The way back, or nothing if the name is not known.
+struct PreTokenizer {
+  json::Value normalizer, words;  // of tokenizer.json
+  bool ignore_merges = false;
+  bool begins = false;  // llama.cpp puts the first token in front unless the file says no
+};
+std::optional<PreTokenizer> pre_tokenizer_named(std::string_view name);
+std::string pre_tokenizer_names();
 
 // Sentencepiece's: whether a blank is put in front of the text, told by normalizer and
 // pre-tokenizer, and the score of each token. Types of single bytes are set and blanks of

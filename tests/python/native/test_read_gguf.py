@@ -123,7 +123,7 @@ def test_what_cannot_be_right_is_refused_by_name(tmp_path):
     write(path, [("blk.0.attn_q.weight", "F32", data)], architecture="llama")
     refused("blk.0.attn_q.weight", "6 rows", "8 heads")
     write(path, [("blk.0.ffn_up.weight", "Q2_K", random_blocks("Q8_0", 64, 256)[:, :84].copy())])
-    refused("blk.0.ffn_up.weight", "type 10", "q4_k")
+    refused("blk.0.ffn_up.weight", "type 10 (q2_k)", "q4_k")
     experts = np.zeros((70_000, 1, 1), dtype=np.float32)
     write(path, [("blk.0.ffn_up_exps.weight", "F32", experts)], architecture="qwen3moe")
     refused("blk.0.ffn_up_exps.weight", "70000", "65536 experts")

@@ -174,6 +174,7 @@ def folder(tmp_path_factory):
         model.save_pretrained(root / name)
     for method in ("gptq", "awq"):
         write_words(root / "my-llama", root / f"my-llama-{method}", Words(method, group=32))
+    run("export", root / "my-llama", root / "my-llama-Q8_0.gguf", "--type", "q8_0")
     shutil.copytree(root / "my-lora", root / "lora_model")  # as unsloth saves it, by the name of its base
     settings = json.loads((root / "lora_model" / "adapter_config.json").read_text())
     settings["base_model_name_or_path"] = "unsloth/tiny-llama-bnb-4bit"

@@ -8,7 +8,7 @@ from support.native_tool import ROOT
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 HOW_TO = """
-chat preferences experts gptq_awq larger_than_memory several_processes resume merge serve broken_graph
+chat preferences experts gptq_awq gguf larger_than_memory several_processes resume merge serve broken_graph
 memory_estimate tool_alone
 """
 

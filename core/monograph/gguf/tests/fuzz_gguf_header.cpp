@@ -1,5 +1,5 @@
 // libFuzzer: any bytes as a GGUF file. What is accepted has every tensor inside the file, and its
-// first blocks decode.
+// first blocks decode; its tokenizer is imported or refused.
 #include <cstdint>
 #include <cstdlib>
 #include <vector>
@@ -7,6 +7,7 @@
 #include "monograph/base/error.h"
 #include "monograph/gguf/decode_blocks.h"
 #include "monograph/gguf/file_header.h"
+#include "monograph/gguf/import_tokenizer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace monograph;
@@ -22,6 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       std::vector<float> values(type.block_elements);
       gguf::decode(tensor.type, data + begin, 1, values.data());
     }
+    gguf::import_tokenizer(header, "fuzz");
   } catch (const Error&) {
   }
   return 0;
