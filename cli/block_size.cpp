@@ -1,6 +1,7 @@
 #include "block_size.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "monograph/quant_methods/packed_parts.h"
 #include "usage_error.h"
@@ -9,6 +10,11 @@ namespace monograph::cli {
 
 std::size_t block_size(Format format, std::optional<std::size_t> given) {
   const FormatInfo& info = *find_format(format);
+  // A number below 0 came in as one beyond this.
+  if (given && *given > SIZE_MAX / 2) {
+    throw UsageError("--block-size " + std::to_string(static_cast<std::ptrdiff_t>(*given)) +
+                     ": wanted a number above 0, or 0 where it is the row");
+  }
   if (info.shape == BlockShape::kGroup) {
     const bool by_row = info.bits == 8;
     if (!given) return by_row ? 0 : 128;

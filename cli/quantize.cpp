@@ -207,6 +207,10 @@ int quantize_folder(const Options& options, const Session& session) {
   block_size(format, options.block);
   check_double_quant(format, options.double_quant);
   zero_point_rule(format, options.asymmetric);
+  if (!options.compute_dtype.empty() && !find_format(format)->double_quant) {
+    throw UsageError("--compute-dtype",
+                     "is not for " + options.to + ": bitsandbytes' config has it, for nf4 and fp4");
+  }
   if (!options.calibration.empty() && find_format(format)->shape == BlockShape::kGroup) {
     throw UsageError("--calibration", "is not for " + options.to +
                                           ": feedback does not round to groups of a row yet");

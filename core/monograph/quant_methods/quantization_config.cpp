@@ -60,7 +60,13 @@ Value compressed_config(std::string_view format, Value weights, Value ignore) {
 
 Value skipped_modules(std::span<const Conversion> conversions) {
   Value list = Value::array();
-  list.append(Value::string("lm_head"));
+  // Also where the head is tied and has no tensor; readers take it for dense.
+  const bool packed_head =
+      std::any_of(conversions.begin(), conversions.end(), [](const Conversion& conversion) {
+        return conversion.weight->name == "lm_head.weight" &&
+               (conversion.action == Action::kQuantize || conversion.weight->is_packed());
+      });
+  if (!packed_head) list.append(Value::string("lm_head"));
   for (const Conversion& conversion : conversions) {
     const Weight& weight = *conversion.weight;
     const std::string_view why = skip_reason(weight);

@@ -102,6 +102,8 @@ class Format:
         return 64 if 64 in self.block_sizes else self.block_sizes[0]
 
     def check_block(self, block: int) -> None:
+        if isinstance(block, (bool, float, str)):
+            raise TypeError(f"block size is {block!r}, wanted a whole number")
         if self.shape is BlockShape.GROUP:
             if not 1 <= block <= 2**56:
                 wanted = "wants 1 or more, at most 2^56"
@@ -301,7 +303,9 @@ _SUFFIX_OF = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp3
 
 def format_named(name: str, dtype: torch.dtype = torch.bfloat16) -> Format:
     """The format called `name`, for a weight of `dtype`; the error lists the known ones."""
-    if name in GROUP_CODES and dtype in _SUFFIX_OF:
+    if name in GROUP_CODES:
+        if dtype not in _SUFFIX_OF:
+            raise ValueError(f"format {name} of a weight of {dtype}, wanted bfloat16, float16 or float32")
         return GROUP_FORMATS[f"{GROUP_CODES[name]}-{_SUFFIX_OF[dtype]}"]
     found = FORMATS.get(name) or GROUP_FORMATS.get(name)
     if found is None:

@@ -9,7 +9,7 @@ import platform
 import torch
 
 from monograph.ops import library
-from monograph.ops.formats import FORMATS
+from monograph.ops.formats import FORMATS, GROUP_CODES
 
 # By the numbers of `Isa` in C++, which has a range for each architecture.
 ISA_NAMES = {0: "scalar", 1: "avx2", 2: "avx512", 3: "avx512_bf16", 4: "amx"}
@@ -31,7 +31,7 @@ def config() -> dict[str, str]:
         "library": library.NAME,
         "isa": chosen if chosen == machine else f"{chosen} (capped; the machine has {machine})",
         "threads": str(torch.get_num_threads()),
-        "formats": ", ".join(FORMATS),
+        "formats": ", ".join([*FORMATS, *GROUP_CODES]),
         "devices": "cpu by C++ kernels; any other by the portable implementation",
     }
     for name in _PEERS:

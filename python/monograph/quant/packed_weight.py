@@ -148,6 +148,9 @@ def quantize(
     fmt = format_named(format, weight.dtype)
     block = fmt.default_block if block_size is None else block_size
     if block == 0 and fmt.shape is BlockShape.GROUP:
+        fmt.check_block(block or 1)
+        if weight.dim() == 0:
+            raise ValueError(f"quantize: weight has no dimension, format {format} wants rows")
         block = max(weight.shape[-1], 1)
     fmt.check_block(block)
     values, *scales = quantize_op(

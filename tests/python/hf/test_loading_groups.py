@@ -101,7 +101,7 @@ def test_gradients_of_lora_are_those_on_the_dequantised_base(loaded):
 
 def test_refusals(source):
     def refused(*arguments, **named):
-        with pytest.raises(ValueError) as error:  # noqa: PT011
+        with pytest.raises((ValueError, TypeError)) as error:
             mg.MonographConfig(*arguments, **named)
         return str(error.value)
 
@@ -111,6 +111,10 @@ def test_refusals(source):
     assert "symmetric is False, format fp8-row-bf16 has no zero points" in refused("fp8", symmetric=False)
     assert "block_size is 64, fp8 wants 0" in refused("fp8", block_size=64)
     assert "block size is -1" in refused("int4", block_size=-1)
+    for symmetric in ("no", None, 0):
+        assert f"symmetric is {symmetric!r}, wanted True or False" in refused("int4", symmetric=symmetric)
+    for block in (True, 32.0, "128"):
+        assert f"block size is {block!r}, wanted a whole number" in refused("int4", block_size=block)
     assert "int4 has none" in refused("int4", double_quant=True)
     with pytest.raises(RuntimeError):  # transformers' own; its report has ours
         mg.from_pretrained(source, mg.MonographConfig("int4", block_size=100))

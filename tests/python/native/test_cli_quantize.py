@@ -150,6 +150,26 @@ def test_tensor_types_include_and_exclude_choose(llama, tmp_path):
     assert layer + "o_proj" not in skipped
 
 
+@pytest.mark.parametrize("kind", ["nf4", "int4"])
+def test_a_packed_head_is_not_listed_as_dense(llama, tmp_path, kind):
+    """transformers would start it at random: its tensors have other names."""
+    options = ["--block-size", "32"] if kind == "int4" else []
+    run("quantize", llama, tmp_path / "out", "--to", kind, "--include", "lm_head", *options)
+    quantization = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
+    assert "lm_head" not in quantization["llm_int8_skip_modules" if kind == "nf4" else "ignore"]
+    run("dequantize", tmp_path / "out", tmp_path / "dense")
+    torch.testing.assert_close(
+        logits(load(tmp_path / "out")), logits(load(tmp_path / "dense")), rtol=0.02, atol=0.02
+    )
+
+
+def test_options_of_another_format_are_refused(llama, tmp_path):
+    for words in (["--compute-dtype", "fp16"], ["--block-size", "-1"]):
+        message = run("quantize", llama, tmp_path / "out", "--to", "int4", *words, code=2).stderr
+        assert " ".join(words[:1]) in message
+        assert "18446744073709551615" not in message
+
+
 @pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "bf16"), (torch.float32, "fp32")])
 def test_dequantize_gives_the_values_of_bitsandbytes(llama, tmp_path, dtype, name):
     bnb_model = load(llama, quantization_config=bnb_config(), dtype=torch.bfloat16)

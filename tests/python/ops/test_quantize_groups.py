@@ -14,7 +14,7 @@ SHAPES = ((133, 500, 0), (133, 500, 20), (40, 512, 128), (19, 256, 32), (7, 9, 3
 
 
 def refusal(call, *args, **named):
-    with pytest.raises((RuntimeError, ValueError)) as error:
+    with pytest.raises((RuntimeError, TypeError, ValueError)) as error:
         call(*args, **named)
     return str(error.value)
 
@@ -152,6 +152,13 @@ def test_refusals():
     assert "rule is 'minmax', format fp8-row-fp32 wants" in refusal(mg.quantize, weight, "fp8", rule="minmax")
     assert "rule is 'floor', format int4-fp32 wants" in refusal(mg.quantize, weight, "int4", rule="floor")
     assert "block size is -1" in refusal(mg.quantize, weight, "int8", block_size=-1)
+    for block in (True, 4.0, "128"):
+        assert f"block size is {block!r}, wanted a whole" in refusal(
+            mg.quantize, weight, "int4", block_size=block
+        )
+    for dtype in (torch.float64, torch.int32):
+        assert f"of {dtype}, wanted bfloat16" in refusal(mg.quantize, weight.to(dtype), "int8")
+    assert "no dimension" in refusal(mg.quantize, torch.tensor(1.0), "fp8")
     for call in (torch.ops.monograph.quantize, portable_quantize):
         for dtype in (torch.float32, torch.bfloat16):  # the scale of such a weight may lie beyond 65504
             said = refusal(call, weight.to(dtype) * 1e7, format_named("int4-fp16").number, 500, False, True)

@@ -52,11 +52,12 @@ class MonographConfig(QuantizationConfigMixin):
             found = f"MonographConfig: format is {format!r}, wanted {format.split('-')[0]!r}"
             raise ValueError(f"{found}: the type of the scales is that of the weight")
         block_size = fmt.default_block if block_size is None else block_size
+        if not isinstance(symmetric, bool):
+            raise TypeError(f"MonographConfig: symmetric is {symmetric!r}, wanted True or False")
         rule = _rule_of(fmt, rule, symmetric)
         if format == "fp8" and block_size != 0:
             raise ValueError(f"MonographConfig: block_size is {block_size}, fp8 wants 0, the row")
-        if format not in GROUP_CODES or block_size != 0:
-            fmt.check_block(block_size)
+        fmt.check_block(1 if format in GROUP_CODES and block_size == 0 else block_size)
         fmt.rule_number(rule)
         fmt.scale_bytes(scale_type)
         if double_quant and not fmt.double_quant:
