@@ -111,7 +111,8 @@ TEST(GgufHeader, OneThingWrongIsNamed) {
          f.pair_bytes += text("general.alignment") + number(4u) + number(48u);
          f.pairs = 4;
        }},
-      {"type 16 (iq2_xxs) is not read", [](File& f) { std::memcpy(&f.first[8 + 17 + 20], "\x10", 1); }},
+      {"type 16 (iq2_xxs) is not read",
+       [](File& f) { std::memcpy(&f.first[8 + 17 + 20], "\x10", 1); }},
       {"0 dimensions", [](File& f) { std::memcpy(&f.first[8 + 17], "\0", 1); }},
       {"is 0 or makes too many", [](File& f) { std::memcpy(&f.first[8 + 17 + 4], "\0", 1); }},
       {"multiple of 32", [](File& f) { std::memcpy(&f.first[8 + 17 + 4], "\x41", 1); }},
