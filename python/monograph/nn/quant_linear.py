@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from monograph.nn.lazy_weight import LazyWeight, traced_weight
+from monograph.ops.formats import BlockShape
 from monograph.ops.layout import make_layout
 from monograph.ops.linear import linear as linear_op
 from monograph.quant.packed_weight import PackedWeight, quantize
@@ -115,12 +116,14 @@ class QuantLinear(nn.Linear):
         if len(self.format.scale_types) > 1:
             blocks = prod(self.format.grid((self.out_features, self.in_features), self.block_size))
             scale_type = self.format.scale_type(self.scales[0].numel(), blocks)
+        # A folder says by its tensors that there are zero points, not by a rule.
+        with_zeros = self.format.shape is BlockShape.GROUP and len(self.scale_names) == 2
         packed = quantize(
             weight,
             self.format.name,
             block_size=self.block_size,
             double_quant=self.double_quant,
-            rule=self.rule,
+            rule="minmax" if with_zeros else self.rule,
             scale_type=scale_type,
         )
         return replace(packed, dtype=self.weight_dtype)

@@ -62,6 +62,24 @@ def distance(found, wanted):
     return ((found - wanted).norm() / wanted.norm()).item()
 
 
+@pytest.mark.parametrize("name", ["int4", "int8"])
+def test_pissa_keeps_the_zero_points_of_a_folder(name):
+    """A folder's layer knows them by its tensors alone."""
+    block = dense_block(torch.bfloat16)
+    for part in ("up", "down"):
+        packed = mg.quantize(getattr(block, part).weight.data, name, block_size=32, rule="minmax")
+        setattr(block, part, QuantLinear(packed))
+    weight = block.up.dequantize(torch.float32).double()
+    model = get_peft_model(block, config("pissa"))
+    layer = model.base_model.model.up
+    low = layer.lora_B["default"].weight.double() @ layer.lora_A["default"].weight.double()
+    left = (weight - layer.scaling["default"] * low).float()
+    wanted = mg.quantize(left, layer.base_layer.format.name, block_size=32, rule="minmax")
+    assert torch.equal(layer.base_layer.zero_points, wanted.scales[1])
+    assert torch.equal(layer.base_layer.values, wanted.values)
+    assert distance(stands_for(layer), weight) < 0.1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("start", ["pissa", "pissa_niter_8"])
 def test_pissa_of_a_packed_base_keeps_the_true_residual(start, dtype):
