@@ -56,6 +56,7 @@ void check_other_config(const std::filesystem::path& folder, const json::Value& 
 
 int convert_words(const FolderOptions& options, const Session& session) {
   const Model model = open_model(options.from);
+  refuse_transforms(model);
   if (!model.config) throw Error(options.from + ": has no config.json, wanted a model folder");
   check_orientation(*model.config);
   check_other_config(model.folder, *model.config);

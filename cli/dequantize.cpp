@@ -30,6 +30,7 @@ int dequantize_folder(const Options& options, const Session& session) {
                            session);
   }
   const Model model = open_model(options.folder.from);
+  refuse_transforms(model);
   const std::optional<DType> wanted = find_dtype(options.to);
   std::vector<Conversion> conversions;
   std::deque<Weight> transposed_weights;

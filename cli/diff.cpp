@@ -263,6 +263,8 @@ void print_text(const std::vector<Comparison>& rows, const Options& options) {
 
 int diff(const Options& options, const Session& session) {
   const Model a = open_model(options.a), b = open_model(options.b);
+  refuse_transforms(a);
+  refuse_transforms(b);
   const auto [weights_a, weights_b] = aligned(a, b);
   std::vector<Comparison> rows = pair_up(weights_a, weights_b, patterns(options.names));
   if (rows.empty() && !options.names.empty()) {

@@ -72,6 +72,7 @@ class Export {
       throw Error(target.string() + ": is already there; --force replaces it");
     }
     const Model model = open_model(options_.from);
+    refuse_transforms(model);
     if (!model.config) throw Error(options_.from + ": has no config.json");
     type_ = type_of(options_, model);
     const fs::path config_path = model.folder / "config.json";

@@ -130,6 +130,7 @@ class Merge {
   void open() {
     check_given();
     model_ = open_model(options_.base);
+    refuse_transforms(model_);
     if (!fs::is_directory(options_.base)) throw Error(options_.base + ": must be a model folder");
     if (model_.config) config_ = *model_.config;
     std::vector<GivenAdapter> given;

@@ -45,6 +45,20 @@ Model open_model(const fs::path& path, std::string_view stem) {
   return model;
 }
 
+void refuse_transforms(const Model& model) {
+  const json::Value* quantization =
+      model.config ? model.config->find("quantization_config") : nullptr;
+  if (quantization == nullptr) return;
+  for (const char* key : {"transform_config", "sparsity_config"}) {
+    const json::Value* value = quantization->find(key);
+    if (value == nullptr || value->members().empty()) continue;
+    const json::Value* format = value->find("format");
+    if (format != nullptr && format->as_string() == "dense") continue;
+    throw Error(model.folder.string() + ": quantization_config." + key +
+                " is set, wanted none: it changes what a layer computes");
+  }
+}
+
 std::uint64_t Model::size_bytes() const {
   std::uint64_t total = 0;
   for (const Weight& weight : weights) total += weight.size_bytes;

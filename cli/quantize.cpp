@@ -221,6 +221,7 @@ int quantize_folder(const Options& options, const Session& session) {
                      "has no error to feed back");
   }
   const Model model = open_model(options.folder.from);
+  refuse_transforms(model);
   if (model.config) check_orientation(*model.config);
   const ExpertStacks experts =
       stack_experts(model.weights, model.config ? *model.config : json::Value::object());

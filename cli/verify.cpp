@@ -84,6 +84,7 @@ int verify(const Options& options, const Session& session) {
       !std::filesystem::exists(std::filesystem::path(options.path) / "config.json");
   // Header, index and the shape of packed weights: what is wrong there throws.
   const Model model = open_model(options.path, adapter ? "adapter_model" : "model");
+  refuse_transforms(model);
   const int threads = threads_of(options.jobs);
   std::vector<Finding> findings;
   if (!options.no_scan) {

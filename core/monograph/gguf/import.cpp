@@ -105,6 +105,10 @@ class Planner {
     tensor.info = &info;
     tensor.shape = info.shape;
     tensor.name = *module + kind;
+    // A row in transformers, a vector in the file.
+    if (module->ends_with("shared_expert_gate") && tensor.shape.size() == 1) {
+      tensor.shape.insert(tensor.shape.begin(), 1);
+    }
     tensor.subtract_one =
         architecture_->name.starts_with("gemma") && info.name.ends_with("norm.weight");
     if (architecture_->rotates_neighbours) {
@@ -146,6 +150,14 @@ class Planner {
            " dimensions, the first " + std::to_string(stack.shape[0]) + ", wanted 3: at most " +
            std::to_string(kMaxExperts) + " experts, outputs, inputs");
     }
+    if (experts_ == 0) {
+      const PairView* pair = header_.find(std::string(header_.architecture()) + ".expert_count");
+      experts_ = pair == nullptr ? stack.shape[0] : pair->whole().value_or(0);
+    }
+    if (stack.shape[0] != experts_) {
+      fail("tensor " + in_quotes(stack.info->name) + ": " + std::to_string(stack.shape[0]) +
+           " experts, expert_count or another tensor says " + std::to_string(experts_));
+    }
     for (std::uint64_t expert = 0; expert < stack.shape[0]; ++expert) {
       ImportedTensor one = stack;
       one.first_row = expert * stack.shape[1];
@@ -161,6 +173,7 @@ class Planner {
   const PairView *heads_ = nullptr, *kv_heads_ = nullptr;
   std::uint64_t length_ = 0;     // attention.key_length, or 0
   std::uint64_t head_rows_ = 0;  // of every q and k
+  std::uint64_t experts_ = 0;    // of every stack
   ImportPlan plan_;
 };
 

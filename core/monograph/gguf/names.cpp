@@ -36,6 +36,7 @@ constexpr std::array kLayerNames = {
     Name{"mlp.shared_expert.gate_proj", "ffn_gate_shexp"},
     Name{"mlp.shared_expert.up_proj", "ffn_up_shexp"},
     Name{"mlp.shared_expert.down_proj", "ffn_down_shexp"},
+    Name{"mlp.shared_expert_gate", "ffn_gate_inp_shexp"},
 };
 constexpr std::array kTopNames = {Name{"embed_tokens", "token_embd"}, Name{"lm_head", "output"}};
 constexpr std::array kNorms = {
@@ -44,7 +45,7 @@ constexpr std::array kNorms = {
     Name{"self_attn.q_norm", "attn_q_norm"},
     Name{"self_attn.k_norm", "attn_k_norm"},
 };
-// Gemma has norms behind its blocks too.
+// Gemma 2 and 3 have norms behind their blocks too.
 constexpr std::array kGemmaNorms = {
     Name{"input_layernorm", "attn_norm"},
     Name{"post_attention_layernorm", "post_attention_norm"},
@@ -90,6 +91,10 @@ std::optional<std::string> tensor_name(std::string_view module, std::span<const 
     if (const auto found = look(layer, rest.substr(digits + 1))) return block + *found;
   }
   return std::nullopt;
+}
+
+bool has_norms_behind(const Architecture& architecture) {
+  return architecture.name == "gemma2" || architecture.name == "gemma3";
 }
 
 template <class Wanted>
@@ -140,14 +145,14 @@ std::optional<std::string> matrix_name(std::string_view module, std::string_view
 }
 
 std::optional<std::string> norm_name(const Architecture& architecture, std::string_view module) {
-  const bool gemma = architecture.name.starts_with("gemma");
+  const bool gemma = has_norms_behind(architecture);
   return tensor_name(module, kTopNorms,
                      gemma ? std::span<const Name>(kGemmaNorms) : std::span<const Name>(kNorms),
                      {});
 }
 
 std::optional<std::string> module_name(const Architecture& architecture, std::string_view tensor) {
-  const bool gemma = architecture.name.starts_with("gemma");
+  const bool gemma = has_norms_behind(architecture);
   if (tensor == "output") return "lm_head";
   for (const std::span<const Name> names :
        {std::span<const Name>(kTopNames), std::span<const Name>(kTopNorms)}) {

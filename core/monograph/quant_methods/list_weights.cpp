@@ -66,9 +66,19 @@ class Lister {
     weights_.push_back(std::move(weight));
   }
 
+  // quant_method of config.json, or "" if there is none.
+  std::string_view configured_method() const {
+    const json::Value* quantization =
+        config_ == nullptr ? nullptr : config_->find("quantization_config");
+    const json::Value* method =
+        quantization == nullptr ? nullptr : quantization->find("quant_method");
+    return method == nullptr ? std::string_view() : method->as_string().value_or("");
+  }
+
   // A tensor that belongs to a weight that is not there.
-  static void check_orphan(const QuantMethod& method, const LocatedTensor& tensor) {
+  void check_orphan(const QuantMethod& method, const LocatedTensor& tensor) const {
     const std::string& name = tensor.entry->name;
+    if (method.orphans_by_config && configured_method() != method.name) return;
     for (const std::string_view suffix : method.orphans) {
       const auto at = name.rfind(suffix);
       if (at == std::string::npos || at == 0) continue;
@@ -81,8 +91,20 @@ class Lister {
     }
   }
 
+  // Codes without their scales would be taken for numbers.
+  void check_codes(const LocatedTensor& tensor) const {
+    using safetensors::StoredDType;
+    const StoredDType dtype = tensor.entry->dtype;
+    const bool codes = dtype == StoredDType::kF8E4M3 || dtype == StoredDType::kI8;
+    if (!codes || configured_method().empty() || !tensor.entry->name.ends_with(".weight")) return;
+    throw Error(tensor.file->path().string() + ": tensor " + text::in_quotes(tensor.entry->name) +
+                ": is " + std::string(name_of(dtype)) + " without the scales that " +
+                std::string(configured_method()) + " stores beside it");
+  }
+
   void add_plain(const LocatedTensor& tensor) {
     const std::string& name = tensor.entry->name;
+    check_codes(tensor);
     for (const QuantMethod* method : quant_methods()) check_orphan(*method, tensor);
     Weight weight;
     weight.name = name;

@@ -75,6 +75,8 @@ struct QuantMethod {
   // Endings of tensors that are no weight of their own, and what is missing where they are left.
   std::span<const std::string_view> orphans = {};
   std::string_view orphan_lacks = {};
+  // Only in a folder whose config names this producer: others use these endings too.
+  bool orphans_by_config = false;
 };
 
 // In the order in which they are asked: the more exact before the more general.

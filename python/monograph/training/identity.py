@@ -15,6 +15,7 @@ from torch import nn
 
 from monograph.nn.adapter_state import adapter_layers, constants, untrained_adapters
 from monograph.upstream.torch_names import (
+    backward_hooks,
     children,
     has_any_global_hook,
     hooks,
@@ -139,6 +140,7 @@ class Identity:
         now = [(module, hook) for module in self._modules for kind in hooks(module) for hook in kind.values()]
         everywhere = has_any_global_hook()
         if self._hooks is None:
+            self._check_backward_hooks()
             self._hooks, self._global_hooks = now, everywhere
             return
         if everywhere != self._global_hooks:
@@ -153,6 +155,16 @@ class Identity:
                 if not any(module is other and hook is own for other, own in there):
                     self._refuse_hook(self._path_of(module), came)
         self._hooks = now  # the same in another order
+
+    def _check_backward_hooks(self) -> None:
+        """A graph holds forward hooks as a part of it. Backward ones torch.compile does not take."""
+        for path, module in self.named_modules:
+            inside_a_layer = any(part.isdigit() for part in path.split(".")[:-1])
+            if backward_hooks(module) and (self._mode != "per_layer" or inside_a_layer):
+                raise RuntimeError(
+                    f"{path or 'the model'} has a backward hook (register_full_backward_hook), which the "
+                    f"graphs of mode {self._mode!r} do not run; wanted mode 'eager', or no hook"
+                )
 
     def _path_of(self, wanted: nn.Module) -> str:
         return next((path for path, m in self._model.named_modules() if m is wanted), "a module that is gone")

@@ -271,6 +271,10 @@ def hooks(module: nn.Module) -> list[dict[int, Callable[..., Any]]]:
     ]
 
 
+def backward_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    return [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+
+
 def hooks_of_tensor(tensor: torch.Tensor) -> tuple[Any, Any]:
     """Those of register_hook and of register_post_accumulate_grad_hook; None or empty without any."""
     return tensor._backward_hooks, tensor._post_accumulate_grad_hooks

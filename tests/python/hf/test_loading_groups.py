@@ -124,3 +124,15 @@ def test_experts_are_refused_by_name(tmp_path):
     save_tiny(tmp_path, "qwen3_moe")
     with pytest.raises(ValueError, match="int4 wants one matrix a weight; name the experts in skip_modules"):
         mg.from_pretrained(tmp_path, mg.MonographConfig("int4", block_size=0))
+
+
+def test_packed_tensors_without_a_config_are_named(source, tmp_path):
+    run("quantize", source, tmp_path / "int4", "--to", "int4", "--block-size", "32")
+    config = tmp_path / "int4" / "config.json"
+    kept = json.loads(config.read_text())
+    del kept["quantization_config"]
+    config.write_text(json.dumps(kept))
+    with pytest.raises(
+        ValueError, match=r"weight_packed belongs to a packed weight, and config\.json has no"
+    ):
+        mg.from_pretrained(tmp_path / "int4")

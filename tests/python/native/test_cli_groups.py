@@ -73,3 +73,54 @@ def test_columns_in_another_order_are_not_decoded(tmp_path):
     assert run_json("inspect", tmp_path / "packed")["weights"][0]["format"] == "int-g_idx"
     done = run("dequantize", tmp_path / "packed", tmp_path / "plain", "--quiet", code=3)
     assert "cannot decode int-g_idx (compressed-tensors)" in done.stderr
+
+
+QUANTISED = {
+    "architectures": ["LlamaForCausalLM"],
+    "quantization_config": {"quant_method": "compressed-tensors"},
+}
+
+
+def refused_by(folder, *words):
+    for command in (["verify", folder], ["dequantize", folder, folder.parent / "plain"]):
+        message = run(*command, code=3).stderr
+        assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("missing", ["weight_scale", "weight_shape", "weight_packed"])
+def test_a_weight_without_one_of_its_parts_is_an_error(tmp_path, missing):
+    folder = tmp_path / "packed"
+    one_weight(folder, "int4-bf16", False)
+    (folder / "config.json").write_text(json.dumps(QUANTISED))
+    run("verify", folder)
+    save_file({k: v for k, v in tensors(folder).items() if k != f"w.{missing}"}, folder / "model.safetensors")
+    refused_by(folder, "belongs to a compressed-tensors weight 'w' that lacks")
+
+
+def test_codes_in_another_type_or_without_scales_are_an_error(tmp_path):
+    folder = tmp_path / "packed"
+    one_weight(folder, "int4-bf16", True)
+    (folder / "config.json").write_text(json.dumps(QUANTISED))
+    parts = tensors(folder)
+    parts["w.weight_packed"] = parts["w.weight_packed"].view(torch.uint8)
+    save_file(parts, folder / "model.safetensors")
+    refused_by(folder, "'w.weight_packed'", "in another type")
+    save_file({"w.weight": torch.zeros(8, 8).to(torch.float8_e4m3fn)}, folder / "model.safetensors")
+    refused_by(folder, "'w.weight'", "F8_E4M3 without the scales")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("transform_config", {"config_groups": {"R1": {}}}), ("sparsity_config", {"format": "sparse-24"})],
+)
+def test_rotations_and_sparsity_are_not_dropped(tmp_path, key, value):
+    folder = tmp_path / "packed"
+    one_weight(folder, "int4-bf16", True)
+    quantisation = QUANTISED["quantization_config"] | {key: value}
+    (folder / "config.json").write_text(json.dumps(QUANTISED | {"quantization_config": quantisation}))
+    refused_by(folder, f"quantization_config.{key} is set", "changes what a layer computes")
+    assert run_json("inspect", folder)["weights"][0]["format"] == "int4"
+    dense = {"format": "dense"} if key == "sparsity_config" else {}
+    quantisation = QUANTISED["quantization_config"] | {key: dense}
+    (folder / "config.json").write_text(json.dumps(QUANTISED | {"quantization_config": quantisation}))
+    run("verify", folder)

@@ -152,7 +152,7 @@ def byte_level_pairs(writer, name):
     return name
 
 
-def write_by_package(model, path, architecture, change=lambda writer: None, leave=()):
+def write_by_package(model, path, architecture, change=lambda writer: None, leave=(), experts=None):
     """A model of transformers through the gguf package's own table of names."""
     config = model.config
     writer = gguf.GGUFWriter(path, architecture)
@@ -164,8 +164,8 @@ def write_by_package(model, path, architecture, change=lambda writer: None, leav
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if architecture == "qwen3moe":
-        writer.add_expert_count(config.num_experts)
+    if architecture.endswith("moe"):
+        writer.add_expert_count(experts or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture.startswith("qwen3"):
@@ -176,7 +176,13 @@ def write_by_package(model, path, architecture, change=lambda writer: None, leav
     number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     for name, values in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
         stored = values.float().numpy()
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            stored = stored + 1
+        if name.endswith("shared_expert_gate.weight"):
+            stored = stored[0]
         if name.endswith("mlp.experts.gate_up_proj"):
             half = stored.shape[1] // 2
             parts = {"gate": stored[:, :half], "up": stored[:, half:]}
@@ -231,6 +237,33 @@ def test_families_that_are_read_and_not_written(tmp_path, kind, architecture, se
     assert tokenizer(PROMPT).input_ids == tokenizer_of("Qwen3").encode(PROMPT).ids
     assert tokenizer.decode(tokenizer(TEXT).input_ids) == TEXT
     assert (tokenizer.bos_token, tokenizer.eos_token) == (None, "</s>")
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "settings"),
+    [
+        ("Gemma", "gemma", {"head_dim": 16, "tie_word_embeddings": True}),
+        ("Gemma2", "gemma2", {"head_dim": 16, "tie_word_embeddings": True}),
+        ("Qwen2Moe", "qwen2moe", MOE | {"shared_expert_intermediate_size": 32}),
+    ],
+)
+def test_families_without_a_config_have_every_tensor(tmp_path, kind, architecture, settings):
+    model = tiny(kind, **settings)
+    write_by_package(model, tmp_path / "it.gguf", architecture)
+    (why,) = run_json("dequantize", tmp_path / "it.gguf", tmp_path / "out", "--to", "fp32")["missing"]
+    assert f"general.architecture '{architecture}'" in why
+    model.config.save_pretrained(tmp_path / "out")
+    found = loaded("AutoModelForCausalLM", tmp_path / "out", dtype=torch.float32)
+    for name, values in model.state_dict().items():
+        atol = 2e-6 if "norm" in name else 0  # Gemma's are stored as one plus the weight
+        torch.testing.assert_close(found.state_dict()[name], values, rtol=0, atol=atol, msg=name)
+
+
+def test_stacks_of_another_number_of_experts_are_refused(tmp_path):
+    write_by_package(tiny("Qwen3Moe", head_dim=32, **MOE), tmp_path / "it.gguf", "qwen3moe", experts=5)
+    message = run("dequantize", tmp_path / "it.gguf", tmp_path / "out", code=3).stderr
+    assert "4 experts" in message
+    assert "says 5" in message
 
 
 def extra(method, *values):

@@ -141,6 +141,7 @@ REFUSALS = {
     "has a hook that came": "refused: a new hook",
     "has lost a hook": "refused: a hook is gone",
     "has a gradient hook": "refused: gradient hook",
+    "has a backward hook": "refused: backward hook",
     "register_post_accumulate_grad_hook": "refused: no `.grad`",
     "draws from torch's generator": "refused: not seeded",
     "is float16 now": "refused: float16, not scaled",

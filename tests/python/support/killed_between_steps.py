@@ -165,4 +165,5 @@ if __name__ == "__main__":
     for when in [WHEN[int(sys.argv[2])]] if len(sys.argv) > 2 else WHEN:
         cells = outcomes(setting, when)
         rebuilt = {text: SAME for text in ROWS}  # what is refused is trained after step.rebuild()
-        print(line(when, cells, rebuilt))
+        mode = "" if setting.mode == "eager" else f", mode `{setting.mode}`"
+        print(line(when + mode, cells, rebuilt))

@@ -141,6 +141,15 @@ def test_a_gradient_hook_that_was_there_before_is_named(mode):
         TrainStep(model, mode=mode)([batch(0)], RATE)
 
 
+@pytest.mark.parametrize("mode", ["graph", "whole_step", "per_layer", "inductor"])
+def test_a_backward_hook_that_was_there_before_is_named(mode):
+    model = build()
+    path, module = next((path, m) for path, m in model.named_modules() if path.endswith("0.mlp"))
+    module.register_full_backward_hook(lambda *_: None)
+    with pytest.raises(RuntimeError, match=rf"{path} has a backward hook .*mode '{mode}'"):
+        TrainStep(model, mode=mode)([batch(0)], RATE)
+
+
 def test_the_average_of_weights_is_evaluated_in_a_graph():
     step = made("inductor", layers=1)
     step._evaluate = step._eval_loss  # as the graph computes, without compiling it

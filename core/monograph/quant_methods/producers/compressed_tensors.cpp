@@ -95,6 +95,10 @@ constexpr std::array kWritten = {WrittenForm{.name = "mxfp4",
                                              .specs = group_specs,
                                              .write = write_group_parts}};
 
+constexpr std::array<std::string_view, 6> kOrphans = {".weight_packed",     ".weight_scale",
+                                                      ".weight_shape",      ".weight_global_scale",
+                                                      ".weight_zero_point", ".weight_g_idx"};
+
 // The scheme of compressed-tensors for weights, and its name for how they are stored.
 struct Scheme {
   const char* format;
@@ -136,7 +140,13 @@ namespace producers {
 
 const QuantMethod& compressed_tensors() {
   static constexpr QuantMethod kMethod = {
-      .name = "compressed-tensors", .stored = kStored, .written = kWritten, .config = config_of};
+      .name = "compressed-tensors",
+      .stored = kStored,
+      .written = kWritten,
+      .config = config_of,
+      .orphans = kOrphans,
+      .orphan_lacks = "weight_packed, weight_scale or weight_shape, or has them in another type",
+      .orphans_by_config = true};
   return kMethod;
 }
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
+from safetensors import safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -61,6 +63,22 @@ def stored_quantization(
         return None
     with open(path, encoding="utf-8") as file:
         return {"quant_method": "modelopt", **json.load(file)}
+
+
+# Endings of tensors that are codes or their scales, and nothing else.
+_PACKED_ENDINGS = (".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight.absmax", ".qweight")
+
+
+def _refuse_unnamed_codes(folder: str | os.PathLike[str], subfolder: str | None) -> None:
+    """transformers would start the layers of packed tensors at random, and say so in a report alone."""
+    for path in sorted(pathlib.Path(folder, subfolder or "").glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            packed = [name for name in file.keys() if name.endswith(_PACKED_ENDINGS)]  # noqa: SIM118
+        if packed:
+            raise ValueError(
+                f"{path}: {packed[0]} belongs to a packed weight, and config.json has no "
+                "quantization_config, wanted that of the library that wrote it"
+            )
 
 
 def _one_dtype(dtype: Any, torch_dtype: Any) -> Any:
@@ -138,6 +156,8 @@ def from_pretrained(
             config.quantization_config = loading_dict(stored)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
+    elif os.path.isdir(folder):
+        _refuse_unnamed_codes(folder, options.get("subfolder"))
     if options.get("distributed_config") is not None and (stored or quantization) is not None:
         raise ValueError(
             f"{folder}: distributed_config cuts weights while they load, packed ones do not fit its parts; "
