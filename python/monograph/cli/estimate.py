@@ -54,7 +54,7 @@ def _parser() -> CommandParser:
     add(
         "--format",
         default=None,
-        help="of the base: nf4 (default), fp4, mxfp4, mxfp8, nvfp4, fp8-block, none",
+        help="of the base: nf4 (default), fp4, mxfp4, mxfp8, nvfp4, fp8-block, int4, int8, fp8, none",
     )
     add("--no-double-quant", action="store_true", help="float32 scales for nf4 and fp4")
     add("--rank", type=int, default=16, help="of LoRA on all linear layers; default 16")

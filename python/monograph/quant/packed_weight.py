@@ -137,7 +137,8 @@ def quantize(
     and int8 zero points. `scale_type` chooses "float32", "bfloat16" or "e8m0" for fp8-block.
 
     A NaN or an infinity is an error that names its position. With nonfinite="saturate" such values stay out
-    of the block's scale; NaN becomes 0 and an infinity the largest magnitude of its block.
+    of the block's scale; NaN becomes 0 and an infinity the largest magnitude of its block, in int4,
+    int8 and fp8 the code at that end.
 
         w = monograph.quantize(torch.randn(4096, 4096), "nf4", double_quant=True)
         w = monograph.quantize(torch.randn(4096, 4096), "mxfp4", rule="torchao")
