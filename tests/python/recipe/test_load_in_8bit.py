@@ -6,13 +6,15 @@ import pytest
 import torch
 
 import monograph as mg
+from monograph.__main__ import main
 from monograph.recipe import ConfigError, check_keys
 from monograph.recipe.config.base_bits import INT8_NOTICE
 from monograph.recipe.run.base_fingerprint import packing_of
 from monograph.recipe.run.load_model import load_base
 from monograph.recipe.run.run_identity import run_identity
+from support.native_tool import run, run_json
 from support.producer_folders import tensors
-from support.recipe_files import make_model, small_recipe, write_jsonl
+from support.recipe_files import make_instruction_world, make_model, small_recipe, write_jsonl
 
 
 @pytest.fixture
@@ -62,3 +64,19 @@ def test_a_run_of_16_bits_is_another(keys):
     assert eight["adapter"] == "lora with load_in_8bit"
     assert sixteen["adapter"] == "lora"
     assert {name for name in eight if eight[name] != sixteen.get(name)} == {"adapter"}
+
+
+@pytest.mark.slow
+def test_merging_names_the_way_to_the_int8_folder(tmp_path, capsys):
+    root, path, out = make_instruction_world(tmp_path), tmp_path / "recipe.yml", tmp_path / "out"
+    eight = {"adapter": "lora", "load_in_8bit": True, "torch_compile": False}
+    path.write_text(json.dumps(small_recipe(root, "instruction", output_dir=str(out), max_steps=1, **eight)))
+    assert main(["train", str(path)]) == 0
+    assert main(["merge", str(path)]) == 3
+    message = capsys.readouterr().err
+    assert f"`monograph quantize {tmp_path / 'model'} B8 --to int8`" in message
+    assert f"`monograph merge B8 --adapter {out} --out merged`" in message
+    # That way, as it is written.
+    run("quantize", tmp_path / "model", tmp_path / "b8", "--to", "int8")
+    run("merge", tmp_path / "b8", "--adapter", out, "--out", tmp_path / "merged")
+    assert run_json("verify", tmp_path / "merged")["findings"] == []
