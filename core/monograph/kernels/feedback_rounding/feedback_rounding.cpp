@@ -4,6 +4,7 @@
 
 #include "monograph/base/error.h"
 #include "monograph/formats/all.h"
+#include "monograph/formats/group_numbers.h"
 #include "monograph/formats/runs.h"
 #include "targets.h"
 
@@ -25,6 +26,15 @@ void scales_of_row(const PackedView& weight, std::size_t row, float* out) {
 template <class... Fs>
 void scales_of_row(FormatList<Fs...>, const PackedView& weight, std::size_t row, float* out) {
   ((weight.format == Fs::kFormat ? scales_of_row<Fs>(weight, row, out) : void()), ...);
+}
+
+// Of groups of a row also the zero points.
+void groups_of_row(const PackedView& weight, std::size_t row, float* scales, float* zeros) {
+  for (std::size_t group = 0; group < weight.cols / weight.block; ++group) {
+    const GroupNumbers numbers = group_numbers(weight, row, group);
+    scales = std::fill_n(scales, weight.block, numbers.scale);
+    zeros = std::fill_n(zeros, weight.block, static_cast<float>(numbers.zero));
+  }
 }
 
 template <class F>
@@ -94,15 +104,20 @@ void round_with_feedback(const PackedView& weight, std::size_t first, std::size_
   if (run == nullptr) throw Error("round_with_feedback: no variant for this format");
   const std::size_t cols = weight.cols;
   MONOGRAPH_ASSERT(cols == feedback.cols);
-  std::vector<float> scales(kFeedbackLanes * cols);
+  const bool groups = in_list(RowFormats{}, weight.format);
+  std::vector<float> scales(kFeedbackLanes * cols), zeros(groups ? kFeedbackLanes * cols : 0);
   std::vector<double> sums(feedback.directions * kFeedbackLanes);
   for (std::size_t row = 0; row < rows; row += kFeedbackLanes) {
     const std::size_t count = std::min(kFeedbackLanes, rows - row);
     for (std::size_t i = 0; i < count; ++i) {
-      scales_of_row(PackedFormats{}, weight, first + row + i, scales.data() + i * cols);
+      if (groups) {
+        groups_of_row(weight, first + row + i, scales.data() + i * cols, zeros.data() + i * cols);
+      } else {
+        scales_of_row(PackedFormats{}, weight, first + row + i, scales.data() + i * cols);
+      }
     }
     run({dtype, cols, feedback.directions, feedback.g.data(), feedback.c.data(), input + row * cols,
-         scales.data(), codes + row * cols, sums.data()},
+         scales.data(), codes + row * cols, sums.data(), zeros.data()},
         count);
   }
 }

@@ -5,7 +5,8 @@
 //   q[i] = nearest(w[i] - s . c[i])      s += (q[i] - w[i]) g[i]
 //   c[i] = (I + sum over j >= i of g[j] g[j]^T / d[j])^-1 g[i] / d[i]
 // That is GPTQ with this H, without a cols x cols matrix. q is what a model reads: the code's value
-// times the scale as it is stored, rounded to fp32 and to the type of the weight.
+// times the scale as it is stored, rounded to fp32 and to the type of the weight. Of integers with
+// zero points the code's value is the code less the zero point of its group.
 //
 // Everything but the division by the scale and q is fp64; the sum over the directions runs over
 // the even and the odd ones apart, then both are added. A vector holds the same column of several
@@ -46,6 +47,8 @@ struct FeedbackJob {
   const float* scales;  // rows x cols: the scale of each element; 0 gives the code of 0
   std::uint8_t* codes;  // rows x cols, one a byte
   double* sums;         // directions x kFeedbackLanes, for the kernel's use
+  // Of integers: the zero point of each element, rows x cols; codes are signed.
+  const float* zeros = nullptr;
 };
 
 // At most kFeedbackLanes rows.

@@ -79,13 +79,27 @@ template <class N>
   }
 }
 
-// The nearest value to each v, and its code.
+// Whether codes are integers, which have zero points.
+template <class F>
+inline constexpr bool kIntegers = F::kShape == BlockShape::kGroup && !requires {
+  typename F::Element;
+};
+
+// The nearest value to each v, and its code. Integers are signed, and v less `zero` is the value.
 template <class F, class N>
-[[gnu::always_inline]] inline typename N::Float nearest(typename N::Float v,
+[[gnu::always_inline]] inline typename N::Float nearest(typename N::Float v, typename N::Float zero,
                                                         typename N::Word& code) {
   using Float = typename N::Float;
   using Word = typename N::Word;
-  if constexpr (F::kPerByte == 2) {
+  if constexpr (kIntegers<F>) {
+    constexpr float kAligned = 0x1.8p23f;  // integers are the last bits of a sum with it
+    Float number = v + zero;
+    number = number < F::kLowest ? Float{} + F::kLowest : number;
+    number = number > F::kHighest ? Float{} + F::kHighest : number;
+    const Float sum = number + kAligned;
+    code = (Word)sum - std::bit_cast<std::uint32_t>(kAligned);
+    return (sum - kAligned) - zero;
+  } else if constexpr (F::kPerByte == 2) {
     constexpr const AscendingValues<F>& table = kAscending<F>;
     Float value = Float{} + table.values[0];
     code = Word{} + table.codes[0];
@@ -124,6 +138,7 @@ void feedback_group(const FeedbackJob& job, std::size_t rows) {
   constexpr std::size_t kLanes = kFeedbackLanes, kWide = N::kDoubles, kDoubles = kLanes / kWide;
   alignas(64) double w[kFeedbackTile][kLanes];
   alignas(64) float scale[kFeedbackTile][kLanes], divisor[kFeedbackTile][kLanes];
+  alignas(64) float zero[kFeedbackTile][kLanes];  // of integers alone
   alignas(64) std::uint8_t codes[kFeedbackTile][kLanes];
   Double correction[kDoubles] = {};
   const std::size_t cols = job.cols, directions = job.directions;
@@ -139,6 +154,7 @@ void feedback_group(const FeedbackJob& job, std::size_t rows) {
         w[i][lane] = job.input[at + i];
         scale[i][lane] = s;
         divisor[i][lane] = s == 0.0f ? __builtin_inff() : s;
+        if constexpr (kIntegers<F>) zero[i][lane] = job.zeros[at + i];
       }
     }
     for (std::size_t i = 0; i < width; ++i) {
@@ -152,7 +168,9 @@ void feedback_group(const FeedbackJob& job, std::size_t rows) {
         constexpr std::size_t at = j * N::kFloats;
         const Float v = load_vector<Float>(narrow + at) / load_vector<Float>(&divisor[i][at]);
         typename N::Word chosen;
-        const Float value = nearest<F, N>(v, chosen);
+        Float middle = {};
+        if constexpr (kIntegers<F>) middle = load_vector<Float>(&zero[i][at]);
+        const Float value = nearest<F, N>(v, middle, chosen);
         store_vector(narrow + at, through<N>(dtype, value * load_vector<Float>(&scale[i][at])));
         store_vector(code + at, chosen);
       });
@@ -198,7 +216,8 @@ template <class V, class... Fs>
 
 template <class V>
 FeedbackFn* feedback_variant(Format format) {
-  return find_feedback<V>(PackedFormats{}, format);
+  FeedbackFn* run = find_feedback<V>(PackedFormats{}, format);
+  return run != nullptr ? run : find_feedback<V>(RowFormats{}, format);
 }
 
 }  // namespace monograph
