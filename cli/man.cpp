@@ -44,7 +44,12 @@ void print_options(const CommandText& command) {
     std::string name = option.name;
     std::replace(name.begin(), name.end(), ',', ' ');
     const std::string value = option.takes_value ? " " + option.type_name : "";
-    std::printf(".TP\n.B %s\n%s\n", roff(name + value).c_str(), roff(option.description).c_str());
+    std::string shown = roff(name + value);
+    // Lists of values may be longer than a line: it may break behind a comma.
+    for (auto at = shown.find(','); at != std::string::npos; at = shown.find(',', at + 1)) {
+      shown.insert(at + 1, "\\:");
+    }
+    std::printf(".TP\n.B %s\n%s\n", shown.c_str(), roff(option.description).c_str());
   }
 }
 
