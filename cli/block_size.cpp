@@ -8,7 +8,7 @@
 
 namespace monograph::cli {
 
-std::size_t block_size(Format format, std::optional<std::size_t> given) {
+std::size_t block_size(Format format, std::optional<std::size_t> given, const std::string& dashes) {
   const FormatInfo& info = *find_format(format);
   // A number below 0 came in as one beyond this.
   if (given && *given > SIZE_MAX / 2) {
@@ -22,7 +22,7 @@ std::size_t block_size(Format format, std::optional<std::size_t> given) {
       return *given;
     }
     throw UsageError(
-        "--block-size " + std::to_string(*given) + ": wanted 0, the row" +
+        dashes + "block-size " + std::to_string(*given) + ": wanted 0, the row" +
         (info.zero_points == ZeroPoints::kNone ? ", the only one of fp8" : ", or a part of it"));
   }
   if (!given) return std::clamp<std::size_t>(64, info.smallest_block, info.largest_block);
@@ -32,19 +32,19 @@ std::size_t block_size(Format format, std::optional<std::size_t> given) {
                                        std::string(written_name(format))
                                  : "a power of two from " + std::to_string(info.smallest_block) +
                                        " to " + std::to_string(info.largest_block);
-  throw UsageError("--block-size " + std::to_string(*given) + ": wanted " + wanted);
+  throw UsageError(dashes + "block-size " + std::to_string(*given) + ": wanted " + wanted);
 }
 
-ScaleRule zero_point_rule(Format format, bool asymmetric) {
+ScaleRule zero_point_rule(Format format, bool asymmetric, const std::string& dashes) {
   if (!asymmetric) return ScaleRule::kDefault;
   if (find_format(format)->zero_points != ZeroPoints::kNone) return ScaleRule::kMinMax;
-  throw UsageError("--asymmetric: " + std::string(written_name(format)) +
+  throw UsageError(dashes + "asymmetric: " + std::string(written_name(format)) +
                    " has no zero points; int4 and int8 have");
 }
 
-void check_double_quant(Format format, bool wanted) {
+void check_double_quant(Format format, bool wanted, const std::string& dashes) {
   if (!wanted || find_format(format)->double_quant) return;
-  throw UsageError("--double-quant: " + std::string(written_name(format)) +
+  throw UsageError(dashes + "double-quant: " + std::string(written_name(format)) +
                    " has no double quantisation; nf4 and fp4 have");
 }
 

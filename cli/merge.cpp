@@ -99,7 +99,7 @@ class Merge {
       return dry_run(plan);
     }
     files::StagedFolder folder(options_.out, existing, inputs);
-    hash();
+    hash(plan);
     write(plan, folder);
     const bool failed = failures() > 0;
     if (!failed) folder.commit();
@@ -143,6 +143,7 @@ class Merge {
     take_recorded(options_, adapters_, model_);
     check_base_choice(options_, model_);
     check_experts_choice(options_, adapters_);
+    take_groups(options_, model_);
     set_types();
     report_.base = options_.base;
     report_.base_weights = options_.base_weights;
@@ -159,21 +160,14 @@ class Merge {
     });
   }
 
-  static void check_not_groups(const char* option, const std::string& name) {
-    const auto format = written_format(name);
-    if (!format || find_format(*format)->shape != BlockShape::kGroup) return;
-    throw UsageError(option, name + " is not merged to or from a 16-bit base yet");
-  }
-
   void set_types() {
     if (options_.to == "bf16") settings_.dtype = DType::kBFloat16;
     if (options_.to == "fp16") settings_.dtype = DType::kFloat16;
     if (options_.to == "fp32") settings_.dtype = DType::kFloat32;
     settings_.format = written_format(options_.to);
-    check_not_groups("--to", options_.to);
-    check_not_groups("--as", options_.as);
     if (settings_.format) {
       settings_.block = block_size(*settings_.format, options_.block);
+      settings_.rule = zero_point_rule(*settings_.format, options_.asymmetric);
       check_double_quant(*settings_.format, options_.double_quant);
       settings_.double_quant = options_.double_quant;
     }
@@ -181,8 +175,9 @@ class Merge {
                                    options_.force || options_.another_base, session_, settings_);
     settings_.base_as = written_format(options_.as);
     if (settings_.base_as) {
-      settings_.base_block = block_size(*settings_.base_as, options_.as_block);
-      check_double_quant(*settings_.base_as, options_.as_double_quant);
+      settings_.base_block = block_size(*settings_.base_as, options_.as_block, "--as-");
+      settings_.base_rule = zero_point_rule(*settings_.base_as, options_.as_asymmetric, "--as-");
+      check_double_quant(*settings_.base_as, options_.as_double_quant, "--as-");
       settings_.base_double_quant = options_.as_double_quant;
       settings_.base_as_experts = options_.as_experts == "packed";
     }
@@ -192,12 +187,13 @@ class Merge {
     if (model_.config && (settings_.format || settings_.base_as)) check_orientation(*model_.config);
   }
 
-  void hash() {
+  void hash(const MergePlan& plan) {
     report_.base_sha256 = hash_of(model_.checkpoint, "hashing the base", session_, threads_);
     for (std::size_t i = 0; i < adapters_.size(); ++i) {
       report_.adapters[i].sha256 =
           hash_of(adapters_[i].checkpoint(), "hashing an adapter", session_, threads_);
       check_recorded_base(adapters_[i], report_.base_sha256, options_, settings_, model_, session_);
+      check_recorded_values(adapters_[i], options_, settings_, plan, session_, threads_);
     }
   }
 
@@ -351,7 +347,8 @@ const Command kMerge = {
     "understood; an adapter with any other setting is refused, never half applied.\n\n"
     "--base matters because the answer changes the result: an adapter trained on a 4-bit model "
     "has learned to correct its rounding errors too and belongs on the dequantised weights. An "
-    "adapter may record its base: hash, format, block, double quantisation. Then neither --base "
+    "adapter may record its base: hash, format, block, zero points, double quantisation. Then "
+    "neither --base "
     "nor --as is needed, and another base or format needs --another-base.\n\n"
     "4-bit outputs are rounded so that the adapter is kept (--rounding adapter): rounding each "
     "value "

@@ -1,7 +1,9 @@
 #include "merge_base.h"
 
 #include <algorithm>
+#include <set>
 
+#include "monograph/merge/base_values.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/experts.h"
 
@@ -18,8 +20,12 @@ const Weight* first_packed(const Model& model) {
 }
 
 std::string packing_text(std::string_view format, std::uint64_t block, bool double_quant) {
-  return std::string(format) + " with blocks of " + std::to_string(block) +
+  return std::string(format) + " with blocks of " + (block == 0 ? "a row" : std::to_string(block)) +
          (double_quant ? " and quantised scales" : " and plain scales");
+}
+
+bool has_block_choice(std::string_view format) {
+  return format == "nf4" || format == "fp4" || format == "int4" || format == "int8";
 }
 
 bool is_of_experts(const Weight& weight) {
@@ -30,6 +36,16 @@ bool has_packed_experts(const Model& model) {
   return std::any_of(model.weights.begin(), model.weights.end(), [](const Weight& weight) {
     return weight.is_packed() && is_of_experts(weight);
   });
+}
+
+// An Error unless another base is wanted.
+void tell_difference(const Adapter& adapter, const std::string& what, const MergeOptions& options,
+                     const Session& session) {
+  const std::string text = adapter.folder().string() + ": " + what;
+  if (!options.force && !options.another_base) {
+    throw Error(text + "; --another-base merges all the same");
+  }
+  session.warn(text);
 }
 
 }  // namespace
@@ -79,9 +95,8 @@ void take_recorded(MergeOptions& options, const std::vector<Adapter>& adapters,
                        first_packed(model) == nullptr && recorded.packed;
     if (!wants) continue;
     options.as = recorded.packed->format;
-    if (recorded.packed->format == "nf4" || recorded.packed->format == "fp4") {
-      options.as_block = recorded.packed->block;
-    }
+    if (has_block_choice(recorded.packed->format)) options.as_block = recorded.packed->block;
+    options.as_asymmetric = recorded.packed->rule == "minmax";
     options.as_double_quant = recorded.packed->double_quant;
     if (options.as_experts.empty() && recorded.packed->experts) {
       options.as_experts = *recorded.packed->experts ? "packed" : "plain";
@@ -92,28 +107,50 @@ void take_recorded(MergeOptions& options, const std::vector<Adapter>& adapters,
   }
 }
 
+void take_groups(MergeOptions& options, const Model& model) {
+  if (options.to != "int4" && options.to != "int8") return;
+  if (options.block || options.asymmetric) return;
+  if (options.as == options.to) {
+    options.block = options.as_block;
+    options.asymmetric = options.as_asymmetric;
+  }
+  std::set<std::uint64_t> blocks;
+  bool rows = true, zeros = false;
+  for (const Weight& weight : model.weights) {
+    if (!weight.is_packed() || weight.format != options.to || !weight.view) continue;
+    blocks.insert(weight.view->block);
+    rows = rows && weight.view->block == weight.shape.back();
+    zeros = zeros || weight.view->scales.zeros != nullptr;
+  }
+  if (blocks.empty()) return;
+  if (!rows && blocks.size() > 1) {
+    throw UsageError("--block-size (weights of the base have groups of " +
+                     std::to_string(*blocks.begin()) + " and of " +
+                     std::to_string(*blocks.rbegin()) + ") is required");
+  }
+  options.block = rows ? 0 : *blocks.begin();
+  options.asymmetric = zeros;
+}
+
 void check_recorded_base(const Adapter& adapter, const std::string& sha256,
                          const MergeOptions& options, const MergeSettings& settings,
                          const Model& model, const Session& session) {
   const RecordedBase& recorded = adapter.recorded_base();
   const auto differs = [&](const std::string& what) {
-    const std::string text = adapter.folder().string() + ": " + what;
-    if (!options.force && !options.another_base) {
-      throw Error(text + "; --another-base merges all the same");
-    }
-    session.warn(text);
+    tell_difference(adapter, what, options, session);
   };
   if (recorded.packed) {
     const RecordedPacking& packed = *recorded.packed;
     const std::string trained = packing_text(packed.format, packed.block, packed.double_quant);
     const Weight* first = first_packed(model);
-    const bool divides = packed.format == "nf4" || packed.format == "fp4";
+    const bool flat = packed.format == "nf4" || packed.format == "fp4";
     std::string given;
     if (first != nullptr) {
-      given = packing_text(first->format, divides ? first->block.back() : packed.block,
+      given = packing_text(first->format, flat ? first->block.back() : packed.block,
                            first->double_quant);
     } else if (settings.base_as) {
-      given = packing_text(options.as, divides ? settings.base_block : packed.block,
+      given = packing_text(options.as,
+                           has_block_choice(packed.format) ? settings.base_block : packed.block,
                            settings.base_double_quant);
     }
     if (!given.empty() && given != trained) {
@@ -126,9 +163,10 @@ void check_recorded_base(const Adapter& adapter, const std::string& sha256,
               " experts, " + (first != nullptr ? "those of the base are " : "--as-experts says ") +
               (experts ? "packed" : "plain"));
     }
-    if (first == nullptr && settings.base_as && packed.rule != "default") {
+    const std::string rule = settings.base_rule == ScaleRule::kMinMax ? "minmax" : "default";
+    if (first == nullptr && settings.base_as && packed.rule != rule) {
       differs("was trained with scales by the rule " + in_quotes(packed.rule) +
-              ", --as has those of the default rule: give the packed folder");
+              ", --as has those of the rule " + in_quotes(rule) + ": give the packed folder");
     }
   }
   const json::Value* config = model.config ? &*model.config : nullptr;
@@ -138,6 +176,22 @@ void check_recorded_base(const Adapter& adapter, const std::string& sha256,
   if (!recorded.weights.empty() && recorded.weights != options.base_weights) {
     differs("was trained on " + recorded.weights + " weights, --base says " + options.base_weights);
   }
+}
+
+void check_recorded_values(const Adapter& adapter, const MergeOptions& options,
+                           const MergeSettings& settings, const MergePlan& plan,
+                           const Session& session, ParallelFor parallel_for) {
+  const std::optional<RecordedPacking>& packed = adapter.recorded_base().packed;
+  if (!settings.base_as || !packed || packed->values_sha256.empty()) return;
+  if (find_format(*settings.base_as)->shape != BlockShape::kGroup) return;
+  const std::string found = base_values_sha256(plan, parallel_for);
+  if (found == packed->values_sha256) return;
+  tell_difference(adapter,
+                  "was trained on packed values with hash " + packed->values_sha256 +
+                      ", --as makes others, " + found +
+                      ": training has the base in its own type before it is quantised; give the "
+                      "packed folder made from a base of that type",
+                  options, session);
 }
 
 }  // namespace monograph::cli

@@ -20,9 +20,19 @@ void check_experts_choice(const MergeOptions& options, const std::vector<Adapter
 // What an adapter records and the command line does not say.
 void take_recorded(MergeOptions& options, const std::vector<Adapter>& adapters, const Model& model);
 
+// --to int4 or int8 without --block-size and --asymmetric: both as a base of that format has them,
+// packed or by --as.
+void take_groups(MergeOptions& options, const Model& model);
+
 // What the adapter says of its base against what was given.
 void check_recorded_base(const Adapter& adapter, const std::string& sha256,
                          const MergeOptions& options, const MergeSettings& settings,
                          const Model& model, const Session& session);
+
+// With --as: whether the base becomes the values that the adapter records. It does not where
+// training had it in another type before it was quantised.
+void check_recorded_values(const Adapter& adapter, const MergeOptions& options,
+                           const MergeSettings& settings, const MergePlan& plan,
+                           const Session& session, ParallelFor parallel_for);
 
 }  // namespace monograph::cli

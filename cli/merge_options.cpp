@@ -36,8 +36,10 @@ void declare_merge(CommandLine& line, MergeOptions& options) {
                   "loaded in for training; the adapter of a recipe records it")
       .one_of(written_names())
       .type_name("FORMAT");
-  line.add_option("--as-block-size", options.as_block, "Block size of --as nf4 or fp4")
-      .option_text("N [64]");
+  line.add_option("--as-block-size", options.as_block,
+                  "Block size of --as nf4, fp4, int4 or int8 (0: the row)")
+      .option_text("N [64; int4 128, int8 0]");
+  line.add_flag("--as-asymmetric", options.as_asymmetric, "--as int4 or int8 with zero points");
   line.add_flag("--as-double-quant", options.as_double_quant, "--as with quantised scales");
   line.add_option("--as-experts", options.as_experts,
                   "With --as: whether the experts of a mixture were 'packed' too, or 'plain'; "
@@ -48,12 +50,15 @@ void declare_merge(CommandLine& line, MergeOptions& options) {
           "--to", options.to,
           "Type of the output. 'same': that of the base, or of the weights it was quantised "
           "from; bf16, fp16, fp32; or a packed format for the linear layers: nf4, fp4, mxfp4, "
-          "mxfp8, nvfp4, fp8-block")
+          "mxfp8, nvfp4, fp8-block, int4, int8, fp8")
       .one_of(output_types())
       .type_name("TYPE")
       .shows_default();
-  line.add_option("--block-size", options.block, "Block size of --to nf4 and fp4")
-      .option_text("N [64]");
+  line.add_option("--block-size", options.block,
+                  "Block size of --to nf4, fp4, int4 or int8 (0: the row); of int4 and int8 by "
+                  "default, with or without zero points, as a base of that format has it")
+      .option_text("N [64; int4 128, int8 0]");
+  line.add_flag("--asymmetric", options.asymmetric, "--to int4 or int8 with zero points");
   line.add_flag("--double-quant", options.double_quant, "--to nf4 or fp4 with quantised scales");
   line.add_option(
           "--experts", options.experts,

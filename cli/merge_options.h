@@ -17,7 +17,7 @@ struct MergeOptions {
   RoundingOptions rounding;
   std::vector<std::string> adapters;
   bool force = false, another_base = false, json = false, all = false, dry_run = false;
-  bool double_quant = false, as_double_quant = false;
+  bool double_quant = false, as_double_quant = false, asymmetric = false, as_asymmetric = false;
   std::optional<std::size_t> block, as_block;
   double warn_below = 0.9, warn_above = 0.5;
   std::optional<double> fail_below, fail_above;

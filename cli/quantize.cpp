@@ -211,10 +211,6 @@ int quantize_folder(const Options& options, const Session& session) {
     throw UsageError("--compute-dtype",
                      "is not for " + options.to + ": bitsandbytes' config has it, for nf4 and fp4");
   }
-  if (!options.calibration.empty() && find_format(format)->shape == BlockShape::kGroup) {
-    throw UsageError("--calibration", "is not for " + options.to +
-                                          ": feedback does not round to groups of a row yet");
-  }
   if (!options.calibration.empty() && options.nonfinite == "saturate") {
     throw UsageError("--nonfinite",
                      "'saturate' is not for --calibration: an infinity "

@@ -30,10 +30,22 @@ void each_panel(const MergedPanels& panels, std::size_t begin, std::size_t end,
   });
 }
 
-// Of one matrix of the range: rounds it anew if there is something to round it along, and measures
-// what the stored values keep. `copy` is finished; `inputs` may be null.
+// The packing of the base where its scales are kept: groups of a row in a base of the same packing
+// would come to lie between the steps of scales of their own. What replaces the base has none.
+const PackedView* grid_of_base(const MergedWeight& weight, const MergedPanels& panels,
+                               const PackedCopy& copy) {
+  const PackedCopy* made = panels.packed_base();
+  if ((made == nullptr && !weight.base->view) || weight.replacement != nullptr) return nullptr;
+  const PackedView* grid = made != nullptr ? &made->view() : &*weight.base->view;
+  return copy.has_packing_of(*grid) ? grid : nullptr;
+}
+
+// Of one matrix of the range: rounds it anew if there is something to round it along, or if its
+// codes are not those of its scales yet, and measures what the stored values keep. `copy` is
+// finished; `inputs` may be null.
 Survival finish_matrix(const MergedWeight& weight, const MergedPanels& panels, std::size_t matrix,
-                       const InputMoments* inputs, PackedCopy& copy, ParallelFor parallel_for) {
+                       const InputMoments* inputs, bool kept_scales, PackedCopy& copy,
+                       ParallelFor parallel_for) {
   const Measure measure(weight, panels, matrix, parallel_for);
   const DType type = source_dtype(*weight.base);
   const std::size_t count = panels.panels_of_matrix(), cols = panels.cols();
@@ -41,14 +53,14 @@ Survival finish_matrix(const MergedWeight& weight, const MergedPanels& panels, s
   const bool feeds_back = inputs != nullptr || (weight.rounding != Rounding::kNearest &&
                                                 measure.directions().count() != 0);
   const FeedbackRows feedback =
-      feeds_back ? feedback_along(measure.directions(), inputs) : FeedbackRows{};
+      feeds_back ? feedback_along(measure.directions(), inputs) : FeedbackRows{cols, 0, {}, {}};
   std::vector<Survival> survivals(count);
   const std::size_t begin = matrix * count, before = panels.first_row(0);
   each_panel(panels, begin, begin + count, parallel_for,
              [&](std::size_t panel, const std::vector<float>& base, std::vector<double>& merged) {
                const std::size_t first = panels.first_row(panel), rows = merged.size() / cols;
                const std::size_t row = first - before;
-               if (feeds_back) {
+               if (feeds_back || kept_scales) {
                  std::vector<std::uint8_t> codes(merged.size());
                  round_with_feedback(copy.view(), row, rows, type, feedback, merged.data(),
                                      codes.data());
@@ -84,6 +96,20 @@ void set_largest(const MergedPanels& panels, PackedCopy& copy, ParallelFor paral
   for (std::size_t i = 0; i < of_matrix.size(); ++i) copy.set_largest(i, of_matrix[i]);
 }
 
+// To the nearest; groups keep the scales of `grid`, if it is not null. `before` are the rows before
+// those of `copy`.
+void quantize_panels(const MergedPanels& panels, std::size_t before, const PackedView* grid,
+                     PackedCopy& copy, ParallelFor parallel_for) {
+  each_panel(
+      panels, 0, panels.panels(), parallel_for,
+      [&](std::size_t panel, const std::vector<float>& base, const std::vector<double>& merged) {
+        const std::vector<float> rounded(merged.begin(), merged.end());
+        const std::size_t row = panels.first_row(panel) - before;
+        copy.quantize(row * panels.cols(), DType::kFloat32, rounded.data(), rounded.size());
+        if (grid != nullptr) copy.keep_scales(*grid, row, base, merged);
+      });
+}
+
 }  // namespace
 
 Survival merge_packed(const MergedWeight& weight, safetensors::ShardedWriter& writer,
@@ -101,19 +127,18 @@ Survival merge_packed(const MergedWeight& weight, safetensors::ShardedWriter& wr
     const std::size_t cols = panels.cols();
     PackedCopy copy(conversion, std::max<std::size_t>(range.count, 1), panels.matrix_rows(), cols);
     const std::size_t before = range.first * panels.matrix_rows() * cols;
-    if (copy.wants_largest()) set_largest(panels, copy, parallel_for);
-    each_panel(
-        panels, 0, panels.panels(), parallel_for,
-        [&](std::size_t panel, const std::vector<float>&, const std::vector<double>& merged) {
-          const std::vector<float> rounded(merged.begin(), merged.end());
-          copy.quantize(panels.first_row(panel) * cols - before, DType::kFloat32, rounded.data(),
-                        rounded.size());
-        });
-    if (weight.is_changed() || weight.inputs != nullptr) {
+    const PackedView* grid = grid_of_base(weight, panels, copy);
+    if (grid != nullptr && !weight.is_changed()) {
+      copy.take(*grid);
+    } else {
+      if (copy.wants_largest()) set_largest(panels, copy, parallel_for);
+      quantize_panels(panels, range.first * panels.matrix_rows(), grid, copy, parallel_for);
+    }
+    if (weight.is_changed() || (weight.inputs != nullptr && grid == nullptr)) {
       copy.finish(parallel_for);
       for (std::size_t matrix = 0; matrix < panels.matrices(); ++matrix) {
-        whole +=
-            finish_matrix(weight, panels, matrix, inputs ? &*inputs : nullptr, copy, parallel_for);
+        whole += finish_matrix(weight, panels, matrix, inputs ? &*inputs : nullptr, grid != nullptr,
+                               copy, parallel_for);
       }
     }
     writer.write(values_name(conversion), layout.value_bytes(before), copy.values());
@@ -122,6 +147,8 @@ Survival merge_packed(const MergedWeight& weight, safetensors::ShardedWriter& wr
     if (bytes != 0) {
       std::memcpy(scales.at(layout, layout.block_at(before)), copy.scales().words.data(), bytes);
     }
+    std::copy(copy.scales().zeros.begin(), copy.scales().zeros.end(),
+              scales.zeros.begin() + static_cast<long>(layout.block_at(before)));
     // A format whose blocks know no matrices has no scales of them either.
     const auto& tensors = copy.scales().tensors;
     if (copy.wants_largest()) {

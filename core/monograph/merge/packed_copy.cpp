@@ -1,11 +1,15 @@
 #include "monograph/merge/packed_copy.h"
 
+#include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstring>
 
 #include "monograph/base/error.h"
 #include "monograph/base/float_types.h"
 #include "monograph/formats/bind.h"
 #include "monograph/formats/dynamic_map.h"
+#include "monograph/formats/group_numbers.h"
 #include "monograph/formats/zero_points.h"
 #include "monograph/kernels/dequantize/dequantize.h"
 #include "monograph/kernels/feedback_rounding/feedback_rounding.h"
@@ -38,9 +42,85 @@ void PackedCopy::quantize(std::size_t at, DType dtype, const void* input, std::s
               std::to_string(at + *bad) + " is no finite number and cannot be quantised");
 }
 
+bool PackedCopy::has_packing_of(const PackedView& grid) const {
+  const FormatInfo& info = layout_.info();
+  return info.shape == BlockShape::kGroup && grid.format == info.kernels &&
+         grid.rows == shape_[1] && grid.cols == shape_[2] && grid.block == conversion_.block &&
+         grid.scales.kind == layout_.kind() &&
+         (grid.scales.zeros != nullptr) == layout_.has_zero_points();
+}
+
+void PackedCopy::keep_scales(const PackedView& grid, std::size_t row, std::span<const float> base,
+                             std::span<const double> merged) {
+  const std::size_t block = conversion_.block, groups = shape_[2] / block;
+  for (std::size_t begin = 0; begin < merged.size(); begin += block) {
+    const std::size_t at = row * groups + begin / block;
+    const GroupNumbers numbers = group_numbers(grid, at / groups, at % groups);
+    const auto zero = static_cast<float>(numbers.zero);
+    // Values of the base that are rounded to its type may lie further out.
+    float lowest = numbers.lowest, highest = numbers.highest;
+    double largest = 0.0, before = 0.0;
+    for (std::size_t i = begin; i < begin + block; ++i) {
+      const float number = base[i] / numbers.scale + zero;
+      lowest = std::min(lowest, number);
+      highest = std::max(highest, number);
+      before = std::max<double>(before, std::fabs(base[i]));
+    }
+    bool fits = true;
+    for (std::size_t i = begin; i < begin + block; ++i) {
+      const float number = static_cast<float>(merged[i]) / numbers.scale + zero;
+      fits = fits && number >= lowest && number <= highest;
+      largest = std::max(largest, std::fabs(merged[i]));
+    }
+    if (fits && 2.0 * largest >= before) take_scale(grid, at);
+  }
+}
+
+void PackedCopy::take_scale(const PackedView& grid, std::size_t at) {
+  const std::size_t groups = shape_[2] / conversion_.block, width = layout_.scale_bytes();
+  const std::size_t from = grid.scales.one ? 0 : at + grid.origin_row() * groups;
+  std::memcpy(scales_.at(layout_, at), grid.scales.blocks + from * width, width);
+  if (!layout_.has_zero_points()) return;
+  const GroupNumbers numbers = group_numbers(grid, at / groups, at % groups);
+  scales_.zeros[at] = static_cast<std::uint8_t>(numbers.zero);
+}
+
+void PackedCopy::take(const PackedView& grid) {
+  const FormatInfo& info = layout_.info();
+  const std::size_t cols = shape_[2], count = packed_bytes(info, cols);
+  // Of int8 one way of storing has 128 added.
+  const auto flip =
+      static_cast<std::uint8_t>(grid.scales.zero_points == info.zero_points ? 0 : 0x80);
+  for (std::size_t row = 0; row < shape_[1]; ++row) {
+    const std::uint8_t* from = grid.values + (row + grid.origin_row()) * grid.row_bytes;
+    std::uint8_t* to = values_.data() + row * row_bytes(info, cols);
+    for (std::size_t i = 0; i < count; ++i) to[i] = from[i] ^ flip;
+  }
+  for (std::size_t at = 0; at < layout_.blocks(); ++at) take_scale(grid, at);
+}
+
 void PackedCopy::set_codes(std::size_t at, std::span<const std::uint8_t> codes) {
-  pack_codes(layout_.info().kernels, codes.data(), codes.size(),
-             values_.data() + layout_.value_bytes(at));
+  const FormatInfo& info = layout_.info();
+  std::uint8_t* values = values_.data() + layout_.value_bytes(at);
+  if (info.shape != BlockShape::kGroup) {
+    return pack_codes(info.kernels, codes.data(), codes.size(), values);
+  }
+  // Rows of words; integers come signed.
+  const std::size_t cols = shape_[2];
+  const auto half = static_cast<std::uint8_t>(
+      info.zero_points == ZeroPoints::kPacked ? 1u << (info.bits - 1) : 0u);
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    const std::size_t col = i % cols;
+    std::uint8_t* row = values + i / cols * row_bytes(info, cols);
+    const auto code = static_cast<std::uint8_t>(codes[i] + half);
+    if (info.bits == 8) {
+      row[col] = code;
+    } else {
+      const unsigned place = col % 2 * 4;
+      std::uint8_t& byte = row[col / 2];
+      byte = static_cast<std::uint8_t>((byte & ~(15u << place)) | (code & 15u) << place);
+    }
+  }
 }
 
 void PackedCopy::finish(ParallelFor parallel_for) {

@@ -30,8 +30,18 @@ class PackedCopy {
   // Thread safe for ranges that do not overlap. Throws Error naming the weight if one is not
   // finite.
   void quantize(std::size_t at, DType dtype, const void* input, std::size_t count);
-  // Takes the place of the values of elements from `at`, which begin a byte: one code a byte. May
-  // follow finish().
+  // Of groups of a row, after quantize() of whole rows from `row` on: a group takes the scale and
+  // the zero point that it has in `grid`, a view of the same packing, where its values fit there.
+  // Codes are left as they are, for set_codes(). `base` are the values of `grid`: a group that has
+  // less than half of their magnitude wants a finer scale.
+  void keep_scales(const PackedView& grid, std::size_t row, std::span<const float> base,
+                   std::span<const double> merged);
+  // All of it, codes included, as it lies: instead of quantize().
+  void take(const PackedView& grid);
+  // Whether `grid` has the packing of this copy: keep_scales() and take() are for it.
+  bool has_packing_of(const PackedView& grid) const;
+  // Takes the place of the values of elements from `at`, which begin a byte: one code a byte, of
+  // integers signed; of groups of a row whole rows. May follow finish().
   void set_codes(std::size_t at, std::span<const std::uint8_t> codes);
   // After all elements: makes the view, with scales as they are stored.
   void finish(ParallelFor parallel_for);
@@ -44,6 +54,8 @@ class PackedCopy {
   void read(std::size_t row, std::size_t begin, std::size_t end, DType dtype, float* out) const;
 
  private:
+  void take_scale(const PackedView& grid, std::size_t at);
+
   const Conversion& conversion_;
   PackedLayout layout_;
   std::array<std::size_t, 3> shape_;

@@ -59,6 +59,9 @@ class MergedPanels {
     return std::min(first_row(panel) + panel_rows_, (matrix_of(panel) + 1) * matrix_rows_);
   }
 
+  // Of weight.base_as: the base as it is quantised; else null.
+  const PackedCopy* packed_base() const { return packed_base_.get(); }
+
   // Rows [first, last) of a panel: the base as it is, and the merged values.
   void read_base(std::size_t first, std::size_t last, std::vector<float>& base) const;
   void merge(std::size_t first, std::size_t last, const std::vector<float>& base,

@@ -93,7 +93,8 @@ struct MergeSettings {
   std::optional<DType> dtype;  // of every float weight; none: each keeps that of the base
   // Of the weights of linear layers (see skip_reason) and of those that are packed in the base.
   std::optional<Format> format;
-  std::size_t block = 64;
+  std::size_t block = 64;  // of groups of a row also 0: the row
+  ScaleRule rule = ScaleRule::kDefault;
   bool double_quant = false;
   Rounding rounding = Rounding::kNearest;
   const Calibration* calibration = nullptr;  // for kCalibrated; must outlive the plan
@@ -101,6 +102,7 @@ struct MergeSettings {
   // linear layers.
   std::optional<Format> base_as;
   std::size_t base_block = 64;
+  ScaleRule base_rule = ScaleRule::kDefault;
   bool base_double_quant = false;
   bool base_as_experts = false;  // also of the experts
   ExpertsOutput experts = ExpertsOutput::kKeep;

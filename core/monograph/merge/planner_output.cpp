@@ -3,6 +3,7 @@
 
 #include "monograph/base/error.h"
 #include "monograph/merge/planner.h"
+#include "monograph/quant_methods/packed_parts.h"
 #include "monograph/quant_methods/skip_reason.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/model_settings.h"
@@ -123,8 +124,10 @@ void Planner::set_type(MergedWeight& weight) {
                                 .action = Action::kQuantize,
                                 .format = *settings_.base_as,
                                 .block = settings_.base_block,
+                                .rule = settings_.base_rule,
                                 .double_quant = settings_.base_double_quant,
                                 .stack = weight.experts != 0 ? Stack::kOwn : Stack::kNone};
+    fit_groups(*weight.base_as);
   }
   if (settings_.format && stored && weight.members.empty() && is_packed(weight, linear)) {
     const bool gpt_oss = gpt_oss_ && *settings_.format == Format::kMxfp4;
@@ -132,10 +135,12 @@ void Planner::set_type(MergedWeight& weight) {
                                .action = Action::kQuantize,
                                .format = *settings_.format,
                                .block = settings_.block,
+                               .rule = settings_.rule,
                                .double_quant = settings_.double_quant,
                                .stack = weight.experts == 0 ? Stack::kNone
                                         : gpt_oss           ? Stack::kGptOss
                                                             : Stack::kOwn};
+    fit_groups(*weight.packed);
     set_rounding(weight);
     return;
   }

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 
@@ -85,25 +84,21 @@ def native_arguments(recipe: Recipe, written: Sequence[str] = (), adapter: str |
         options["--another-base"] = []
     named = {word.split("=")[0] for word in written}
     if weights == "dequantized" and not ({"--base", "--as"} & named):
-        options |= (loaded := _loaded_as(recipe, base, adapter))
+        options |= (loaded := _loaded_as(recipe, base))
         if loaded and trained_on.get("packed", {}).get("experts"):
             options["--as-experts"] = ["packed"]
     given = [word for name, values in options.items() if name not in named for word in (name, *values)]
     return ["merge", base, *given, *written]
 
 
-def _loaded_as(recipe: Recipe, base: str, adapter: str) -> dict[str, list[str]]:
+def _loaded_as(recipe: Recipe, base: str) -> dict[str, list[str]]:
     """How the recipe quantised a base while loading; nothing for a folder that is quantised."""
     from monograph.hf.transformers.loading import stored_quantization
 
     if stored_quantization(base) is not None:
         return {}
     if recipe.load_in_8bit:
-        raise ValueError(
-            "load_in_8bit: an int8 base is merged from its folder: "
-            f"`monograph quantize {shlex.quote(base)} B8 --to int8`, "
-            f"then `monograph merge B8 --adapter {shlex.quote(adapter)} --out merged`"
-        )
+        return {"--as": ["int8"], "--as-block-size": ["0"]}
     options = recipe.bnb_config_kwargs
     double = options.get("bnb_4bit_use_double_quant", True)
     kind = options.get("bnb_4bit_quant_type", "nf4")

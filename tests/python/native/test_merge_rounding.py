@@ -19,7 +19,11 @@ NF4 = np.array(
      0.7229568362236023, 1.0], dtype=np.float32,
 )  # fmt: skip
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32)
+E4M3 = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float().numpy()
 FORMATS = {"nf4": ["nf4"], "nf4-double": ["nf4", "--double-quant"], "nvfp4": ["nvfp4"], "mxfp4": ["mxfp4"]}
+INT4 = {"int4": ["int4"], "int4-32": ["int4", "--block-size", "32", "--asymmetric"]}
+INT4["int4-row"] = ["int4", "--block-size", "0"]
+GROUPS = INT4 | {"int8": ["int8"], "fp8": ["fp8"]}
 
 
 def save_base(folder, rows=96, cols=256, dtype=torch.float32, seed=0):
@@ -64,8 +68,32 @@ def save_calibration(file, cols, rows=24, seed=2, module=MODULE, **metadata):
     return tensors
 
 
+def group_zeros(words, rows):
+    """Packed along the rows, eight in a word, the first in the lowest bits: signed."""
+    fields = (words.numpy().view(np.uint32)[:, None] >> np.arange(0, 32, 4)[:, None]) & 15
+    return fields.reshape(-1, words.shape[1])[:rows].astype(np.float32) - 8
+
+
 def codes_and_scales(folder, kind):
-    """Codes and fp32 scales of each element, as the formats' own pages define them."""
+    """Codes and fp32 scales of each element, as the formats' own pages define them; zero points or 0."""
+    if kind not in GROUPS:
+        return *float_codes(folder, kind), np.float32(0)
+    tensors = load_file(folder / "model.safetensors")
+    name, scales = f"{MODULE}.weight", tensors[f"{MODULE}.weight_scale"].numpy()
+    if kind == "fp8":
+        codes = tensors[name].view(torch.uint8).numpy()
+    else:
+        codes = tensors[f"{name}_packed"].view(torch.uint8).numpy()
+        if kind != "int8":
+            codes = np.stack([codes & 15, codes >> 4], 2).reshape(len(codes), -1)
+    zeros = np.zeros_like(scales)
+    if f"{name}_zero_point" in tensors:
+        zeros = group_zeros(tensors[f"{name}_zero_point"], len(scales))
+    block = codes.shape[1] // scales.shape[1]
+    return codes, np.repeat(scales, block, 1), np.repeat(zeros, block, 1)
+
+
+def float_codes(folder, kind):
     tensors = load_file(folder / "model.safetensors")
     name = f"{MODULE}.weight"
     if kind.startswith("nf4"):
@@ -88,13 +116,14 @@ def codes_and_scales(folder, kind):
     return codes, np.repeat(scales / tensors[f"{name}_global_scale"].numpy(), 16, 1)
 
 
-def gptq(target, scales, values, h):
+def gptq(target, scales, zeros, values, h):
     """GPTQ as published, with Cholesky's factor of the inverse: the value of each code."""
     w, q = target.copy(), np.empty_like(target)
     u = np.linalg.cholesky(np.linalg.inv(h)).T
     bounds = (values[1:].astype(np.float64) + values[:-1]) / 2
+    zeros = np.broadcast_to(zeros, target.shape)
     for i in range(w.shape[1]):
-        value = values[np.searchsorted(bounds, w[:, i] / scales[:, i])]
+        value = values[np.searchsorted(bounds, w[:, i] / scales[:, i] + zeros[:, i])] - zeros[:, i]
         q[:, i] = value * scales[:, i]  # fp32, as a model reads it
         w[:, i:] -= ((w[:, i] - q[:, i]) / u[i, i])[:, None] * u[i, i:]
     return q
@@ -112,14 +141,22 @@ def input_terms(calibration):
     return sketch.T, np.maximum(diagonal / mean - (sketch**2).sum(0), 0) + 0.01
 
 
+def values_of(kind):
+    """By the stored code."""
+    if kind.startswith(("nf4", "int4")):
+        return NF4 if kind.startswith("nf4") else np.arange(-8, 8, dtype=np.float32)
+    return {"int8": np.arange(-128, 128, dtype=np.float32), "fp8": E4M3}.get(kind, E2M1)
+
+
 def share_equal(folder, kind, target, h):
-    codes, scales = codes_and_scales(folder, kind)
-    values = NF4 if kind.startswith("nf4") else np.unique(E2M1)
-    found = (NF4 if kind.startswith("nf4") else E2M1)[codes] * scales
-    return (found == gptq(target, scales, values, h)).mean()
+    codes, scales, zeros = codes_and_scales(folder, kind)
+    values = values_of(kind)
+    found = (values[codes] - zeros) * scales
+    ascending = np.unique(values[np.isfinite(values)])
+    return (found == gptq(target, scales, zeros, ascending, h)).mean()
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", FORMATS | GROUPS)
 def test_codes_are_those_of_dense_gptq(tmp_path, kind):
     """Along the adapter, along inputs too, and, of `quantize`, along inputs alone."""
     weight = save_base(tmp_path / "base")
@@ -130,7 +167,7 @@ def test_codes_are_those_of_dense_gptq(tmp_path, kind):
     merge = ["merge", tmp_path / "base", "--adapter", tmp_path / "adapter", "--base", "original"]
     for rounding in ("adapter", "calibrated"):
         out = tmp_path / f"out-{rounding}"
-        report = run_json(*merge, "--to", *FORMATS[kind], "--rounding", rounding, "--out", out)
+        report = run_json(*merge, "--to", *(FORMATS | GROUPS)[kind], "--rounding", rounding, "--out", out)
         assert report["rounding"] == rounding
         along = adapter_columns(change, 8, 1000)
         h = along @ along.T + np.eye(cols)
@@ -139,7 +176,15 @@ def test_codes_are_those_of_dense_gptq(tmp_path, kind):
             h = along @ along.T + sketch @ sketch.T + np.diag(diagonal)
         assert share_equal(out, kind, w + change, h) >= 0.999, rounding
     file = tmp_path / "adapter" / "calibration.safetensors"
-    run("quantize", tmp_path / "base", tmp_path / "q", "--to", *FORMATS[kind], "--calibration", file)
+    run(
+        "quantize",
+        tmp_path / "base",
+        tmp_path / "q",
+        "--to",
+        *(FORMATS | GROUPS)[kind],
+        "--calibration",
+        file,
+    )
     h = sketch @ sketch.T + np.diag(diagonal)
     assert share_equal(tmp_path / "q", kind, w, h) >= 0.999
     # The control: another matrix gives other codes.
@@ -160,11 +205,11 @@ def decoded(folder):
     return load_file(wide / "model.safetensors")[f"{MODULE}.weight"].bfloat16().double().numpy()
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", FORMATS | GROUPS)
 def test_what_is_kept_of_adapters_of_three_strengths(tmp_path, kind):
     """On a base that lies on the grid, into the same format; 1024 inputs and rank 16."""
     save_base(tmp_path / "base", 128, 1024, torch.bfloat16)
-    to = ["--to", *FORMATS[kind]]
+    to = ["--to", *(FORMATS | GROUPS)[kind]]
     run("quantize", tmp_path / "base", tmp_path / "packed", *to)
     base = decoded(tmp_path / "packed")
     for strength, least, most in ((0.077, 0.99, 0.10), (0.02, 0.98, 0.12), (0.01, 0.97, 0.25)):
@@ -188,12 +233,12 @@ def test_what_is_kept_of_adapters_of_three_strengths(tmp_path, kind):
 WIDE = {"mxfp8": ["mxfp8"], "fp8-block": ["fp8-block"]}
 
 
-@pytest.mark.parametrize("kind", ["nf4-double", "mxfp8", "fp8-block"])
+@pytest.mark.parametrize("kind", ["nf4-double", "mxfp8", "fp8-block", "int4-32", "int8", "fp8"])
 def test_several_adapters_dora_and_either_base(tmp_path, kind):
     """The error along the sum of weighted LoRAs, and along the total change of a DoRA, with each rounding."""
     weight = save_base(tmp_path / "base", 128, 256, torch.bfloat16)
-    to = ["--to", *(FORMATS | WIDE)[kind]]
-    strength = 0.077 if kind == "nf4-double" else 0.01  # steps of 8 bits are a sixteenth
+    to = ["--to", *(FORMATS | WIDE | GROUPS)[kind]]
+    strength = 0.077 if kind in ("nf4-double", "int4-32") else 0.01  # steps of 8 bits are a sixteenth
     changes = [
         save_adapter(tmp_path / name, weight, strength, 4, seed)
         for name, seed in (("first", 5), ("second", 6))
@@ -241,11 +286,11 @@ def test_every_instruction_set_and_number_of_threads_gives_the_same_bytes(tmp_pa
     save_adapter(tmp_path / "adapter", weight, 0.05, 5, use_dora=True)
     save_calibration(tmp_path / "adapter" / "calibration.safetensors", 320)
     merge = ["merge", tmp_path / "base", "--adapter", tmp_path / "adapter", "--base", "original"]
-    for kind in ("nf4-double", "nvfp4"):
+    for kind in ("nf4-double", "nvfp4", "int4-32", "int8", "fp8"):
         found = set()
         for isa, jobs in (("scalar", 3), ("avx2", 2), ("avx512", 1), ("amx", 1)):
             out = tmp_path / f"{kind}-{isa}"
-            more = ["--to", *FORMATS[kind], "--rounding", rounding, "--out", out, "--jobs", jobs]
+            more = ["--to", *(FORMATS | GROUPS)[kind], "--rounding", rounding, "--out", out, "--jobs", jobs]
             run(*merge, *more, env=os.environ | {"MONOGRAPH_ISA": isa})
             found.add((out / "model.safetensors").read_bytes())
         assert len(found) == 1

@@ -1,12 +1,15 @@
 """load_in_8bit: the int8 base by row, the notice of what it is not, and what does not go with it."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import monograph as mg
 from monograph.__main__ import main
+from monograph.cli import native
 from monograph.recipe import ConfigError, check_keys
 from monograph.recipe.config.base_bits import INT8_NOTICE
 from monograph.recipe.run.base_fingerprint import packing_of
@@ -14,6 +17,7 @@ from monograph.recipe.run.load_model import load_base
 from monograph.recipe.run.run_identity import run_identity
 from support.native_tool import run, run_json
 from support.producer_folders import tensors
+from support.quantised_merges import check, expected
 from support.recipe_files import make_instruction_world, make_model, small_recipe, write_jsonl
 
 
@@ -66,17 +70,62 @@ def test_a_run_of_16_bits_is_another(keys):
     assert {name for name in eight if eight[name] != sixteen.get(name)} == {"adapter"}
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = make_instruction_world(tmp_path_factory.mktemp("trained"))
+    keys = {"adapter": "lora", "load_in_8bit": True, "torch_compile": False, "max_steps": 3}
+    recipe = small_recipe(root, "instruction", output_dir=str(root / "out"), **keys)
+    (root / "recipe.yml").write_text(json.dumps(recipe))
+    assert main(["train", str(root / "recipe.yml")]) == 0
+    return root
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """The calls of the native program, which is run beside this process instead of in its place."""
+    calls = []
+    monkeypatch.setattr(native, "exec_native", lambda words: calls.append(words) or run(*words).returncode)
+    return calls
+
+
 @pytest.mark.slow
-def test_merging_names_the_way_to_the_int8_folder(tmp_path, capsys):
-    root, path, out = make_instruction_world(tmp_path), tmp_path / "recipe.yml", tmp_path / "out"
-    eight = {"adapter": "lora", "load_in_8bit": True, "torch_compile": False}
-    path.write_text(json.dumps(small_recipe(root, "instruction", output_dir=str(out), max_steps=1, **eight)))
-    assert main(["train", str(path)]) == 0
-    assert main(["merge", str(path)]) == 3
-    message = capsys.readouterr().err
-    assert f"`monograph quantize {tmp_path / 'model'} B8 --to int8`" in message
-    assert f"`monograph merge B8 --adapter {out} --out merged`" in message
-    # That way, as it is written.
-    run("quantize", tmp_path / "model", tmp_path / "b8", "--to", "int8")
-    run("merge", tmp_path / "b8", "--adapter", out, "--out", tmp_path / "merged")
-    assert run_json("verify", tmp_path / "merged")["findings"] == []
+def test_a_recipe_merges_into_the_int8_base_in_float64_rounded_once(trained, called, tmp_path):
+    out = trained / "out"
+    assert main(["merge", str(trained / "recipe.yml")]) == 0
+    assert called[0][-5:] == ["dequantized", "--as", "int8", "--as-block-size", "0"]
+    settings = json.loads((out / "adapter_config.json").read_text())
+    base = {name: weight for name, weight in tensors(trained / "model").items() if "_proj." in name}
+    base = {
+        name: mg.quantize(weight, "int8", block_size=0).dequantize(torch.bfloat16)
+        for name, weight in base.items()
+    }
+    adapter = tensors(out)
+    wanted = expected(base, adapter, settings["lora_alpha"] / settings["r"])
+    changed = [name for name in base if (base[name].double() != torch.from_numpy(wanted[name])).any()]
+    assert len(changed) == len(adapter) // 2 > 0
+    check(trained / "out-merged", wanted)
+    # The adapter records all of it: the native program alone, from either base, to the same bytes.
+    run("quantize", trained / "model", tmp_path / "b8", "--to", "int8")
+    for name, folder in (("dense", trained / "model"), ("packed", tmp_path / "b8")):
+        run("merge", folder, "--adapter", out, "--out", tmp_path / name)
+        found, first = tensors(tmp_path / name), tensors(trained / "out-merged")
+        assert found.keys() == first.keys()
+        assert all(torch.equal(found[key], first[key]) for key in found)
+
+
+@pytest.mark.slow
+def test_a_base_that_becomes_other_values_than_training_had_is_refused(trained, tmp_path):
+    """Training rounds an fp32 folder to bf16 before it becomes int8; `--as` takes it as it is stored."""
+    wide = {name: tensor.float() * (1 + 2**-10) for name, tensor in tensors(trained / "model").items()}
+    shutil.copytree(trained / "model", tmp_path / "wide")
+    save_file(wide, tmp_path / "wide" / "model.safetensors", {"format": "pt"})
+    shutil.copytree(trained / "out", tmp_path / "adapter")
+    record = tmp_path / "adapter" / "monograph.json"
+    written = json.loads(record.read_text())
+    written["base"]["sha256"] = run_json("inspect", tmp_path / "wide", "--hash")["sha256"]
+    record.write_text(json.dumps(written))
+    merge = ["merge", tmp_path / "wide", "--adapter", tmp_path / "adapter", "--out", tmp_path / "out"]
+    message = run(*merge, code=3).stderr
+    assert "was trained on packed values with hash " + written["base"]["packed"]["values_sha256"] in message
+    assert not (tmp_path / "out").exists()
+    assert "--as makes others" in run(*merge, "--another-base").stderr
