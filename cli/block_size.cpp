@@ -12,7 +12,7 @@ std::size_t block_size(Format format, std::optional<std::size_t> given, const st
   const FormatInfo& info = *find_format(format);
   // A number below 0 came in as one beyond this.
   if (given && *given > SIZE_MAX / 2) {
-    throw UsageError("--block-size " + std::to_string(static_cast<std::ptrdiff_t>(*given)) +
+    throw UsageError(dashes + "block-size " + std::to_string(static_cast<std::ptrdiff_t>(*given)) +
                      ": wanted a number above 0, or 0 where it is the row");
   }
   if (info.shape == BlockShape::kGroup) {
