@@ -183,7 +183,12 @@ void check_recorded_values(const Adapter& adapter, const MergeOptions& options,
                            const Session& session, ParallelFor parallel_for) {
   const std::optional<RecordedPacking>& packed = adapter.recorded_base().packed;
   if (!settings.base_as || !packed || packed->values_sha256.empty()) return;
-  if (find_format(*settings.base_as)->shape != BlockShape::kGroup) return;
+  // The older formats are known by their folder's hash; of a folder in bf16 that says it all.
+  const bool groups = find_format(*settings.base_as)->shape == BlockShape::kGroup;
+  const bool bf16 = std::all_of(plan.weights.begin(), plan.weights.end(), [](const auto& weight) {
+    return !weight.base_as || source_dtype(*weight.base) == DType::kBFloat16;
+  });
+  if (!groups && bf16) return;
   const std::string found = base_values_sha256(plan, parallel_for);
   if (found == packed->values_sha256) return;
   tell_difference(adapter,

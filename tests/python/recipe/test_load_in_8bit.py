@@ -70,14 +70,18 @@ def test_a_run_of_16_bits_is_another(keys):
     assert {name for name in eight if eight[name] != sixteen.get(name)} == {"adapter"}
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    root = make_instruction_world(tmp_path_factory.mktemp("trained"))
-    keys = {"adapter": "lora", "load_in_8bit": True, "torch_compile": False, "max_steps": 3}
+def train(root, **keys):
+    make_instruction_world(root)
+    keys |= {"torch_compile": False, "max_steps": 3}
     recipe = small_recipe(root, "instruction", output_dir=str(root / "out"), **keys)
     (root / "recipe.yml").write_text(json.dumps(recipe))
     assert main(["train", str(root / "recipe.yml")]) == 0
     return root
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("trained"), adapter="lora", load_in_8bit=True)
 
 
 @pytest.fixture
@@ -114,9 +118,16 @@ def test_a_recipe_merges_into_the_int8_base_in_float64_rounded_once(trained, cal
 
 
 @pytest.mark.slow
-def test_a_base_that_becomes_other_values_than_training_had_is_refused(trained, tmp_path):
-    """Training rounds an fp32 folder to bf16 before it becomes int8; `--as` takes it as it is stored."""
-    wide = {name: tensor.float() * (1 + 2**-10) for name, tensor in tensors(trained / "model").items()}
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_a_base_that_becomes_other_values_than_training_had_is_refused(trained, tmp_path, kind):
+    """Training rounds an fp32 folder to bf16 before it is quantised; `--as` takes it as it is stored."""
+    if kind == "nf4":
+        trained = train(tmp_path / "nf4", adapter="qlora", load_in_4bit=True)
+    torch.manual_seed(0)
+    wide = {
+        name: tensor.float() * (1 + torch.rand(tensor.shape) * 2**-8)
+        for name, tensor in tensors(trained / "model").items()
+    }
     shutil.copytree(trained / "model", tmp_path / "wide")
     save_file(wide, tmp_path / "wide" / "model.safetensors", {"format": "pt"})
     shutil.copytree(trained / "out", tmp_path / "adapter")
