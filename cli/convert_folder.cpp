@@ -143,13 +143,16 @@ std::vector<Conversion> along_inputs(const std::vector<Conversion>& conversions,
   return rest;
 }
 
+std::array<fs::path, 1> input_folders(const Model& model) {
+  return {model.folder.empty() ? fs::path(".") : model.folder};
+}
+
 void write_folder(const char* label, const Model& model, const std::vector<Conversion>& conversions,
                   std::vector<FilePlan> plans, const std::optional<json::Value>& config,
                   const FolderOptions& options, const Session& session,
                   const Calibration* calibration) {
-  const std::array inputs = {model.folder.empty() ? fs::path(".") : model.folder};
-  files::StagedFolder folder(
-      options.to, options.force ? files::Existing::kReplace : files::Existing::kRefuse, inputs);
+  const std::array inputs = input_folders(model);
+  files::StagedFolder folder(options.to, existing_of(options), inputs);
   safetensors::WriteOptions write;
   write.inputs = model.checkpoint.ids();
   safetensors::ShardedWriter writer(folder.path(), std::move(plans), write);
@@ -187,6 +190,10 @@ const CalibratedInputs* inputs_of(const Conversion& conversion, const Calibratio
   return calibration.find(conversion.weight->name, conversion.weight->shape.back());
 }
 
+files::Existing existing_of(const FolderOptions& options) {
+  return options.force ? files::Existing::kReplace : files::Existing::kRefuse;
+}
+
 int threads_of(int jobs) {
   return jobs > 0 ? jobs : static_cast<int>(std::max(std::thread::hardware_concurrency(), 1u));
 }
@@ -219,7 +226,9 @@ int convert_folder(const char* label, const Model& model, std::vector<Conversion
   std::vector<FilePlan> plans = plan(conversions, options.max_shard_bytes);
   Report report = make_report(conversions);
   report.files = plans.size();
-  if (!options.dry_run) {
+  if (options.dry_run) {
+    files::StagedFolder::check_target(options.to, existing_of(options), input_folders(model));
+  } else {
     const auto start = std::chrono::steady_clock::now();
     write_folder(label, model, conversions, std::move(plans), config, options, session,
                  calibration);

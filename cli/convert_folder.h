@@ -11,6 +11,7 @@
 #include "command.h"
 #include "model.h"
 #include "monograph/convert/convert.h"
+#include "monograph/files/staged_folder.h"
 #include "monograph/merge/calibration.h"
 #include "monograph/text/json_document.h"
 
@@ -29,6 +30,9 @@ void declare_folder_options(CommandLine& line, FolderOptions& options);
 // --jobs of every command that has it, and the threads it means.
 void declare_jobs(CommandLine& line, int& jobs);
 int threads_of(int jobs);
+
+// What may stand at the target.
+files::Existing existing_of(const FolderOptions& options);
 
 // Of a weight that is quantised; nullptr if none are known.
 const CalibratedInputs* inputs_of(const Conversion& conversion, const Calibration& calibration);

@@ -44,8 +44,7 @@ void write_folder(const gguf::FileReader& file, const gguf::ImportPlan& plan,
                   const Sidecars& sidecars, DType dtype, std::vector<safetensors::FilePlan> files,
                   const FolderOptions& options, const Session& session) {
   const std::array<fs::path, 0> no_folder = {};
-  files::StagedFolder folder(
-      options.to, options.force ? files::Existing::kReplace : files::Existing::kRefuse, no_folder);
+  files::StagedFolder folder(options.to, existing_of(options), no_folder);
   safetensors::WriteOptions write;
   write.inputs = {file.id()};
   safetensors::ShardedWriter writer(folder.path(), std::move(files), write);
@@ -79,7 +78,9 @@ int dequantize_gguf(const FolderOptions& options, DType dtype, const Session& se
   std::uint64_t bytes = 0;
   for (const safetensors::FilePlan& one : files) bytes += one.size_bytes;
   const auto start = std::chrono::steady_clock::now();
-  if (!options.dry_run) {
+  if (options.dry_run) {
+    files::StagedFolder::check_target(options.to, existing_of(options), {});
+  } else {
     write_folder(file, plan, sidecars, dtype, std::move(files), options, session);
   }
   const double seconds =

@@ -198,6 +198,16 @@ def test_refuses_what_is_quantised_already_unless_told(llama, tmp_path):
     assert "holds no packed weight" in run("dequantize", llama, tmp_path / "x", code=3).stderr
 
 
+def test_a_dry_run_looks_at_the_target(llama, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "file").write_text("mine")
+    for command in ("quantize", "dequantize"):
+        source = llama if command == "quantize" else tmp_path / "nf4"
+        dry = run(command, source, tmp_path / "out", "--dry-run", code=3)
+        assert dry.stderr == run(command, source, tmp_path / "out", code=3).stderr
+        run("quantize", llama, tmp_path / "nf4", "--force")
+
+
 def test_dry_run_states_the_sizes_and_writes_nothing(llama, tmp_path):
     dry = run_json("quantize", llama, tmp_path / "out", "--double-quant", "--dry-run")
     assert not list(tmp_path.iterdir())
