@@ -193,8 +193,8 @@ class Merge {
       report_.adapters[i].sha256 =
           hash_of(adapters_[i].checkpoint(), "hashing an adapter", session_, threads_);
       check_recorded_base(adapters_[i], report_.base_sha256, options_, settings_, model_, session_);
-      check_recorded_values(adapters_[i], options_, settings_, plan, session_, threads_);
     }
+    check_recorded_values(adapters_, options_, settings_, plan, session_, threads_);
   }
 
   void write(const MergePlan& plan, const files::StagedFolder& folder) {

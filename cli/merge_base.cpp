@@ -178,25 +178,29 @@ void check_recorded_base(const Adapter& adapter, const std::string& sha256,
   }
 }
 
-void check_recorded_values(const Adapter& adapter, const MergeOptions& options,
+void check_recorded_values(const std::vector<Adapter>& adapters, const MergeOptions& options,
                            const MergeSettings& settings, const MergePlan& plan,
                            const Session& session, ParallelFor parallel_for) {
-  const std::optional<RecordedPacking>& packed = adapter.recorded_base().packed;
-  if (!settings.base_as || !packed || packed->values_sha256.empty()) return;
+  if (!settings.base_as) return;
   // The older formats are known by their folder's hash; of a folder in bf16 that says it all.
   const bool groups = find_format(*settings.base_as)->shape == BlockShape::kGroup;
   const bool bf16 = std::all_of(plan.weights.begin(), plan.weights.end(), [](const auto& weight) {
     return !weight.base_as || source_dtype(*weight.base) == DType::kBFloat16;
   });
   if (!groups && bf16) return;
-  const std::string found = base_values_sha256(plan, parallel_for);
-  if (found == packed->values_sha256) return;
-  tell_difference(adapter,
-                  "was trained on packed values with hash " + packed->values_sha256 +
-                      ", --as makes others, " + found +
-                      ": training has the base in its own type before it is quantised; give the "
-                      "packed folder made from a base of that type",
-                  options, session);
+  std::string found;  // the same for all adapters, and a pass over the base
+  for (const Adapter& adapter : adapters) {
+    const std::optional<RecordedPacking>& packed = adapter.recorded_base().packed;
+    if (!packed || packed->values_sha256.empty()) continue;
+    if (found.empty()) found = base_values_sha256(plan, parallel_for);
+    if (found == packed->values_sha256) continue;
+    tell_difference(adapter,
+                    "was trained on packed values with hash " + packed->values_sha256 +
+                        ", --as makes others, " + found +
+                        ": training has the base in its own type before it is quantised; give the "
+                        "packed folder made from a base of that type",
+                    options, session);
+  }
 }
 
 }  // namespace monograph::cli

@@ -29,9 +29,9 @@ void check_recorded_base(const Adapter& adapter, const std::string& sha256,
                          const MergeOptions& options, const MergeSettings& settings,
                          const Model& model, const Session& session);
 
-// With --as: whether the base becomes the values that the adapter records. It does not where
+// With --as: whether the base becomes the values that each adapter records. It does not where
 // training had it in another type before it was quantised.
-void check_recorded_values(const Adapter& adapter, const MergeOptions& options,
+void check_recorded_values(const std::vector<Adapter>& adapters, const MergeOptions& options,
                            const MergeSettings& settings, const MergePlan& plan,
                            const Session& session, ParallelFor parallel_for);
 

@@ -59,7 +59,6 @@ constexpr std::array<std::string_view, 24> kKnown = {
 
 // The values that llama.cpp takes where a file has none.
 constexpr double kTheta = 10000;
-constexpr std::uint64_t kGemmaPeriod = 6, kGemma27BLayers = 62;
 
 Value whole(std::uint64_t value) { return Value::number(static_cast<std::int64_t>(value)); }
 
@@ -325,7 +324,8 @@ class Importer {
       types.append(Value::string(layer % period == 0 ? "full_attention" : "sliding_attention"));
     }
     config_.set("sliding_window", whole(count("attention.sliding_window")));
-    config_.set("rope_local_base_freq", Value::number(number("rope.freq_base_swa", kTheta)));
+    config_.set("rope_local_base_freq",
+                Value::number(number("rope.freq_base_swa", kGemmaLocalTheta)));
     config_.set("query_pre_attn_scalar",
                 whole(layers_ == kGemma27BLayers ? hidden_ / heads_ : head_dim_));
     config_.set("attn_logit_softcapping", Value());

@@ -13,7 +13,6 @@ namespace {
 
 using text::in_quotes;
 
-constexpr std::uint64_t kMostTokens = 1 << 24;
 // Cutting is quadratic in it; Gemma's longest has 93.
 constexpr std::size_t kMostPieceBytes = 512;
 

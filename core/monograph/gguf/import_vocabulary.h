@@ -13,8 +13,6 @@
 
 namespace monograph::gguf {
 
-inline constexpr std::string_view kBlank = "\u2581";  // sentencepiece's
-
 struct ImportedVocabulary {
   std::vector<std::string> tokens;  // as in tokenizer.json
   std::vector<TokenType> types;

@@ -26,11 +26,6 @@ constexpr std::array kDefaults = {
     Defaults{"qwen3", 0, 0, 128, 0, 0, 10000, false, "silu"},
     Defaults{"gemma3", 8, 4, 256, 262208, 131072, 1000000, true, "gelu_pytorch_tanh"},
 };
-// llama.cpp's: every sixth layer of Gemma 3 sees everything; the others have this base.
-constexpr std::uint64_t kGemmaPeriod = 6;
-constexpr double kGemmaLocalTheta = 10000;
-// It scales the attention of a model with this many layers by the width of all heads.
-constexpr std::uint64_t kGemma27BLayers = 62;
 
 class Settings {
  public:

@@ -14,6 +14,12 @@
 
 namespace monograph::gguf {
 
+// llama.cpp's: every sixth layer of Gemma 3 sees everything; the others have this base.
+inline constexpr std::uint64_t kGemmaPeriod = 6;
+inline constexpr double kGemmaLocalTheta = 10000;
+// It scales the attention of a model with this many layers by the width of all heads.
+inline constexpr std::uint64_t kGemma27BLayers = 62;
+
 enum class RopeScaling : std::uint8_t { kNone, kLinear, kYarn, kLlama3 };
 
 struct Rope {

@@ -14,8 +14,6 @@ namespace {
 using json::Value;
 using text::in_quotes;
 
-constexpr std::string_view kBlank = "\u2581";
-
 [[noreturn]] void fail(std::string_view source, const std::string& what) {
   throw Error(std::string(source) + ": " + what);
 }

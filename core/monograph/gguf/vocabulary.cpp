@@ -12,8 +12,6 @@ using json::Kind;
 using json::Value;
 using text::in_quotes;
 
-constexpr std::uint64_t kMostTokens = 1 << 24;  // an fp32 number tells their order
-
 [[noreturn]] void fail(std::string_view source, const std::string& what) {
   throw Error(std::string(source) + ": " + what);
 }

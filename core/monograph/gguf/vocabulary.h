@@ -13,6 +13,9 @@
 
 namespace monograph::gguf {
 
+inline constexpr std::uint64_t kMostTokens = 1 << 24;  // an fp32 number tells their order
+inline constexpr std::string_view kBlank = "\u2581";   // sentencepiece's
+
 // The numbers of llama.cpp.
 enum class TokenType : std::int32_t {
   kNormal = 1,

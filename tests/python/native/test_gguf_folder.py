@@ -11,6 +11,7 @@ import torch
 import transformers
 from transformers.convert_slow_tokenizer import generate_merges
 
+from support.gguf_files import write_out
 from support.gguf_models import COMMON, PROMPT, TEXT, model_of, save, tokenizer_of
 from support.native_tool import run, run_json
 
@@ -121,10 +122,7 @@ def test_merges_are_those_that_transformers_makes_of_scores(tmp_path):
     writer.add_token_scores([scores[token] for token in vocab])
     writer.add_bos_token_id(0)
     writer.add_tensor("token_embd.weight", np.zeros((600, 32), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     run("dequantize", tmp_path / "it.gguf", tmp_path / "out")
     model = json.loads((tmp_path / "out" / "tokenizer.json").read_text())["model"]
     assert model["vocab"] == vocab
@@ -133,7 +131,7 @@ def test_merges_are_those_that_transformers_makes_of_scores(tmp_path):
     assert len(wanted) > 1000
 
 
-def byte_level_pairs(writer, name):
+def add_tokenizer(writer):
     """The tokenizer as convert_hf_to_gguf.py writes it, by the gguf package."""
     tokenizer = json.loads(tokenizer_of("Qwen3").to_str())
     tokens = {id: token for token, id in tokenizer["model"]["vocab"].items()}
@@ -149,7 +147,6 @@ def byte_level_pairs(writer, name):
     writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
     writer.add_eos_token_id(2)
     writer.add_chat_template("{{ messages }}")
-    return name
 
 
 def write_by_package(model, path, architecture, change=lambda writer: None, leave=(), experts=None):
@@ -171,7 +168,7 @@ def write_by_package(model, path, architecture, change=lambda writer: None, leav
     if architecture.startswith("qwen3"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    byte_level_pairs(writer, architecture)
+    add_tokenizer(writer)
     change(writer)
     number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
@@ -196,10 +193,7 @@ def write_by_package(model, path, architecture, change=lambda writer: None, leav
         for part, stack in parts.items():
             layer = name.split(".")[2]
             writer.add_tensor(f"blk.{layer}.ffn_{part}_exps.weight", np.ascontiguousarray(stack))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
 
 
 def tiny(kind, **settings):
@@ -333,10 +327,7 @@ def write_heads(path, *, blocks=1, heads=4, kv_heads=2, length=None):
         writer.add_key_length(length)
     for name, rows in (("attn_q", 64), ("attn_k", 32)):
         writer.add_tensor(f"blk.0.{name}.weight", np.zeros((rows, 64), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
 
 
 def test_heads_and_layers_that_contradict_the_tensors_are_refused(tmp_path):

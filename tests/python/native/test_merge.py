@@ -15,6 +15,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from support.gguf_files import write_out
 from support.merge_reference import adapter_on, base_model, check_against_float64
 from support.native_tool import run, run_json
 
@@ -329,10 +330,7 @@ def test_gguf_knows_every_tensor_and_reads_them_back(tmp_path):
         assert short is not None, name
         mapped[short] = tensor.numpy()
         writer.add_tensor(short, mapped[short])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     read = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
     assert read.keys() == mapped.keys()
     for name, values in mapped.items():

@@ -9,21 +9,12 @@ from safetensors.torch import load_file, save_file
 import monograph as mg
 from support.merge_reference import adapter_on
 from support.native_tool import run, run_json
-from support.producer_groups import DTYPES, compressed
+from support.producer_groups import CASES, DTYPES, compressed
 from support.quantised_merges import check, expected
 from support.tiny_models import load, save_llama
 
 pytest.importorskip("compressed_tensors")
 
-# The options of the tool, and (code, block, symmetric). Rows have 128 and 192 elements.
-CASES = {
-    "int4": (["--to", "int4", "--block-size", "64"], ("int4", 64, True)),
-    "int4-row": (["--to", "int4", "--block-size", "0"], ("int4", 0, True)),
-    "int4-asymmetric": (["--to", "int4", "--block-size", "32", "--asymmetric"], ("int4", 32, False)),
-    "int8": (["--to", "int8"], ("int8", 0, True)),
-    "int8-asymmetric": (["--to", "int8", "--block-size", "64", "--asymmetric"], ("int8", 64, False)),
-    "fp8": (["--to", "fp8"], ("fp8", 0, True)),
-}
 DOWN, UP = "model.layers.1.mlp.down_proj.weight", "model.layers.0.mlp.up_proj.weight"
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from support.gguf_files import write_out
 from support.gguf_models import model_of, save
 from support.native_tool import program, run, run_json
 
@@ -46,10 +47,7 @@ def write(path, tensors, heads=8, architecture="qwen3"):
     writer.add_float32("x.float", 0.5)
     for name, kind, data in tensors:
         writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
 
 
 @pytest.mark.parametrize("kind", TYPES)

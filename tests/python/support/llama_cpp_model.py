@@ -12,6 +12,8 @@ import gguf
 import numpy as np
 import torch
 
+from support.gguf_files import write_out
+
 NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -114,7 +116,4 @@ def write_model(model: Any, path: pathlib.Path) -> None:
     writer.add_unk_token_id(0)
     for name, value in tensors(model).items():
         writer.add_tensor(name, value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)

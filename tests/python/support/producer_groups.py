@@ -10,6 +10,15 @@ import torch
 
 CODES = [("int4", True), ("int4", False), ("int8", True), ("int8", False), ("fp8", True)]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# The options of the tool, and (code, block, symmetric). Rows have 128 and 192 elements.
+CASES = {
+    "int4": (["--to", "int4", "--block-size", "64"], ("int4", 64, True)),
+    "int4-row": (["--to", "int4", "--block-size", "0"], ("int4", 0, True)),
+    "int4-asymmetric": (["--to", "int4", "--block-size", "32", "--asymmetric"], ("int4", 32, False)),
+    "int8": (["--to", "int8"], ("int8", 0, True)),
+    "int8-asymmetric": (["--to", "int8", "--block-size", "64", "--asymmetric"], ("int8", 64, False)),
+    "fp8": (["--to", "fp8"], ("fp8", 0, True)),
+}
 
 
 def arguments(code: str, block: int, symmetric: bool) -> Any:
