@@ -1,5 +1,6 @@
 #include "monograph/formats/bind.h"
 
+#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -51,6 +52,9 @@ ScalesView double_quantised(std::span<const ByteSpan> scales, std::size_t blocks
 }
 
 void check_block(const FormatInfo& info, std::size_t block) {
+  if (!block_fits(info, block) && info.shape == BlockShape::kInterleaved)
+    throw Error("block size is " + text(block) + ", format " + info.name + " wants " +
+                text(info.largest_block));
   if (!block_fits(info, block) && info.shape == BlockShape::kGroup)
     throw Error("block size is " + text(block) + ", format " + info.name +
                 " wants 1 or more, at most 2^56");
@@ -104,6 +108,46 @@ ScalesView group_scales(const FormatInfo& info, std::size_t rows, std::size_t gr
   return view;
 }
 
+// {} or {row map}: int32, the stored row of each of `rows` rows. Returns the map, checked against
+// the rows of `values` where it can be read.
+const std::uint8_t* bind_row_map(const FormatInfo& info, std::size_t rows, std::size_t stored,
+                                 std::span<const ByteSpan> scales) {
+  if (scales.empty()) return nullptr;
+  if (scales.size() != 1)
+    throw Error("scales has " + text(scales.size()) + " tensors, format " + info.name +
+                " wants none, or 1 (row map)");
+  const std::uint8_t* map = sized("scales[0] (row map)", scales[0], 4 * rows);
+  if (scales[0].memory != Memory::kHost) return map;
+  std::uint32_t largest = 0;
+  for (std::size_t row = 0; row < rows; ++row) {
+    std::uint32_t at;
+    std::memcpy(&at, map + 4 * row, sizeof at);
+    largest = at > largest ? at : largest;
+  }
+  if (rows != 0 && largest >= stored)
+    throw Error("scales[0] (row map) has the row " +
+                std::to_string(static_cast<std::int32_t>(largest)) + ", values has " +
+                text(stored) + " rows");
+  return map;
+}
+
+// With a row map `values` may have rows that the weight has not.
+void bind_interleaved(const FormatInfo& info, ByteSpan values, std::span<const ByteSpan> scales,
+                      PackedView& view) {
+  const std::size_t rows = view.origin_row() + view.rows;
+  view.row_bytes = row_bytes(info, view.cols);
+  const std::size_t whole = packed_bytes(info, rows, view.cols);
+  if (scales.empty() || view.row_bytes == 0) {
+    sized("values", values, whole);
+  } else if (values.size % view.row_bytes != 0) {
+    throw Error("values has " + text(values.size) + " bytes, wanted rows of " +
+                text(view.row_bytes));
+  }
+  const std::size_t stored = view.row_bytes == 0 ? rows : values.size / view.row_bytes;
+  view.values = values.data;
+  view.row_map = bind_row_map(info, rows, stored, scales);
+}
+
 ScalesView bind_scales(const FormatInfo& info, const MatrixShape& shape, std::size_t blocks,
                        std::span<const ByteSpan> scales) {
   const bool tensor = info.tensor_scale != TensorScale::kNone;
@@ -140,7 +184,7 @@ MatrixShape matrix_shape(const FormatInfo& info, std::size_t block,
     const std::size_t left = shape.size() - i;
     (left == 1 ? result.cols : left == 2 ? result.rows : result.matrices) *= shape[i];
   }
-  const bool whole = info.shape == BlockShape::kRow || info.shape == BlockShape::kGroup;
+  const bool whole = info.shape != BlockShape::kFlat && info.shape != BlockShape::kSquare;
   if (whole && result.cols % block != 0)
     throw Error("rows have " + text(result.cols) + " elements, format " + info.name +
                 " wants a multiple of " + text(block));
@@ -170,6 +214,13 @@ PackedView bind_packed(const FormatInfo& info, std::size_t block,
     view.scales = group_scales(info, rows, matrix.cols / block, scales);
     return view;
   }
+  if (info.shape == BlockShape::kInterleaved) {
+    if (matrix.matrices != 1)
+      throw Error("the weight has " + text(matrix.matrices) + " matrices, format " + info.name +
+                  " wants one");
+    bind_interleaved(info, values, scales, view);
+    return view;
+  }
   view.values = sized("values", values, packed_bytes(info, origin + matrix.elements()));
   view.scales = bind_scales(info, matrix, blocks_of(info, matrix, block, origin), scales);
   return view;
@@ -179,7 +230,7 @@ PackedGrids bind_grids(const FormatInfo& info, std::size_t block,
                        std::span<const std::size_t> shape, std::size_t grid_rows, ByteSpan values,
                        std::span<const ByteSpan> scales) {
   check_block(info, block);
-  if (info.shape == BlockShape::kGroup)
+  if (info.shape == BlockShape::kGroup || info.shape == BlockShape::kInterleaved)
     throw Error("the weight has grids of " + text(grid_rows) + " rows, format " + info.name +
                 " wants one matrix");
   const MatrixShape matrix = matrix_shape(info, block, shape);

@@ -24,6 +24,8 @@ struct ByteSpan {
 //   {codes, groups, map, offset}              double-quantised
 //   {blocks, tensor}                          with a tensor scale: one number, or one a matrix
 //   {blocks, zero points}                     groups of a row: blocks may be one scale for all
+//   {} or {row map}                           scales beside the values: int32, the stored row of
+//                                             each row; `values` may then have other rows too
 // The kind of the block scales follows from their size, or from the format where it has one. Throws
 // Error that names the thing, the value found and the value wanted. The bytes must outlive the
 // view.

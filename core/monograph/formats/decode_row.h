@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "monograph/formats/interleaved.h"
 #include "monograph/formats/row_groups.h"
 #include "monograph/formats/runs.h"
 
@@ -74,6 +75,8 @@ template <class F, class V, class T>
                                               std::size_t begin, std::size_t end, T* out) {
   if constexpr (F::kShape == BlockShape::kGroup) {
     return decode_groups<F, V>(weight, row, begin, end, out);
+  } else if constexpr (F::kShape == BlockShape::kInterleaved) {
+    return decode_interleaved<F, V>(weight, row, begin, end, out);
   } else {
     decode_row_of_runs<F, V>(weight, row, begin, end, out);
   }

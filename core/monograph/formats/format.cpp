@@ -58,6 +58,25 @@ constexpr FormatInfo group_format(const GroupCode& code, Format first, Format ke
       code.row_align};
 }
 
+// Blocks of ggml: nothing quantises to them, and their scales are of no kind of their own.
+constexpr FormatInfo ggml_format(Format format, const char* name, int bits, std::size_t block,
+                                 std::size_t block_bytes) {
+  return {format,
+          name,
+          format,
+          bits,
+          BlockShape::kInterleaved,
+          block,
+          block,
+          /*double_quant=*/false,
+          TensorScale::kNone,
+          {},
+          {},
+          ZeroPoints::kNone,
+          1,
+          block_bytes};
+}
+
 constexpr std::array kFormats = {
     FormatInfo{Format::kNf4, "nf4", Format::kNf4, 4, BlockShape::kFlat, 32, 4096,
                /*double_quant=*/true, TensorScale::kNone, kAbsmaxKinds, kAbsmaxRules},
@@ -85,6 +104,16 @@ constexpr std::array kFormats = {
     group_format(kFp8RowCode, Format::kFp8RowBf16, Format::kFp8RowBf16, 0),
     group_format(kFp8RowCode, Format::kFp8RowBf16, Format::kFp8RowBf16, 1),
     group_format(kFp8RowCode, Format::kFp8RowBf16, Format::kFp8RowBf16, 2),
+    ggml_format(Format::kQ8_0, "q8_0", 8, 32, 34),
+    ggml_format(Format::kQ4_0, "q4_0", 4, 32, 18),
+    ggml_format(Format::kQ4_1, "q4_1", 4, 32, 20),
+    ggml_format(Format::kQ5_0, "q5_0", 5, 32, 22),
+    ggml_format(Format::kQ5_1, "q5_1", 5, 32, 24),
+    ggml_format(Format::kIq4Nl, "iq4_nl", 4, 32, 18),
+    ggml_format(Format::kQ4K, "q4_k", 4, 256, 144),
+    ggml_format(Format::kQ5K, "q5_k", 5, 256, 176),
+    ggml_format(Format::kQ6K, "q6_k", 6, 256, 210),
+    ggml_format(Format::kIq4Xs, "iq4_xs", 4, 256, 136),
 };
 
 }  // namespace

@@ -34,6 +34,17 @@ enum class Format : std::uint8_t {
   kFp8RowBf16 = 17,
   kFp8RowFp16 = 18,
   kFp8RowFp32 = 19,
+  // ggml's blocks, as they lie in a GGUF file.
+  kQ8_0 = 20,
+  kQ4_0 = 21,
+  kQ4_1 = 22,
+  kQ5_0 = 23,
+  kQ5_1 = 24,
+  kIq4Nl = 25,
+  kQ4K = 26,
+  kQ5K = 27,
+  kQ6K = 28,
+  kIq4Xs = 29,
 };
 
 // How a scale block lies on the weight.
@@ -42,6 +53,7 @@ enum class BlockShape : std::uint8_t {
   kRow,     // `block` elements of a row; rows are whole blocks, so it counts like kFlat
   kSquare,  // `block` x `block`, the grid anchored at each matrix's first element; partial at ends
   kGroup,   // `block` elements of a row, any that divides its length; rows are whole words
+  kInterleaved,  // `block` elements of a row, their scales beside them; rows are whole blocks
 };
 
 // How the scale of one block is stored.
@@ -92,7 +104,8 @@ struct FormatInfo {
   std::span<const ScaleKind> kinds;  // the first is what quantize() gives unless told otherwise
   std::span<const ScaleRule> rules;  // the first is the default; none where nothing quantises to it
   ZeroPoints zero_points = ZeroPoints::kNone;
-  std::size_t row_align = 1;  // bytes of which rows of values are a multiple
+  std::size_t row_align = 1;    // bytes of which rows of values are a multiple
+  std::size_t block_bytes = 0;  // of a block with its scales, for kInterleaved
 };
 
 // Every packed format, in the order of its number.
@@ -110,12 +123,15 @@ bool block_fits(const FormatInfo& info, std::size_t block);
 constexpr std::size_t ceil_div(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 
 // Bytes of `elements` packed values; the last byte may be half used. Not for kGroup, whose rows may
-// be padded.
+// be padded. Whole blocks for kInterleaved.
 constexpr std::size_t packed_bytes(const FormatInfo& info, std::size_t elements) {
+  if (info.shape == BlockShape::kInterleaved)
+    return elements / info.largest_block * info.block_bytes;
   return ceil_div(elements * static_cast<std::size_t>(info.bits), 8);
 }
 
-// Bytes of a row of a format with kGroup, and of the values of `rows` x `cols` elements of any.
+// Bytes of a row of a format with kGroup or kInterleaved, and of the values of `rows` x `cols`
+// elements of any.
 constexpr std::size_t row_bytes(const FormatInfo& info, std::size_t cols) {
   return ceil_div(packed_bytes(info, cols), info.row_align) * info.row_align;
 }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "monograph/formats/format.h"
 
@@ -49,7 +50,11 @@ struct PackedView {
   ScalesView scales;
   std::size_t matrix_rows = 0;  // 0 if the weight is one matrix
   std::size_t origin = 0;
-  std::size_t row_bytes = 0;  // from one row of values to the next, for BlockShape::kGroup
+  // From one row of values to the next, for BlockShape::kGroup and kInterleaved.
+  std::size_t row_bytes = 0;
+  // int32: the stored row of each row, for kInterleaved; nullptr where rows are stored in order. It
+  // begins with `origin`, `values` with stored row 0.
+  const std::uint8_t* row_map = nullptr;
 
   std::size_t elements() const { return rows * cols; }
   // The number of (row, col) among the elements that `values` and `scales` begin with.
@@ -58,6 +63,14 @@ struct PackedView {
   }
   // Whole rows before the view, where blocks know rows.
   [[gnu::always_inline]] std::size_t origin_row() const { return origin == 0 ? 0 : origin / cols; }
+  // Where `row` is among the rows of `values`.
+  [[gnu::always_inline]] std::size_t stored_row(std::size_t row) const {
+    row += origin_row();
+    if (row_map == nullptr) return row;
+    std::int32_t stored;
+    std::memcpy(&stored, row_map + 4 * row, sizeof stored);
+    return static_cast<std::size_t>(stored);
+  }
 };
 
 }  // namespace monograph

@@ -159,6 +159,36 @@ struct Avx2 {
   }
 
   template <class T>
+  [[gnu::always_inline]] static Vec<T> scaled_int8_less(const std::uint8_t* codes, float scale,
+                                                        float minimum) {
+    const __m256 less = _mm256_set1_ps(minimum);
+    const __m256 low = _mm256_sub_ps(int8_times(codes, 0, 0, scale), less);
+    if constexpr (sizeof(T) == 4) {
+      return low;
+    } else {
+      const __m256 high = _mm256_sub_ps(int8_times(codes + 8, 0, 0, scale), less);
+      const __m128i a = std::is_same_v<T, Bf16> ? to_bf16(low) : to_fp16(low);
+      const __m128i b = std::is_same_v<T, Bf16> ? to_bf16(high) : to_fp16(high);
+      return _mm256_set_m128i(b, a);
+    }
+  }
+
+  // The fp16 number at any address.
+  [[gnu::always_inline]] static float half_at(const std::uint8_t* p) {
+    std::uint16_t bits;
+    std::memcpy(&bits, p, sizeof bits);
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits)));
+  }
+
+  [[gnu::always_inline]] static void lookup_bytes(const std::uint8_t (&table)[16],
+                                                  std::uint8_t* codes) {
+    const __m256i both =
+        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+    auto* const place = reinterpret_cast<__m256i*>(codes);
+    _mm256_storeu_si256(place, _mm256_shuffle_epi8(both, _mm256_loadu_si256(place)));
+  }
+
+  template <class T>
   [[gnu::always_inline]] static void store(T* out, Vec<T> v) {
     if constexpr (sizeof(T) == 4)
       _mm256_storeu_ps(out, v);

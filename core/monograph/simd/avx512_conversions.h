@@ -63,6 +63,49 @@ struct Avx512Conversions {
       return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
     }
   }
+
+  // Sixteen with one scale, sixteen with the other; both are finite.
+  template <class T>
+  [[gnu::always_inline]] static auto scaled_int8_pair(const std::uint8_t* codes, int zero,
+                                                      float first, float second) {
+    const __m512 low = int8_times(codes, 0, zero, first);
+    const __m512 high = int8_times(codes + 16, 0, zero, second);
+    if constexpr (std::is_same_v<T, Bf16>)
+      return to_bf16(low, high);
+    else
+      return _mm512_inserti64x4(_mm512_castsi256_si512(to_fp16(low)), to_fp16(high), 1);
+  }
+
+  template <class T>
+  [[gnu::always_inline]] static auto scaled_int8_less(const std::uint8_t* codes, float scale,
+                                                      float minimum) {
+    const __m512 less = _mm512_set1_ps(minimum);
+    const __m512 low = _mm512_sub_ps(int8_times(codes, 0, 0, scale), less);
+    if constexpr (sizeof(T) == 4) {
+      return low;
+    } else {
+      const __m512 high = _mm512_sub_ps(int8_times(codes + 16, 0, 0, scale), less);
+      if constexpr (std::is_same_v<T, Bf16>)
+        return to_bf16(low, high);
+      else
+        return _mm512_inserti64x4(_mm512_castsi256_si512(to_fp16(low)), to_fp16(high), 1);
+    }
+  }
+
+  // The fp16 number at any address.
+  [[gnu::always_inline]] static float half_at(const std::uint8_t* p) {
+    std::uint16_t bits;
+    std::memcpy(&bits, p, sizeof bits);
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits)));
+  }
+
+  [[gnu::always_inline]] static void lookup_bytes(const std::uint8_t (&table)[16],
+                                                  std::uint8_t* codes) {
+    const __m256i both =
+        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+    auto* const place = reinterpret_cast<__m256i*>(codes);
+    _mm256_storeu_si256(place, _mm256_shuffle_epi8(both, _mm256_loadu_si256(place)));
+  }
 };
 
 }  // namespace monograph::simd

@@ -66,6 +66,29 @@ struct Scalar {
     return {one(codes[0]), one(codes[1])};
   }
 
+  // kLanes<T> signed codes: code * scale - minimum, both finite, rounded to fp32 and then to T.
+  template <class T>
+  [[gnu::always_inline]] static Vec<T> scaled_int8_less(const std::uint8_t* codes, float scale,
+                                                        float minimum) {
+    const auto one = [&](std::uint8_t byte) __attribute__((always_inline)) {
+      return from_float<T>(static_cast<float>(static_cast<std::int8_t>(byte)) * scale - minimum);
+    };
+    return {one(codes[0]), one(codes[1])};
+  }
+
+  // Thirty-two codes below sixteen become the table's bytes.
+  // The fp16 number at any address.
+  [[gnu::always_inline]] static float half_at(const std::uint8_t* p) {
+    std::uint16_t bits;
+    std::memcpy(&bits, p, sizeof bits);
+    return to_float(Fp16{bits});
+  }
+
+  [[gnu::always_inline]] static void lookup_bytes(const std::uint8_t (&table)[16],
+                                                  std::uint8_t* codes) {
+    for (int i = 0; i < 32; ++i) codes[i] = table[codes[i]];
+  }
+
   template <class T>
   [[gnu::always_inline]] static void store(T* out, Vec<T> v) {
     out[0] = v.first;

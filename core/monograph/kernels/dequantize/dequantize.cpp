@@ -18,7 +18,7 @@ constexpr std::size_t kGrain = 32768;
 // Blocks that know no rows: one long row splits evenly whatever the shape.
 bool is_flat(const PackedView& weight) {
   const BlockShape shape = find_format(weight.format)->shape;
-  return shape != BlockShape::kSquare && shape != BlockShape::kGroup;
+  return shape == BlockShape::kFlat || shape == BlockShape::kRow;
 }
 
 PackedView flattened(const PackedView& weight) {

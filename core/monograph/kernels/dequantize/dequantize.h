@@ -28,7 +28,7 @@ using DequantizeFn = void(const PackedView& weight, std::size_t row, std::size_t
 const std::vector<Variant<DequantizeFn, ByFormat>>& dequantize_variants();
 
 // The best of these that this CPU runs, for kernels that decode rows of a format without being
-// compiled for it. Never nullptr for a format of `RowFormats`.
+// compiled for it. Never nullptr for a format that is decoded_by_rows().
 DequantizeFn* row_decoder(Format format);
 
 // The whole weight to `out`, row-major and contiguous. `stores` is a wish: a misaligned `out` is

@@ -42,7 +42,8 @@ template <class V, class... Fs>
 template <class V>
 DequantizeFn* dequantize_variant(Format format) {
   DequantizeFn* run = find_dequantize<V>(PackedFormats{}, format);
-  return run != nullptr ? run : find_dequantize<V>(RowFormats{}, format);
+  if (run == nullptr) run = find_dequantize<V>(RowFormats{}, format);
+  return run != nullptr ? run : find_dequantize<V>(InterleavedFormats{}, format);
 }
 
 }  // namespace monograph

@@ -11,6 +11,10 @@
 // backward dh, du, dpre and the slots' parts of dx, once each. Sums over slots are fp32 in the
 // order of slots, those over tokens (gradients of factors and biases) fp32 in the order of tokens.
 //
+// Slots may be a list instead (`slot_rows`): each names its row of x, and its d or its part of dx
+// is a row of the result, neither weighted nor summed. A sum over slots of these rows, in the order
+// of slots and rounded once, gives the bits of one call.
+//
 // For each instruction set a token's row depends on no other token, and nothing on the number of
 // threads. A packed weight gives the bits of its dequantised values in the type of x.
 #pragma once
@@ -60,8 +64,11 @@ struct ExpertsProblem {
   std::size_t experts = 0, tokens = 0, slots = 0;  // slots of a token; fewer than 2^32 in all
   Matrix x;                                        // [tokens, in]
   const std::int64_t* ids = nullptr;               // [tokens, slots], as the weights
-  const void* weights = nullptr;
+  const void* weights = nullptr;                   // forward of a list of slots reads none
   DType weights_dtype = DType::kFloat32;
+  // [tokens], rows of x and dy: a list of `tokens` slots, whose `slots` is 1. y and dx then have a
+  // row for each of them, d and not w d. nullptr: slot s is of token s / slots.
+  const std::int64_t* slot_rows = nullptr;
   ExpertsProjection up, down;  // gate and up together; back to the size of x
   bool transposed = false;
   ExpertsActivation activation = ExpertsActivation::kSiluMul;
@@ -76,6 +83,19 @@ struct ExpertsProblem {
 // factors in the type of x.
 void experts(const ExpertsProblem& problem, void* y, void* pre, ParallelFor parallel_for);
 
+// out[t] = sum over the slots of t of weight * row, fp32 in the order of slots from +0, rounded
+// once; without weights of the rows themselves. places [tokens, slots]: the row of each slot; a
+// place outside [0, rows.rows) adds nothing. out [tokens, rows.cols] in the type of rows.
+struct SlotSums {
+  DType dtype = DType::kFloat32;  // of rows and out
+  Matrix rows;
+  std::size_t tokens = 0, slots = 0;
+  const std::int64_t* places = nullptr;
+  const void* weights = nullptr;
+  DType weights_dtype = DType::kFloat32;
+};
+void combine_slots(const SlotSums& sums, void* out, ParallelFor parallel_for);
+
 // What is wanted of the gradients; nullptr for the others. Contiguous, in the shapes and types of
 // what they are gradients of.
 struct ExpertsGradients {
@@ -85,8 +105,8 @@ struct ExpertsGradients {
   void *da1 = nullptr, *db1 = nullptr, *da2 = nullptr, *db2 = nullptr;
 };
 
-// dy [tokens, down.out] in the type of x. Without `pre` it is computed again. Beyond the gradients
-// it takes what forward takes.
+// dy [rows of x, down.out] in the type of x. Without `pre` it is computed again. Beyond the
+// gradients it takes what forward takes.
 void experts_backward(const ExpertsProblem& problem, const Matrix& dy, const void* pre,
                       const ExpertsGradients& gradients, ParallelFor parallel_for);
 

@@ -19,7 +19,8 @@ void experts(const ExpertsProblem& problem, void* y, void* pre, ParallelFor para
   own = {};
   const ExpertsRows rows = layer.rows(h.data(), layer.inner());
   const Buffer u2 = layer.down.low_rank(rows);
-  layer.sum_slots(problem.down.out, layer.slot_weights.data(), y,
+  const float* const weights = problem.slot_rows == nullptr ? layer.slot_weights.data() : nullptr;
+  layer.sum_slots(problem.down.out, weights, y,
                   [&](std::size_t first_col, const MutableMatrix& strip) {
                     layer.down.forward(rows, u2, first_col, strip);
                   });

@@ -20,8 +20,9 @@ ExpertsLayer::ExpertsLayer(const ExpertsProblem& given, ParallelFor threads)
       kernels(pick_experts(given.dtype)),
       up(problem, problem.up, routing, parallel_for),
       down(problem, problem.down, routing, parallel_for),
-      slot_weights(given.all_slots()),
-      place_weights(routing.kept()) {
+      slot_weights(given.weights == nullptr ? 0 : given.all_slots()),
+      place_weights(given.weights == nullptr ? 0 : routing.kept()) {
+  if (given.weights == nullptr) return;
   convert(given.weights, given.weights_dtype, given.all_slots(), slot_weights.data(),
           DType::kFloat32);
   for (std::size_t i = 0; i < kept(); ++i) place_weights[i] = slot_weights[routing.slots[i]];

@@ -30,7 +30,8 @@ Routing sort_slots(const ExpertsProblem& problem) {
     if (!in_range(slot)) continue;
     const std::uint32_t place = next[static_cast<std::size_t>(problem.ids[slot])]++;
     routing.slots[place] = static_cast<std::uint32_t>(slot);
-    routing.tokens[place] = static_cast<std::uint32_t>(slot / problem.slots);
+    routing.tokens[place] = static_cast<std::uint32_t>(
+        problem.slot_rows == nullptr ? slot / problem.slots : problem.slot_rows[slot]);
     routing.places[slot] = place;
   }
   return routing;

@@ -13,7 +13,7 @@ struct Routing {
   std::vector<std::uint32_t> active;   // experts with rows, in order
   std::vector<std::uint32_t> offsets;  // of each active one's places; behind them all that are kept
   std::vector<std::uint32_t> slots;    // of each place
-  std::vector<std::uint32_t> tokens;   // the same, divided by the slots of a token
+  std::vector<std::uint32_t> tokens;   // the row of x of each place
   std::vector<std::uint32_t> places;   // of each slot; kSkippedRow for those skipped
 
   std::size_t kept() const { return slots.size(); }

@@ -15,11 +15,14 @@ struct RegisterBlock<simd::Avx2> {
 // At most 12 accumulators of 16 registers.
 template <>
 struct FewBlock<simd::Avx2> {
-  static constexpr std::size_t kMost = 16, kRows = 4, kSums = 8, kDxRows = 2, kDxPanel = 512;
+  static constexpr std::size_t kMost = 10, kCounts[] = {1, 2, 4}, kSums = 8;
+  static constexpr std::size_t kDxMost = 5, kDxCounts[] = {1, 2}, kDxSums = 8;
+  static constexpr std::size_t kDxPanel = 512;
 };
 template <>
 struct ManyBlock<simd::Avx2> {
-  static constexpr std::size_t kVectors = 3, kColumns = 4, kDxRows = 6, kPassRows = 192;
+  static constexpr std::size_t kVectors = 3, kColumns = 4, kPassRows = 192;
+  static constexpr std::size_t kDxRows = 6, kDxVectors = 2, kDxDepth = 128;
 };
 
 template <>

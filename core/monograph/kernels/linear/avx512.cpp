@@ -15,11 +15,14 @@ struct RegisterBlock<simd::Avx512> {
 // At most 24 accumulators of 32 registers.
 template <>
 struct FewBlock<simd::Avx512> {
-  static constexpr std::size_t kMost = 16, kRows = 8, kSums = 24, kDxRows = 6, kDxPanel = 512;
+  static constexpr std::size_t kMost = 12, kCounts[] = {1, 2, 4, 8, 12}, kSums = 24;
+  static constexpr std::size_t kDxMost = 16, kDxCounts[] = {1, 2, 4, 6, 8, 12, 16}, kDxSums = 24;
+  static constexpr std::size_t kDxPanel = 512;
 };
 template <>
 struct ManyBlock<simd::Avx512> {
-  static constexpr std::size_t kVectors = 3, kColumns = 8, kDxRows = 12, kPassRows = 240;
+  static constexpr std::size_t kVectors = 3, kColumns = 8, kPassRows = 240;
+  static constexpr std::size_t kDxRows = 6, kDxVectors = 4, kDxDepth = 64;
 };
 
 template <>

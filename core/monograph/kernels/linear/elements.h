@@ -18,8 +18,8 @@ struct Plain {
   static constexpr Format kFormat = Format::kPlain;
 };
 
-// Takes the place of every format of `RowFormats`: products are instantiated once for all of them,
-// and rows are decoded by the function that `dequantize` has.
+// Takes the place of every format that is decoded_by_rows(): products are instantiated once for all
+// of them, and rows are decoded by the function that `dequantize` has.
 struct ByRows {
   static constexpr Format kFormat = Format::kPlain;
 };
@@ -56,7 +56,7 @@ template <class Choose, class... Fs>
                                                      Choose choose) {
   DecodeFn* decode = nullptr;
   if (format == Format::kPlain) decode = choose.template operator()<Plain>();
-  if (in_list(RowFormats{}, format)) decode = choose.template operator()<ByRows>();
+  if (decoded_by_rows(format)) decode = choose.template operator()<ByRows>();
   ((format == Fs::kFormat ? void(decode = choose.template operator()<Fs>()) : void()), ...);
   return decode;
 }

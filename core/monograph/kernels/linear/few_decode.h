@@ -3,6 +3,7 @@
 // *places*; the left operand is packed in the same order, and sums are put back before lanes meet.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -26,6 +27,9 @@ struct FewOrderOf;
 //   to_places(x)          a vector in memory's order, in that of decoded ones
 //   from_places(x)        and back
 //   rounded(x, dtype)     x rounded to the type, as floats
+//   e4m3(p), e8m0(p)      a vector of scales, stored as bytes
+//   one_nan(x)            every NaN as 0x7fc00000
+//   transpose(v)          as many vectors as there are lanes, rows to columns
 template <class V, bool kHalves = false>
 struct FewOrder;
 
@@ -119,20 +123,47 @@ template <class F>
     return col % kFewUnit<F> == 0;
 }
 
+// Of blocks [first, first + count) of one row, as block_scale() gives them; every NaN the same.
+template <class F, class Order>
+[[gnu::always_inline]] inline void byte_scales(const PackedView& weight, std::size_t first,
+                                               std::size_t count, float* out) {
+  using L = typename Order::L;
+  const ScalesView& scales = weight.scales;
+  std::size_t i = 0;
+  if constexpr (F::kFormat != Format::kNvfp4) {
+    for (; i + L::kLanes <= count; i += L::kLanes)
+      L::store(out + i, Order::e8m0(scales.blocks + first + i));
+    for (; i < count; ++i) out[i] = F::block_scale(weight, first + i);
+  } else {
+    const std::size_t matrix = scales.blocks_per_tensor == 0 ? 0 : first / scales.blocks_per_tensor;
+    const float tensor = scales.tensor == nullptr ? 1.0f : load_f32(scales.tensor + 4 * matrix);
+    const auto t = L::set(tensor);
+    for (; i + L::kLanes <= count; i += L::kLanes) {
+      const auto s = Order::e4m3(scales.blocks + first + i);
+      L::store(out + i, Order::one_nan(scales.tensor_divides ? L::div(s, t) : L::mul(s, t)));
+    }
+    for (; i < count; ++i) {
+      const float s = F::block_scale(weight, first + i);
+      out[i] = s != s ? std::bit_cast<float>(0x7fc00000u) : s;
+    }
+  }
+}
+
 // Scales of `units` units from (row, col) on, where a unit begins. May write up to a vector behind.
-template <class F, class L>
+template <class F, class Order>
 [[gnu::always_inline]] inline void unit_scales(const PackedView& weight, std::size_t row,
                                                std::size_t col, std::size_t units, float* out) {
+  using L = typename Order::L;
   if constexpr (kIsPlain<F>) {
     return;
   } else if constexpr (F::kShape == BlockShape::kGroup) {
     const std::size_t element = weight.element(row, col);
     for (std::size_t i = 0; i < units; ++i)
       out[i] = group_scale(weight.scales, (element + i * kFewUnit<F>) / weight.block);
-  } else if constexpr (F::kShape != BlockShape::kFlat) {
-    const std::size_t first = F::kShape == BlockShape::kSquare
-                                  ? square_block(weight, row, col)
-                                  : weight.element(row, col) / F::kBlock;
+  } else if constexpr (F::kShape == BlockShape::kRow) {
+    byte_scales<F, Order>(weight, weight.element(row, col) / F::kBlock, units, out);
+  } else if constexpr (F::kShape == BlockShape::kSquare) {
+    const std::size_t first = square_block(weight, row, col);
     for (std::size_t i = 0; i < units; ++i) out[i] = F::block_scale(weight, first + i);
   } else {
     constexpr std::size_t kUnit = kFewUnit<F>;
@@ -151,11 +182,33 @@ template <class F, class L>
       const float factor = load_f32(scales.groups + 4 * group);
       for (std::size_t j = i; j < stop; ++j)
         out[j] = load_f32(scales.map + 4 * static_cast<std::size_t>(scales.blocks[first + j]));
+      if (stop - i < L::kLanes / 2) {  // a vector would wait for these stores
+        for (; i < stop; ++i) {
+          const float product = out[i] * factor;
+          out[i] = product + scales.offset;
+        }
+        continue;
+      }
       const auto f = L::set(factor), offset = L::set(scales.offset);
       for (std::size_t j = i; j < stop; j += L::kLanes)
         L::store(out + j, L::add(L::mul(L::load(out + j), f), offset));
       i = stop;
     }
+  }
+}
+
+// The scales of (row, col), if they lie in the order of the elements.
+template <class F>
+[[gnu::always_inline]] inline void prefetch_scales(const PackedView& weight, std::size_t row,
+                                                   std::size_t col) {
+  if constexpr (!kIsPlain<F>) {
+    const std::uint8_t* const blocks = weight.scales.blocks;
+    const std::size_t element = weight.element(row, col);
+    if constexpr (F::kShape == BlockShape::kFlat)
+      __builtin_prefetch(blocks +
+                         element / kFewUnit<F> * (weight.scales.double_quantised() ? 1 : 4));
+    else if constexpr (F::kShape == BlockShape::kRow)
+      __builtin_prefetch(blocks + element / F::kBlock);
   }
 }
 
@@ -167,7 +220,7 @@ template <class F, class Order, class Store>
   using Decoder = FewDecoder<F, Order>;
   constexpr std::size_t kUnit = kFewUnit<F>, kVectors = kUnit / Order::L::kLanes;
   constexpr std::size_t kTogether = Decoder::kTogether;
-  unit_scales<F, typename Order::L>(weight, row, col, count / kUnit, scales);
+  unit_scales<F, Order>(weight, row, col, count / kUnit, scales);
   const std::uint8_t* p = weight.values + few_bytes<F>(weight.element(row, col));
   for (std::size_t u = 0; u < count / kUnit; ++u, p += few_bytes<F>(kUnit)) {
     typename Decoder::Prepared prepared;

@@ -5,6 +5,7 @@
 
 #include "monograph/kernels/linear/few_decode.h"
 #include "monograph/simd/lanes_avx2.h"
+#include "monograph/simd/transpose_avx2.h"
 
 namespace monograph {
 
@@ -37,6 +38,24 @@ struct FewOrder<simd::Avx2, kHalves> {
     } else {
       return dtype == DType::kFloat16 ? _mm256_cvtph_ps(V::to_fp16(x)) : x;
     }
+  }
+  [[gnu::always_inline]] static __m256 one_nan(__m256 x) {
+    return _mm256_blendv_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)),
+                            _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  }
+  [[gnu::always_inline]] static void transpose(__m256 (&v)[8]) { transpose_8x8(v); }
+  [[gnu::always_inline]] static __m256 e4m3(const std::uint8_t* p) {
+    return V::e4m3_times(p, 1.0f);
+  }
+  // As e8m0_value().
+  [[gnu::always_inline]] static __m256 e8m0(const std::uint8_t* p) {
+    const __m256i bytes =
+        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m256i zero = _mm256_cmpeq_epi32(bytes, _mm256_setzero_si256());
+    const __m256i nan = _mm256_cmpeq_epi32(bytes, _mm256_set1_epi32(kE8m0NaN));
+    const __m256i finite =
+        _mm256_blendv_epi8(_mm256_slli_epi32(bytes, 23), _mm256_set1_epi32(0x00400000), zero);
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(finite, _mm256_set1_epi32(0x7fc00000), nan));
   }
 };
 template <class T>

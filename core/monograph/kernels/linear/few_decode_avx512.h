@@ -3,10 +3,12 @@
 
 #include <immintrin.h>
 
+#include <bit>
 #include <cstring>
 
 #include "monograph/kernels/linear/few_decode.h"
 #include "monograph/simd/lanes_avx512.h"
+#include "monograph/simd/transpose_avx512.h"
 
 namespace monograph {
 
@@ -40,6 +42,39 @@ struct FewOrder<simd::Avx512> {
     }
     return dtype == DType::kFloat16 ? _mm512_cvtph_ps(V::to_fp16(x)) : x;
   }
+  // The same to bf16 where a NaN has nothing in its low 16 bits, and so survives the rounding.
+  [[gnu::always_inline]] static __m512 rounded_plain_nan(__m512 x) {
+    const __m512i u = _mm512_castps_si512(x);
+    const __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(1 << 16));
+    const __m512i half = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
+    const __m512i sum = _mm512_mask_add_epi32(half, odd, half, _mm512_set1_epi32(1));
+    return _mm512_castsi512_ps(_mm512_and_si512(sum, _mm512_set1_epi32(-65536)));
+  }
+  [[gnu::always_inline]] static __m512 one_nan(__m512 x) {
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_mask_mov_ps(x, nan, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
+  }
+  [[gnu::always_inline]] static void transpose(__m512 (&v)[16]) {
+    __m512i words[16];
+    unrolled<16>([&](auto i)
+                     __attribute__((always_inline)) { words[i] = _mm512_castps_si512(v[i]); });
+    transpose_16x16(words);
+    unrolled<16>([&](auto i)
+                     __attribute__((always_inline)) { v[i] = _mm512_castsi512_ps(words[i]); });
+  }
+  [[gnu::always_inline]] static __m512 e4m3(const std::uint8_t* p) {
+    return V::e4m3_times(p, 1.0f);
+  }
+  // As e8m0_value().
+  [[gnu::always_inline]] static __m512 e8m0(const std::uint8_t* p) {
+    const __m512i bytes =
+        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __mmask16 zero = _mm512_testn_epi32_mask(bytes, bytes);
+    const __mmask16 nan = _mm512_cmpeq_epi32_mask(bytes, _mm512_set1_epi32(kE8m0NaN));
+    const __m512i finite =
+        _mm512_mask_mov_epi32(_mm512_slli_epi32(bytes, 23), zero, _mm512_set1_epi32(0x00400000));
+    return _mm512_castsi512_ps(_mm512_mask_mov_epi32(finite, nan, _mm512_set1_epi32(0x7fc00000)));
+  }
 };
 
 template <class T>
@@ -60,6 +95,8 @@ requires(F::kPerByte == 2) struct FewDecoder<F, FewOrder<simd::Avx512>> {
     const __m512 products = _mm512_mul_ps(_mm512_loadu_ps(F::kValues), _mm512_set1_ps(scale));
     if (F::kFormat == Format::kMxfp4 && dtype != DType::kFloat16)
       out = products;
+    else if (F::kFormat == Format::kNvfp4 && dtype == DType::kBFloat16)
+      out = Order::rounded_plain_nan(products);  // the scale's: byte_scales()
     else
       out = Order::rounded(products, dtype);
   }
@@ -73,6 +110,52 @@ requires(F::kPerByte == 2) struct FewDecoder<F, FewOrder<simd::Avx512>> {
             ? _mm512_setr_epi32(4, 4, 0, 0, 12, 12, 8, 8, 20, 20, 16, 16, 28, 28, 24, 24)
             : _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28);
     w[0] = _mm512_permutexvar_ps(_mm512_srlv_epi32(_mm512_set1_epi64(eight), shifts), table);
+  }
+};
+
+// E4M3 times a power of two: a normal code's exponent is added to the scale's, and nothing is
+// rounded. A unit with a zero, a subnormal or a NaN, or a scale outside, is decoded aside.
+template <>
+struct FewDecoder<Mxfp8, FewOrder<simd::Avx512>> {
+  using Order = FewOrder<simd::Avx512>;
+  static constexpr std::size_t kTogether = 1, kUnit = Mxfp8::kBlock;
+  struct Prepared {
+    __m512i scale;
+    bool fast;
+    const std::uint8_t* first;
+    float aside[kUnit];
+  };
+
+  [[gnu::noinline]] static void decode_aside(const std::uint8_t* p, float scale, DType dtype,
+                                             float* out) {
+    for (std::size_t i = 0; i < kUnit; i += 16)
+      _mm512_storeu_ps(
+          out + i, Order::to_places(Order::rounded(simd::Avx512::e4m3_times(p + i, scale), dtype)));
+  }
+  [[gnu::always_inline]] static void prepare(float scale, DType dtype, const std::uint8_t* p,
+                                             Prepared& out) {
+    const std::int32_t bits = std::bit_cast<std::int32_t>(scale);
+    // Exponents 1 to 15 of a code stay within those of normal numbers.
+    out.fast =
+        dtype != DType::kFloat16 && bits >= 7 << 23 && bits < 247 << 23 &&
+        simd::Avx512::all_normal_e4m3(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    out.first = p;
+    out.scale = _mm512_set1_epi32(bits - (7 << 23));
+    if (!out.fast) [[unlikely]]
+      decode_aside(p, scale, dtype, out.aside);
+  }
+  [[gnu::always_inline]] static void decode(const Prepared& unit, const std::uint8_t* p,
+                                            __m512 (&w)[1]) {
+    if (unit.fast) [[likely]] {
+      const __m128i order = _mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+      const __m512i codes = _mm512_cvtepi8_epi32(_mm_shuffle_epi8(bytes, order));
+      const __m512i placed = _mm512_and_si512(_mm512_slli_epi32(codes, 20),
+                                              _mm512_set1_epi32(static_cast<int>(0x87f00000u)));
+      w[0] = _mm512_castsi512_ps(_mm512_add_epi32(placed, unit.scale));
+    } else {
+      w[0] = _mm512_loadu_ps(unit.aside + (p - unit.first));
+    }
   }
 };
 

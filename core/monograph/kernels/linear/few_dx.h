@@ -18,57 +18,66 @@ struct FewDx {
   using V = typename Order::V;
   using L = typename Order::L;
   using F32 = typename L::F32;
-  static constexpr std::size_t kRows = FewBlock<V>::kDxRows;
+  static constexpr auto& kCounts = FewBlock<V>::kDxCounts;
+  static constexpr std::size_t kRows = last_of(kCounts);
   static constexpr std::size_t kLanes = L::kLanes;
   static constexpr std::size_t kPanel = FewBlock<V>::kDxPanel;
   static constexpr std::size_t kChunk = VectorSizes<V>::kDxChunk;
   static constexpr std::size_t kChain = VectorSizes<V>::kDxChain;
-  static constexpr std::size_t kSteps = 4;  // vectors with accumulators
-  static constexpr std::size_t kColumns = kSteps * kLanes;
-  static_assert(kPanel % kColumns == 0);
+  // Vectors with accumulators, four at most, for kM rows of the left operand.
+  template <std::size_t kM>
+  static constexpr std::size_t kSteps = FewBlock<V>::kDxSums / kM >= 4   ? 4
+                                        : FewBlock<V>::kDxSums / kM >= 2 ? 2
+                                                                         : 1;
+  template <std::size_t kM>
+  static constexpr std::size_t kColumns = kSteps<kM>* kLanes;
+  static_assert(kPanel % kColumns<1> == 0);
 
   // [reduction][row], filled up with rows of zeros.
   template <class T>
   static void pack(const PackJob& job) {
-    pack_transposed<T>(job, 0, filled_rows(job.rows, kRows), reinterpret_cast<float*>(job.out));
+    pack_transposed<Order, T>(job, 0, filled_rows(job.rows, kCounts),
+                              reinterpret_cast<float*>(job.out));
   }
 
   template <std::size_t kM>
-  using Sums = F32[kM][kSteps];
+  using Sums = F32[kM][kSteps<kM>];
 
   template <std::size_t kM>
   [[gnu::always_inline]] static void clear(Sums<kM>& sums) {
-    unrolled<kM * kSteps>([&](auto i) __attribute__((always_inline)) {
-      sums[i / kSteps][i % kSteps] = L::set(0.0f);
+    constexpr std::size_t kWide = kSteps<kM>;
+    unrolled<kM * kWide>([&](auto i) __attribute__((always_inline)) {
+      sums[i / kWide][i % kWide] = L::set(0.0f);
     });
   }
   template <std::size_t kM>
-  [[gnu::always_inline]] static void add_row(const F32 (&w)[kSteps], const float* g,
+  [[gnu::always_inline]] static void add_row(const F32 (&w)[kSteps<kM>], const float* g,
                                              Sums<kM>& sums) {
     unrolled<kM>([&](auto m) __attribute__((always_inline)) {
       const F32 one = L::set(g[m]);
-      unrolled<kSteps>([&](auto t) __attribute__((always_inline)) {
+      unrolled<kSteps<kM>>([&](auto t) __attribute__((always_inline)) {
         sums[m][t] = L::fma(one, w[t], sums[m][t]);
       });
     });
   }
   template <std::size_t kM>
   [[gnu::always_inline]] static void add_chain(const Sums<kM>& sums, float* totals, bool first) {
-    unrolled<kM * kSteps>([&](auto i) __attribute__((always_inline)) {
-      float* out = totals + i / kSteps * kPanel + i % kSteps * kLanes;
+    constexpr std::size_t kWide = kSteps<kM>;
+    unrolled<kM * kWide>([&](auto i) __attribute__((always_inline)) {
+      float* out = totals + i / kWide * kPanel + i % kWide * kLanes;
       const F32 had = first ? L::set(0.0f) : L::load(out);
-      L::store(out, L::add(had, sums[i / kSteps][i % kSteps]));
+      L::store(out, L::add(had, sums[i / kWide][i % kWide]));
     });
   }
 
-  // The vectors of kColumns columns of a row, whose first byte is p.
-  template <class F, class Prepared>
+  // The vectors [from, to) of kWide of a row, whose first byte is p.
+  template <class F, std::size_t kWide, class Prepared>
   [[gnu::always_inline]] static void decode(const Prepared& unit, const std::uint8_t* p,
-                                            std::size_t from, std::size_t to, F32 (&w)[kSteps]) {
+                                            std::size_t from, std::size_t to, F32 (&w)[kWide]) {
     using Decoder = FewDecoder<F, Order>;
     constexpr std::size_t kTogether = Decoder::kTogether;
-    static_assert(kSteps % kTogether == 0);
-    unrolled<kSteps / kTogether>([&](auto g) __attribute__((always_inline)) {
+    static_assert(kWide % kTogether == 0);
+    unrolled<kWide / kTogether>([&](auto g) __attribute__((always_inline)) {
       constexpr std::size_t first = g * kTogether;
       if (first < from || first >= to) return;
       F32 some[kTogether];
@@ -85,6 +94,7 @@ struct FewDx {
                                       const float* g, float* totals, bool first) {
     using Decoder = FewDecoder<F, Order>;
     constexpr std::size_t kUnit = kFewUnit<F>, kUnitBytes = few_bytes<F>(kUnit);
+    constexpr std::size_t kWide = kSteps<kM>, kColumns = FewDx::kColumns<kM>;
     if constexpr (kUnit > kColumns) {
       // Several steps of a unit: what its elements have in common is kept for all rows.
       for (std::size_t u = 0; u < columns / kUnit; ++u) {
@@ -101,8 +111,8 @@ struct FewDx {
           clear<kM>(sums);
           const std::uint8_t* row = p + few_bytes<F>(part);
           for (std::size_t i = 0; i < rows; ++i, row += stride) {
-            F32 w[kSteps];
-            decode<F>(prepared[i], row, 0, kSteps, w);
+            F32 w[kWide];
+            decode<F, kWide>(prepared[i], row, 0, kWide, w);
             add_row<kM>(w, g + i * kM, sums);
           }
           add_chain<kM>(sums, totals + u * kUnit + part, first);
@@ -115,14 +125,18 @@ struct FewDx {
         clear<kM>(sums);
         const std::uint8_t* row = values + few_bytes<F>(col);
         for (std::size_t i = 0; i < rows; ++i, row += stride) {
-          if (few_bytes<F>(col) % 64 < few_bytes<F>(kColumns))
-            _mm_prefetch(reinterpret_cast<const char*>(row + kChain * stride), _MM_HINT_T0);
-          F32 w[kSteps];
+          if (few_bytes<F>(col) % 64 < few_bytes<F>(kColumns)) {
+            // Both lines where values lie across them.
+            const std::uint8_t* next = row + kChain * stride;
+            if (col == 0) _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(next + 63), _MM_HINT_T0);
+          }
+          F32 w[kWide];
           unrolled<kUnits>([&](auto u) __attribute__((always_inline)) {
             typename Decoder::Prepared prepared;
             Decoder::prepare(scales[i * (kPanel / kUnit) + col / kUnit + u], dtype,
                              row + u * kUnitBytes, prepared);
-            decode<F>(prepared, row, u * kVectors, (u + 1) * kVectors, w);
+            decode<F, kWide>(prepared, row, u * kVectors, (u + 1) * kVectors, w);
           });
           add_row<kM>(w, g + i * kM, sums);
         }
@@ -135,11 +149,12 @@ struct FewDx {
   template <std::size_t kM>
   [[gnu::noinline]] static void buffered_chain(const float* buffer, std::size_t rows,
                                                const float* g, float* totals, bool first) {
+    constexpr std::size_t kWide = kSteps<kM>;
     Sums<kM> sums;
     clear<kM>(sums);
-    for (std::size_t i = 0; i < rows; ++i, buffer += kColumns) {
-      F32 w[kSteps];
-      unrolled<kSteps>([&](auto t) __attribute__((always_inline)) {
+    for (std::size_t i = 0; i < rows; ++i, buffer += kColumns<kM>) {
+      F32 w[kWide];
+      unrolled<kWide>([&](auto t) __attribute__((always_inline)) {
         w[t] = Order::to_places(L::load(buffer + t * kLanes));
       });
       add_row<kM>(w, g + i * kM, sums);
@@ -148,9 +163,10 @@ struct FewDx {
   }
 
   // Columns of the panel whose units the decoder knows.
-  template <class F>
+  template <class F, std::size_t kM>
   [[gnu::always_inline]] static std::size_t whole_units(const FewJob& job) {
-    constexpr std::size_t kWhole = kFewUnit < F >> kColumns ? kFewUnit<F> : kColumns;
+    constexpr std::size_t kUnit = kFewUnit<F>, kColumns = FewDx::kColumns<kM>;
+    constexpr std::size_t kWhole = kUnit > kColumns ? kUnit : kColumns;
     return begins_with_units<F>(*job.decode.weight, job.decode.first, job.dtype)
                ? job.decode.width / kWhole * kWhole
                : 0;
@@ -159,12 +175,13 @@ struct FewDx {
   template <class F, std::size_t kM>
   static void panel(const FewJob& job) {
     [[maybe_unused]] constexpr std::size_t kUnit = kFewUnit<F>;
+    constexpr std::size_t kColumns = FewDx::kColumns<kM>;
     const DecodeJob& decode = job.decode;
     [[maybe_unused]] const PackedView& packed = decode.weight->packed;
     const float* g = reinterpret_cast<const float*>(job.multiply.left);
     alignas(64) float totals[kM * kPanel];
     alignas(64) float buffer[kChain * kColumns] = {};
-    const std::size_t whole = whole_units<F>(job);
+    const std::size_t whole = whole_units<F, kM>(job);
     for (std::size_t i = 0; i < decode.count; i += kChain, g += kChain * kM) {
       const std::size_t rows = decode.count - i < kChain ? decode.count - i : kChain;
       const std::size_t row = decode.begin + i;
@@ -172,8 +189,8 @@ struct FewDx {
         if (whole != 0) {
           float scales[kChain * (kPanel / kUnit) + kLanes];
           for (std::size_t r = 0; r < rows; ++r)
-            unit_scales<F, L>(packed, row + r, decode.first, whole / kUnit,
-                              scales + r * (kPanel / kUnit));
+            unit_scales<F, Order>(packed, row + r, decode.first, whole / kUnit,
+                                  scales + r * (kPanel / kUnit));
           chain<F, kM>(packed.values + few_bytes<F>(packed.element(row, decode.first)),
                        few_bytes<F>(packed.cols), scales, job.dtype, rows, whole, g, totals,
                        i == 0);

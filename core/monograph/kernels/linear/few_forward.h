@@ -18,7 +18,8 @@ struct FewForward {
   using V = typename Order::V;
   using L = typename Order::L;
   using F32 = typename L::F32;
-  static constexpr std::size_t kRows = FewBlock<V>::kRows;
+  static constexpr auto& kCounts = FewBlock<V>::kCounts;
+  static constexpr std::size_t kRows = last_of(kCounts);
   static constexpr std::size_t kLanes = L::kLanes;
   static constexpr std::size_t kChunk = VectorSizes<V>::kForwardChunk;
   static constexpr std::size_t kPanel = 32;
@@ -28,7 +29,7 @@ struct FewForward {
   // [vector][row][lane], in places, filled up with rows of zeros.
   template <class T>
   static void pack(const PackJob& job) {
-    const std::size_t rows = filled_rows(job.rows, kRows);
+    const std::size_t rows = filled_rows(job.rows, kCounts);
     float* out = reinterpret_cast<float*>(job.out);
     for (std::size_t k = 0; k < job.count; k += kLanes)
       for (std::size_t r = 0; r < rows; ++r, out += kLanes) {
@@ -65,15 +66,22 @@ struct FewForward {
   [[gnu::always_inline]] static void add_lanes(const Sums<kM>& sums, std::size_t rows, float* c,
                                                bool accumulate) {
     constexpr std::size_t kW = kWeightRows<kM>;
-    unrolled<kM>([&](auto m) __attribute__((always_inline)) {
+    static_assert(kM * kW % 4 == 0);
+    // Four sums at a time, of whatever rows.
+    unrolled<kM * kW / 4>([&](auto g) __attribute__((always_inline)) {
       F32 ordered[4];
-      unrolled<4>([&](auto r) __attribute__((always_inline)) {
-        ordered[r] = Order::from_places(sums[m][r < kW ? r : 0]);
+      unrolled<4>([&](auto i) __attribute__((always_inline)) {
+        constexpr std::size_t at = g * 4 + i;
+        ordered[i] = Order::from_places(sums[at / kW][at % kW]);
       });
       float total[4];
       L::sum4(ordered, total);
-      float* out = c + m * kPanel;
-      for (std::size_t r = 0; r < rows; ++r) out[r] = accumulate ? out[r] + total[r] : total[r];
+      unrolled<4>([&](auto i) __attribute__((always_inline)) {
+        constexpr std::size_t at = g * 4 + i;
+        if (at % kW >= rows) return;
+        float* out = c + at / kW * kPanel + at % kW;
+        *out = accumulate ? *out + total[i] : total[i];
+      });
     });
   }
 
@@ -161,7 +169,7 @@ struct FewForward {
     Piece piece = {{}, {}, kW * few_bytes<F>(packed.cols), job.dtype};
     for (std::size_t r = 0; r < kW; ++r) {
       const std::size_t row = decode.first + n + r, col = decode.begin + begin;
-      unit_scales<F, L>(packed, row, col, count / kFewUnit<F>, scales[r]);
+      unit_scales<F, Order>(packed, row, col, count / kFewUnit<F>, scales[r]);
       piece.rows[r] = packed.values + few_bytes<F>(packed.element(row, col));
       piece.scales[r] = scales[r];
     }

@@ -3,20 +3,31 @@
 #pragma once
 
 #include <cstddef>
+#include <iterator>
 
 #include "monograph/kernels/linear/few_decode.h"
 #include "monograph/kernels/linear/generic.h"
+#include "monograph/simd/unrolled.h"
 
 namespace monograph {
 
-// Specialised beside each instantiation: kMost, the most rows that are few; kRows, those at a time;
-// kSums, accumulators; kDxRows and kDxPanel, rows and columns of dx at a time.
+// Specialised beside each instantiation, for the forward and, by names with Dx, for dx: kMost, the
+// most rows that are few (measured: docs/explain/kernels.md); kCounts, the numbers of rows that
+// have a kernel of their own, ascending; kSums, accumulators. kDxPanel: columns of dx at a time.
 template <class V>
 struct FewBlock;
 
-// The numbers of rows that have a kernel of their own; others are filled up with zeros.
-[[gnu::always_inline]] constexpr std::size_t filled_rows(std::size_t rows, std::size_t most) {
-  return rows <= 2 ? rows : rows <= 4 && most >= 4 ? 4 : most;
+template <std::size_t kSize>
+constexpr std::size_t last_of(const std::size_t (&counts)[kSize]) {
+  return counts[kSize - 1];
+}
+// Other numbers of rows are filled up with zeros.
+template <std::size_t kSize>
+[[gnu::always_inline]] constexpr std::size_t filled_rows(std::size_t rows,
+                                                         const std::size_t (&counts)[kSize]) {
+  std::size_t i = 0;
+  while (i + 1 < kSize && counts[i] < rows) ++i;
+  return counts[i];
 }
 
 // decode_rows() of the weight's format and the type of the activations.
@@ -34,26 +45,45 @@ struct FewJob {
 template <class Kernels, class V, class F, class T>
 void multiply_few(const MultiplyJob& multiply, const DecodeJob& decode) {
   const FewJob job = {multiply, decode, dtype_of<T>, decode_rows<RowsOf<F>, V, T>};
-  const std::size_t rows = filled_rows(multiply.rows, Kernels::kRows);
-  if (rows == 1) Kernels::template panel<Decoded<F, T>, 1>(job);
-  if (rows == 2) Kernels::template panel<Decoded<F, T>, 2>(job);
-  if constexpr (Kernels::kRows >= 4)
-    if (rows == 4) Kernels::template panel<Decoded<F, T>, 4>(job);
-  if constexpr (Kernels::kRows > 4)
-    if (rows == Kernels::kRows) Kernels::template panel<Decoded<F, T>, Kernels::kRows>(job);
+  const std::size_t rows = filled_rows(multiply.rows, Kernels::kCounts);
+  unrolled<std::size(Kernels::kCounts)>([&](auto i) __attribute__((always_inline)) {
+    constexpr std::size_t kM = Kernels::kCounts[i];
+    if (rows == kM) Kernels::template panel<Decoded<F, T>, kM>(job);
+  });
   if (multiply.finish != nullptr) finish_rows<V, T, Kernels::kPanel>(*multiply.finish);
 }
 
-// `width` rows of the left operand from `first` on as [reduction][row], filled up with zeros.
-template <class T>
-[[gnu::always_inline]] inline void pack_transposed(const PackJob& job, std::size_t first,
-                                                   std::size_t width, float* out) {
-  for (std::size_t r = 0; r < width; ++r) {
-    const bool there = first + r < job.rows;
-    const T* in = static_cast<const T*>(job.data) + job.begin;
-    if (there) in += (first + r) * job.stride;
-    for (std::size_t i = 0; i < job.count; ++i) out[i * width + r] = there ? to_float(in[i]) : 0.0f;
+// `width` rows of the left operand from `first` on, no more than lanes, as [reduction][row], filled
+// up with zeros.
+template <class Order, class T>
+[[gnu::noinline]] inline void pack_transposed(const PackJob& job, std::size_t first,
+                                              std::size_t width, float* out) {
+  using L = typename Order::L;
+  constexpr std::size_t kLanes = L::kLanes;
+  const T* const data = static_cast<const T*>(job.data) + job.begin + first * job.stride;
+  const std::size_t rows = job.rows - first < width ? job.rows - first : width;
+  // Whole squares. A vector is wider than a column: what it writes behind is written again later,
+  // and only while that is within the block.
+  const std::size_t squares = 4 * width < kLanes ? 0 : job.count / kLanes * kLanes;
+  for (std::size_t i = 0; i < squares; i += kLanes) {
+    typename L::F32 square[kLanes];
+    for (std::size_t r = 0; r < kLanes; ++r)
+      square[r] = r < rows ? L::load_as(data + r * job.stride + i) : L::set(0.0f);
+    Order::transpose(square);
+    for (std::size_t c = 0; c < kLanes; ++c) {
+      float* const column = out + (i + c) * width;
+      if ((job.count - i - c) * width >= kLanes) {
+        L::store(column, square[c]);
+      } else {
+        alignas(64) float last[kLanes];
+        L::store(last, square[c]);
+        for (std::size_t r = 0; r < width; ++r) column[r] = last[r];
+      }
+    }
   }
+  for (std::size_t r = 0; r < width; ++r)
+    for (std::size_t i = squares; i < job.count; ++i)
+      out[i * width + r] = r < rows ? to_float(data[r * job.stride + i]) : 0.0f;
 }
 
 // Where there is nothing to sum.
@@ -69,7 +99,7 @@ template <class Kernels, class V, class T, class... Fs>
 DirectFn* find_few(FormatList<Fs...>, Format format) {
   DirectFn* found = nullptr;
   if (format == Format::kPlain) found = multiply_few<Kernels, V, Plain, T>;
-  if (in_list(RowFormats{}, format)) found = multiply_few<Kernels, V, ByRows, T>;
+  if (decoded_by_rows(format)) found = multiply_few<Kernels, V, ByRows, T>;
   if (format == Int4Units::kFormat) found = multiply_few<Kernels, V, Int4Units, T>;
   ((format == Fs::kFormat ? void(found = multiply_few<Kernels, V, Fs, T>) : void()), ...);
   return found;

@@ -1,10 +1,11 @@
-// dx for many rows of the left operand: outer products of kSubRows of its rows and two vectors of a
-// row of the weight. A slice of the decoded panel, half a chunk of two vectors, stays in the
+// dx for many rows of the left operand: outer products of kSubRows of its rows and some vectors of
+// a row of the weight. A slice of the decoded panel, a part of a chunk of these, stays in the
 // first-level cache while the rows of a block pass. The order of summation is that of generic.h.
 #pragma once
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -23,22 +24,24 @@ struct ManyDx {
   static constexpr std::size_t kRows = 48;
   static constexpr std::size_t kSubs = kRows / kSubRows;
   static constexpr std::size_t kPanel = 128;
-  static constexpr std::size_t kSlice = 2 * kLanes, kSlices = kPanel / kSlice;
+  static constexpr std::size_t kWide = ManyBlock<V>::kDxVectors;
+  static constexpr std::size_t kSlice = kWide * kLanes;
   static constexpr std::size_t kChunk = VectorSizes<V>::kDxChunk;
-  static constexpr std::size_t kHalf = kChunk / 2;
+  static constexpr std::size_t kDepth = ManyBlock<V>::kDxDepth;
   static constexpr std::size_t kChain = VectorSizes<V>::kDxChain;
-  static_assert(kRows % kSubRows == 0 && kHalf % kChain == 0);
+  static_assert(kRows % kSubRows == 0 && kPanel % kSlice == 0);
+  static_assert(kChunk % kDepth == 0 && kDepth % kChain == 0);
 
   // [kSubRows rows together][reduction][row], filled up with zeros.
   template <class T>
   static void pack(const PackJob& job) {
     float* out = reinterpret_cast<float*>(job.out);
     for (std::size_t first = 0; first < job.rows; first += kSubRows, out += job.count * kSubRows)
-      pack_transposed<T>(job, first, kSubRows, out);
+      pack_transposed<Order, T>(job, first, kSubRows, out);
   }
 
   [[gnu::always_inline]] static float* place(float* panel, std::size_t row, std::size_t vector) {
-    return panel + (vector / 2 * kChunk + row) * kSlice + vector % 2 * kLanes;
+    return panel + (vector / kWide * kChunk + row) * kSlice + vector % kWide * kLanes;
   }
 
   // [slice][row of the weight][kSlice], each vector in places.
@@ -52,8 +55,10 @@ struct ManyDx {
       const std::size_t row = job.begin + i;
       const std::uint8_t* next =
           packed.values + few_bytes<F>(packed.element(row + kAhead, job.first));
+      prefetch_scales<F>(packed, row + kAhead, job.first);
       for (std::size_t line = 0; line < few_bytes<F>(kPanel); line += 64)
         _mm_prefetch(reinterpret_cast<const char*>(next + line), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(next + few_bytes<F>(kPanel) - 1), _MM_HINT_T0);
       decode_units<F, Order>(
           packed, row, job.first, job.width, dtype,
           scales, [&](std::size_t v, F32 w) __attribute__((always_inline)) {
@@ -79,28 +84,34 @@ struct ManyDx {
     }
   }
 
-  // kM rows of kSubRows by a slice; `count` rows of the weight, at most half a chunk.
+  // kM rows of kSubRows by a slice; `count` rows of the weight, at most kDepth.
   template <std::size_t kM>
   [[gnu::noinline]] static void outer(const float* left, const float* slice, std::size_t count,
                                       float* totals, bool first) {
+    constexpr std::size_t kAhead = 16;  // steps
     while (count != 0) {
       const std::size_t chain = count < kChain ? count : kChain;
       count -= chain;
-      F32 sums[kM][2];
-      unrolled<kM>([&](auto m)
-                       __attribute__((always_inline)) { sums[m][0] = sums[m][1] = L::set(0.0f); });
+      F32 sums[kM][kWide];
+      unrolled<kM * kWide>([&](auto i) __attribute__((always_inline)) {
+        sums[i / kWide][i % kWide] = L::set(0.0f);
+      });
       for (std::size_t i = 0; i < chain; ++i, left += kSubRows, slice += kSlice) {
-        const F32 a = L::load(slice), b = L::load(slice + kLanes);
+        F32 w[kWide];
+        unrolled<kWide>([&](auto v)
+                            __attribute__((always_inline)) { w[v] = L::load(slice + v * kLanes); });
+        _mm_prefetch(reinterpret_cast<const char*>(left + kAhead * kSubRows), _MM_HINT_T0);
         unrolled<kM>([&](auto m) __attribute__((always_inline)) {
           const F32 g = L::set(left[m]);
-          sums[m][0] = L::fma(g, a, sums[m][0]);
-          sums[m][1] = L::fma(g, b, sums[m][1]);
+          unrolled<kWide>([&](auto v) __attribute__((always_inline)) {
+            sums[m][v] = L::fma(g, w[v], sums[m][v]);
+          });
         });
       }
-      unrolled<2 * kM>([&](auto i) __attribute__((always_inline)) {
+      unrolled<kM * kWide>([&](auto i) __attribute__((always_inline)) {
         float* out = totals + i * kLanes;
         const F32 had = first ? L::set(0.0f) : L::load(out);
-        L::store(out, L::add(had, sums[i / 2][i % 2]));
+        L::store(out, L::add(had, sums[i / kWide][i % kWide]));
       });
       first = false;
     }
@@ -118,28 +129,71 @@ struct ManyDx {
       outer<kSubRows>(left, slice, count, totals, first);
   }
 
+  // Sums of a block: [slice][row][kSlice], each vector in places.
+  [[gnu::always_inline]] static std::size_t sums_of(std::size_t row, std::size_t column) {
+    return (column / kSlice * kRows + row) * kSlice;
+  }
+
+  // totals[rows][kSlice], to the sums of earlier chunks or in their place.
+  [[gnu::always_inline]] static void add_totals(const float* totals, std::size_t rows, float* out,
+                                                bool accumulate) {
+    for (std::size_t i = 0; i < rows * kSlice; i += kLanes) {
+      const F32 total = L::load(totals + i);
+      L::store(out + i, accumulate ? L::add(L::load(out + i), total) : total);
+    }
+  }
+  // They come from far away.
+  [[gnu::always_inline]] static void prefetch(const float* sums, std::size_t rows) {
+    for (std::size_t i = 0; i < rows * kSlice; i += 16)
+      _mm_prefetch(reinterpret_cast<const char*>(sums + i), _MM_HINT_T0);
+  }
+
+  template <class T>
+  [[gnu::noinline]] static void finish(const FinishJob& job) {
+    const T* bias = static_cast<const T*>(job.bias);
+    for (std::size_t r = 0; r < job.rows; ++r) {
+      T* const out = static_cast<T*>(job.out) + r * job.stride;
+      for (std::size_t p = 0; p < job.width; p += kLanes) {
+        const float* const sums = job.c + sums_of(r, p) + p % kSlice;
+        F32 sum = Order::from_places(L::load(sums));
+        const std::size_t count = job.width - p < kLanes ? job.width - p : kLanes;
+        if (job.gain != nullptr) sum = L::mul(ManyForward<Order>::some(job.gain + p, count), sum);
+        if (bias != nullptr) sum = L::add(sum, ManyForward<Order>::some(bias + p, count));
+        sum = Order::one_nan(sum);
+        if (count == kLanes) {
+          L::store_as(out + p, sum);
+        } else {
+          alignas(64) T last[kLanes];
+          L::store_as(last, sum);
+          for (std::size_t i = 0; i < count; ++i) out[p + i] = last[i];
+        }
+      }
+    }
+  }
+
   template <class T>
   static void multiply(const MultiplyJob& job) {
     const float* const left = reinterpret_cast<const float*>(job.left);
     const float* const panel = reinterpret_cast<const float*>(job.panel);
     alignas(64) float totals[kSubs][kSubRows * kSlice];
+    if (job.count == 0) std::fill_n(totals[0], kRows * kSlice, 0.0f);
     const std::size_t subs = (job.rows + kSubRows - 1) / kSubRows;
+    const std::size_t parts = job.count == 0 ? 1 : (job.count + kDepth - 1) / kDepth;
     for (std::size_t p = 0; p < job.width; p += kSlice) {
       const float* const slice = panel + p / kSlice * kChunk * kSlice;
-      for (std::size_t i = 0; i < job.count; i += kHalf)
-        for (std::size_t s = 0; s < subs; ++s)
-          outer_rows(job.rows - s * kSubRows, left + (s * job.count + i) * kSubRows,
-                     slice + i * kSlice, job.count - i < kHalf ? job.count - i : kHalf, totals[s],
-                     i == 0);
-      for (std::size_t r = 0; r < job.rows; ++r)
-        for (std::size_t v = 0; v < 2; ++v) {
-          float* const out = job.c + r * kPanel + p + v * kLanes;
-          const float* const from = totals[r / kSubRows] + (r % kSubRows * 2 + v) * kLanes;
-          const F32 total = job.count == 0 ? L::set(0.0f) : Order::from_places(L::load(from));
-          L::store(out, job.accumulate ? L::add(L::load(out), total) : total);
+      for (std::size_t h = 0; h < parts; ++h)
+        for (std::size_t s = 0; s < subs; ++s) {
+          const std::size_t rows = job.rows - s * kSubRows, i = h * kDepth;
+          const std::size_t count = job.count - i < kDepth ? job.count - i : kDepth;
+          float* const sums = job.c + sums_of(s * kSubRows, p);
+          if (h == 0 && job.accumulate) prefetch(sums, kSubRows);
+          outer_rows(rows, left + (s * job.count + i) * kSubRows, slice + i * kSlice, count,
+                     totals[s], h == 0);
+          if (h + 1 == parts)
+            add_totals(totals[s], rows < kSubRows ? rows : kSubRows, sums, job.accumulate);
         }
     }
-    if (job.finish != nullptr) finish_rows<V, T, kPanel>(*job.finish);
+    if (job.finish != nullptr) finish<T>(*job.finish);
   }
 };
 
@@ -156,7 +210,7 @@ inline constexpr LinearKernels kManyDxKernels = {
     .decoder = many_decoder<Kernels, T>,
     .load_chunks = 1,
     .pass_rows = ManyBlock<V>::kPassRows,
-    .few_rows = FewBlock<V>::kMost,
+    .few_rows = FewBlock<V>::kDxMost,
     .few = &kFewDxKernels<V, T>};
 
 // What an instruction set without tiles gives: find_linear().

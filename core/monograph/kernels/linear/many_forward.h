@@ -14,7 +14,8 @@
 namespace monograph {
 
 // Specialised beside each instantiation: kVectors x kColumns accumulators, rows of the left operand
-// by rows of the weight; kDxRows x 2 of dx; kPassRows, rows for which a weight is decoded once.
+// by rows of the weight; kDxRows x kDxVectors of dx, over kDxDepth rows of the weight; kPassRows,
+// rows for which a weight is decoded once.
 template <class V>
 struct ManyBlock;
 
@@ -52,24 +53,30 @@ struct ManyForward {
     const std::size_t width = vectors_of(job.rows) * kLanes;
     const std::size_t steps = vectors_of(job.count);
     float* out = reinterpret_cast<float*>(job.out);
-    alignas(64) float square[kLanes][kLanes];
     for (std::size_t r = 0; r < width; r += kLanes)
       for (std::size_t j = 0; j < steps; ++j) {
         const std::size_t k = j * kLanes;
         const std::size_t count = job.count - k < kLanes ? job.count - k : kLanes;
-        for (std::size_t i = 0; i < kLanes; ++i) {
-          if (r + i < job.rows) {
-            const T* in = static_cast<const T*>(job.data) + (r + i) * job.stride + job.begin + k;
-            widen<L>(in, count, square[i]);
-          } else {
-            L::store(square[i], L::set(0.0f));
-          }
-        }
-        for (std::size_t l = 0; l < kLanes; ++l) {
-          float* to = out + (l * steps + j) * width + r;
-          for (std::size_t i = 0; i < kLanes; ++i) to[i] = square[i][Tree::kOrder[l]];
-        }
+        F32 square[kLanes];
+        for (std::size_t i = 0; i < kLanes; ++i)
+          square[i] =
+              r + i < job.rows
+                  ? some(static_cast<const T*>(job.data) + (r + i) * job.stride + job.begin + k,
+                         count)
+                  : L::set(0.0f);
+        Order::transpose(square);
+        for (std::size_t l = 0; l < kLanes; ++l)
+          L::store(out + (l * steps + j) * width + r, square[Tree::kOrder[l]]);
       }
+  }
+
+  // `count` elements, filled up with zeros.
+  template <class T>
+  [[gnu::always_inline]] static F32 some(const T* in, std::size_t count) {
+    if (count == kLanes) return L::load_as(in);
+    alignas(64) float wide[kLanes];
+    widen<L>(in, count, wide);
+    return L::load(wide);
   }
 
   // [row][kChunk], each vector in places.
@@ -81,8 +88,10 @@ struct ManyForward {
       const std::size_t row = job.first + n;
       const std::uint8_t* next =
           packed.values + few_bytes<F>(packed.element(row + kPanel, job.begin));
+      prefetch_scales<F>(packed, row + kPanel, job.begin);
       for (std::size_t line = 0; line < few_bytes<F>(job.count); line += 64)
         _mm_prefetch(reinterpret_cast<const char*>(next + line), _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(next + few_bytes<F>(job.count) - 1), _MM_HINT_T1);
       decode_units<F, Order>(
           packed, row, job.begin, job.count, dtype,
           scales, [&](std::size_t v, F32 w) __attribute__((always_inline)) {
@@ -111,6 +120,10 @@ struct ManyForward {
   [[gnu::noinline]] static void tile(const float* x, const float* panel, std::size_t steps,
                                      float* c, bool accumulate) {
     constexpr std::size_t kSums = kPanel * kV, kAhead = 16;  // steps
+    // The sums of earlier chunks come from far away.
+    for (std::size_t i = 0; accumulate && i < kSums; ++i)
+      _mm_prefetch(reinterpret_cast<const char*>(c + i / kV * kRows + i % kV * kLanes),
+                   _MM_HINT_T0);
     alignas(64) float waiting[Tree::kLevels + 1][kSums * kLanes];
     for (std::size_t l = 0; l < kLanes; ++l) {
       F32 sums[kPanel][kV];
@@ -150,13 +163,21 @@ struct ManyForward {
   template <class T>
   [[gnu::noinline]] static void finish(const FinishJob& job) {
     const T* bias = static_cast<const T*>(job.bias);
-    for (std::size_t r = 0; r < job.rows; ++r) {
-      T* out = static_cast<T*>(job.out) + r * job.stride;
+    alignas(64) T columns[kPanel][kLanes];
+    for (std::size_t r = 0; r < job.rows; r += kLanes) {
       for (std::size_t p = 0; p < job.width; ++p) {
-        float sum = job.c[p * kRows + r];
-        if (job.gain != nullptr) sum = job.gain[p] * sum;
-        if (bias != nullptr) sum = sum + to_float(bias[p]);
-        out[p] = finished<T>(sum);
+        F32 sum = L::load(job.c + p * kRows + r);
+        if (job.gain != nullptr) sum = L::mul(L::set(job.gain[p]), sum);
+        if (bias != nullptr) sum = L::add(sum, L::set(to_float(bias[p])));
+        L::store_as(columns[p], Order::one_nan(sum));
+      }
+      T* out = static_cast<T*>(job.out) + r * job.stride;
+      const std::size_t rows = job.rows - r < kLanes ? job.rows - r : kLanes;
+      for (std::size_t i = 0; i < rows; ++i, out += job.stride) {
+        if (job.width == kPanel)
+          unrolled<kPanel>([&](auto p) __attribute__((always_inline)) { out[p] = columns[p][i]; });
+        else
+          for (std::size_t p = 0; p < job.width; ++p) out[p] = columns[p][i];
       }
     }
   }

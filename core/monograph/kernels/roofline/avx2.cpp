@@ -1,9 +1,10 @@
 // Compiled with the flags of this instruction set and nothing else.
-#include "monograph/cpu/tags.h"
 #include "monograph/kernels/roofline/generic.h"
+#include "monograph/simd/lanes_avx2.h"
 
 namespace monograph {
 
 template void move_with<simd::Avx2>(const std::uint8_t*, std::size_t, std::uint8_t*, std::size_t);
+template double vector_products_with<simd::Avx2>(std::size_t);
 
 }  // namespace monograph

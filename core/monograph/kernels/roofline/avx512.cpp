@@ -1,8 +1,8 @@
 // Compiled with the flags of this instruction set and nothing else.
 #include <immintrin.h>
 
-#include "monograph/cpu/tags.h"
 #include "monograph/kernels/roofline/generic.h"
+#include "monograph/simd/lanes_avx512.h"
 
 namespace monograph {
 
@@ -25,5 +25,7 @@ void move_with<simd::Avx512>(const std::uint8_t* in, std::size_t in_bytes, std::
     for (std::size_t v = 0; v < vectors; ++v, o += 64) _mm512_storeu_si512(out + o, piece);
   }
 }
+
+template double vector_products_with<simd::Avx512>(std::size_t);
 
 }  // namespace monograph

@@ -17,4 +17,8 @@ void move_bytes(const std::uint8_t* in, std::size_t in_bytes, std::uint8_t* out,
 // 32x16, and returns the floating-point operations done; 0 where there is no AMX.
 double tile_products(std::size_t steps);
 
+// Twelve chains of multiply-adds on vectors that stay in registers, `steps` links each; returns the
+// floating-point operations done.
+double vector_products(std::size_t steps);
+
 }  // namespace monograph

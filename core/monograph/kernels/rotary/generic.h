@@ -63,7 +63,7 @@ struct RotaryHead {
 
   [[gnu::noinline]] static void forward(const RotaryProblem& p, const T* x, const T* cos,
                                         const T* sin, float inverse, T* y) {
-    alignas(64) float v[kLargestHead], turned[kLargestHead];
+    alignas(64) float v[kLargestRotaryHead], turned[kLargestRotaryHead];
     values(p, x, inverse, v);
     turn(p, v, turned);
     W::each_alone(
@@ -106,7 +106,7 @@ struct RotaryHead {
   // The same bits as `forward`, without a copy that is turned.
   [[gnu::noinline]] static void forward_of_pairs(const RotaryProblem& p, const T* x, const T* cos,
                                                  const T* sin, float inverse, T* y) {
-    alignas(64) float v[kLargestHead];
+    alignas(64) float v[kLargestRotaryHead];
     values_of_pairs(p, x, inverse, v);
     const std::size_t half = p.rotated / 2;
     for (std::size_t i = 0; i < half; i += 2 * W::kLanes) {
@@ -145,7 +145,7 @@ struct RotaryHead {
         L::store(g + i, L::load_as(dy + i));
       return;
     }
-    alignas(64) float scaled[kLargestHead], turned[kLargestHead];
+    alignas(64) float scaled[kLargestRotaryHead], turned[kLargestRotaryHead];
     W::each_alone(
         p.rotated, [&](std::size_t i, std::size_t n) __attribute__((always_inline)) {
           W::store(scaled + i, L::mul(W::load(dy + i, n), W::load(sin + i, n)), n);
@@ -164,7 +164,7 @@ struct RotaryHead {
 
   [[gnu::always_inline]] static void backward(const RotaryProblem& p, const T* dy, const T* x,
                                               const T* cos, const T* sin, T* dx, float* dgain) {
-    alignas(64) float g[kLargestHead];
+    alignas(64) float g[kLargestRotaryHead];
     turn_back(p, dy, cos, sin, g);
     if (p.gain == nullptr) {
       W::each_alone(

@@ -21,7 +21,7 @@
 
 namespace monograph {
 
-inline constexpr std::size_t kLargestHead = 1024;
+inline constexpr std::size_t kLargestRotaryHead = 1024;
 
 // [tokens, heads, size] with a contiguous last dimension; strides count elements.
 struct HeadRows {
@@ -32,7 +32,7 @@ struct HeadRows {
 struct RotaryProblem {
   DType dtype;
   std::size_t tokens, heads, size,
-      rotated;  // rotated even, at most size; size at most kLargestHead
+      rotated;  // rotated even, at most size; size at most kLargestRotaryHead
   bool interleaved;
   const void *cos, *sin;  // [angles, rotated], contiguous, in `dtype`
   std::size_t angles;     // token t takes row t % angles

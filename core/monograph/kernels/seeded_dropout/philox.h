@@ -26,13 +26,16 @@ struct PhiloxWords {
   return counter;
 }
 
+[[gnu::always_inline]] constexpr std::uint64_t mask_key(std::uint64_t seed, std::uint64_t stream) {
+  return seed * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03;
+}
+
 // The words of elements 4 i to 4 i + 3 of a mask.
 [[gnu::always_inline]] constexpr PhiloxWords mask_words(std::uint64_t seed, std::uint64_t stream,
                                                         std::uint64_t i) {
-  const std::uint64_t key = seed * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03;
   const PhiloxWords counter = {
       {static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(i >> 32), 0, 0}};
-  return philox(counter, key);
+  return philox(counter, mask_key(seed, stream));
 }
 
 // An element is kept if its word is below this: (1 - probability) 2^32, rounded to the nearest.

@@ -28,8 +28,9 @@ void check_sizes(const AttentionProblem& p) {
           std::to_string(p.heads) + " heads are not a multiple of " + std::to_string(p.kv_heads) +
               " key-value heads");
   for (const std::size_t size : {p.key_size, p.value_size})
-    require(size > 0 && size <= kLargestHead,
-            "head size " + std::to_string(size) + ", wanted 1 to " + std::to_string(kLargestHead));
+    require(size > 0 && size <= kLargestAttentionHead, "head size " + std::to_string(size) +
+                                                           ", wanted 1 to " +
+                                                           std::to_string(kLargestAttentionHead));
   require(p.scale >= 0, "the scale is negative or not a number");
   require(p.softcap >= 0, "the soft-cap is negative or not a number");
   require(p.window >= 0, "the window is negative");

@@ -41,7 +41,7 @@ struct AttentionProblem {
   DType dtype;  // of q, k, v, out and their gradients
   std::size_t query_tokens, key_tokens;
   std::size_t heads, kv_heads;       // heads is a multiple of kv_heads
-  std::size_t key_size, value_size;  // 1 to kLargestHead
+  std::size_t key_size, value_size;  // 1 to kLargestAttentionHead
   bool causal;
   std::int64_t window;  // keys seen to the left, its own position included; 0: no limit
   float scale;          // >= 0
@@ -49,7 +49,7 @@ struct AttentionProblem {
   const float* sinks;   // a logit per head, or nullptr
   AttentionDocuments documents;
 };
-inline constexpr std::size_t kLargestHead = 512;
+inline constexpr std::size_t kLargestAttentionHead = 512;
 inline constexpr std::int64_t kFewQueries = 4;
 
 struct AttentionForward {

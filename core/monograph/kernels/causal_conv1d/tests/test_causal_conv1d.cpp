@@ -92,7 +92,7 @@ struct Case {
   // Sums and the sums of the sizes of their terms, which bound the error.
   struct Sum {
     double value = 0, size = 0;
-    void add(double x) { value += x, size += std::abs(x); }
+    void add(double term) { value += term, size += std::abs(term); }
   };
   void check(const Result& got) const {
     // A dozen roundings of fp32 in s and the activation, and up to 211 terms in a weight's sum.

@@ -59,16 +59,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (block > info.largest_block) block = info.largest_block;
   const DType dtype = static_cast<DType>(data[2] % 3);
   const bool nested = info.double_quant && data[3] % 2 != 0;
-  const ScaleKind kind = info.kinds[data[3] / 2 % info.kinds.size()];
+  const bool beside = info.shape == BlockShape::kInterleaved;
+  const ScaleKind kind = beside ? ScaleKind::kFp16 : info.kinds[data[3] / 2 % info.kinds.size()];
   Input input(data + 8, size - 8);
   const std::size_t rows = 1 + data[5] % 3;
   std::size_t cols = input.left() * 8 / static_cast<std::size_t>(info.bits) / rows + 1;
   const bool groups = info.shape == BlockShape::kGroup;
   if (groups) block = 1 + data[1] % 130;
-  if (groups || info.shape == BlockShape::kRow) cols = ceil_div(cols, block) * block;
+  if (groups || beside || info.shape == BlockShape::kRow) cols = ceil_div(cols, block) * block;
   const std::size_t blocks = block_count(info.shape, block, 1, rows, cols);
   std::vector<std::vector<std::uint8_t>> parts;
-  parts.push_back(input.take(nested ? blocks : blocks * size_bytes(kind)));
+  if (!beside) parts.push_back(input.take(nested ? blocks : blocks * size_bytes(kind)));
   if (nested) {
     parts.push_back(input.take(4 * ceil_div(blocks, kScaleGroup)));
     parts.emplace_back(1024);

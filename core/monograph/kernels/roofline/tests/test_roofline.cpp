@@ -25,5 +25,11 @@ TEST(Roofline, TilesCountTheirWorkWhereTheyExist) {
   EXPECT_EQ(tile_products(10), best_isa() == Isa::kAmx ? 10 * 65536.0 : 0.0);
 }
 
+TEST(Roofline, VectorsCountTheirWork) {
+  const double lanes = best_isa() >= Isa::kAvx512 ? 16 : best_isa() == Isa::kAvx2 ? 8 : 1;
+  EXPECT_EQ(vector_products(10), 10 * 2 * 12 * lanes);
+  EXPECT_EQ(vector_products(0), 0);
+}
+
 }  // namespace
 }  // namespace monograph

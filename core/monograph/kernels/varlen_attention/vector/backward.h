@@ -101,7 +101,7 @@ struct VectorBackward {
     const Packed to = packed(p, d, allocator);
     const std::int64_t j = block * kKeys, rows = d.keys - j < kKeys ? d.keys - j : kKeys;
     const std::int64_t width = padded(p.key_size), size = static_cast<std::int64_t>(p.key_size);
-    float row[kLargestHead];
+    float row[kLargestAttentionHead];
     widen_transposed<V, T>(unit.job.k, d.key_begin + j, rows, unit.kv_head, size, kKeys, row,
                            to.k_transposed + j * width);
     widen_transposed<V, T>(unit.job.v, d.key_begin + j, rows, unit.kv_head,
@@ -125,7 +125,7 @@ struct VectorBackward {
         (block + 1) * kQueries < d.queries ? (block + 1) * kQueries : d.queries;
     const float* const lse =
         unit.job.lse + head * p.query_tokens + static_cast<std::size_t>(d.query_begin);
-    float row[kLargestHead];
+    float row[kLargestAttentionHead];
     for (std::int64_t i = block * kQueries; i < last; ++i) {
       widen_row<V>(row_of<T>(unit.job.q, d.query_begin + i, head),
                    static_cast<std::int64_t>(p.key_size), key_width, to.q + i * key_width);
@@ -192,54 +192,44 @@ struct VectorBackward {
     const std::int64_t keys = d.keys - j < kKeys ? d.keys - j : kKeys;
     if (!sees.touches(i, i + rows, j, j + keys)) return;
     const std::int64_t kw = padded(p.key_size), vw = padded(p.value_size);
-    product<V>({q.q + i * kw, kw, 1}, from.k_transposed + j * kw, kKeys, s.scores, kKeys, rows,
-               kKeys, static_cast<std::int64_t>(p.key_size), false);
-    product<V>({q.dout + i * vw, vw, 1}, from.v_transposed + j * vw, kKeys, s.dscores, kKeys, rows,
-               kKeys, static_cast<std::int64_t>(p.value_size), false);
     std::int64_t first[kQueries], last[kQueries];
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t begin = sees.begin(i + r) - j, end = sees.end(i + r) - j;
       first[r] = begin < 0 ? 0 : begin > kKeys ? kKeys : begin;
       last[r] = end < first[r] ? first[r] : end > kKeys ? kKeys : end;
+    }
+    const bool whole = sees.covers(i, i + rows, j, j + kKeys);
+    const Within seen = whole ? Within{} : Within{first, last};
+    product_of<V>({q.q + i * kw, kw, 1}, from.k_transposed + j * kw, kKeys, s.scores, kKeys, rows,
+                  kKeys, static_cast<std::int64_t>(p.key_size), seen);
+    product_of<V>({q.dout + i * vw, vw, 1}, from.v_transposed + j * vw, kKeys, s.dscores, kKeys,
+                  rows, kKeys, static_cast<std::int64_t>(p.value_size), seen);
+    for (std::int64_t r = 0; r < rows; ++r)
       differentiate_row(p, q.lse[i + r], q.delta[i + r], first[r], last[r], s.scores + r * kKeys,
                         s.dscores + r * kKeys);
-    }
-    if ((from.nonfinite[j / kKeys] || q.nonfinite[i / kQueries]) &&
-        !sees.covers(i, i + rows, j, j + kKeys))
-      return add_seen(q.q + i * kw, q.dout + i * vw, from.k + j * kw, {kw, vw, rows}, s, first,
-                      last, dk, dv, dq);
-    if (dk != nullptr) {
-      product<V>({s.scores, 1, kKeys}, q.dout + i * vw, vw, dv, vw, kKeys, vw, rows, true);
-      product<V>({s.dscores, 1, kKeys}, q.q + i * kw, kw, dk, kw, kKeys, kw, rows, true);
-    }
-    if (dq != nullptr)
-      product<V>({s.dscores, kKeys, 1}, from.k + j * kw, kw, dq, kw, rows, kw, kKeys, true);
-  }
-
-  struct Widths {
-    std::int64_t key, value, rows;
-  };
-  // The three products of run() where row r sees the keys [first[r], last[r]) and nothing else may
-  // be multiplied. Both ends ascend, so the rows that see a key are a range too.
-  [[gnu::noinline, gnu::cold]] static void add_seen(const float* q, const float* dout,
-                                                    const float* k, const Widths& w,
-                                                    const Scratch& s, const std::int64_t* first,
-                                                    const std::int64_t* last, float* dk, float* dv,
-                                                    float* dq) {
+    const bool finite = !from.nonfinite[j / kKeys] && !q.nonfinite[i / kQueries];
+    const auto add = finite || whole ? add_product<V> : product_within<V>;
     if (dk != nullptr) {
       std::int64_t begin[kKeys], end[kKeys];
-      for (std::int64_t j = 0; j < kKeys; ++j) begin[j] = w.rows, end[j] = 0;
-      for (std::int64_t r = w.rows; r-- > 0;)
-        for (std::int64_t j = first[r]; j < last[r]; ++j) {
-          begin[j] = r;
-          end[j] = end[j] == 0 ? r + 1 : end[j];
-        }
-      product_within<V>({s.scores, 1, kKeys}, dout, w.value, dv, w.value, kKeys, w.value, begin,
-                        end);
-      product_within<V>({s.dscores, 1, kKeys}, q, w.key, dk, w.key, kKeys, w.key, begin, end);
+      if (!whole) seen_by(seen, rows, begin, end);
+      const Within seeing = whole ? Within{} : Within{begin, end};
+      add({s.scores, 1, kKeys}, q.dout + i * vw, vw, dv, vw, kKeys, vw, rows, seeing);
+      add({s.dscores, 1, kKeys}, q.q + i * kw, kw, dk, kw, kKeys, kw, rows, seeing);
     }
     if (dq != nullptr)
-      product_within<V>({s.dscores, kKeys, 1}, k, w.key, dq, w.key, w.rows, w.key, first, last);
+      add({s.dscores, kKeys, 1}, from.k + j * kw, kw, dq, kw, rows, kw, kKeys, seen);
+  }
+
+  // The rows that see a key, from the keys that a row sees. Both ends of these ascend, so they are
+  // a range too.
+  static void seen_by(const Within& seen, std::int64_t rows, std::int64_t* begin,
+                      std::int64_t* end) {
+    for (std::int64_t j = 0; j < kKeys; ++j) begin[j] = rows, end[j] = 0;
+    for (std::int64_t r = rows; r-- > 0;)
+      for (std::int64_t j = seen.begin[r]; j < seen.end[r]; ++j) {
+        begin[j] = r;
+        end[j] = end[j] == 0 ? r + 1 : end[j];
+      }
   }
 
   static void write_keys(const BackwardUnit& unit, std::int64_t j, const float* dk,

@@ -9,6 +9,7 @@
 #include "monograph/kernels/varlen_attention/vector/product.h"
 #include "monograph/kernels/varlen_attention/vector/rows.h"
 #include "monograph/kernels/varlen_attention/vector/softmax_row.h"
+#include "monograph/simd/unrolled.h"
 
 namespace monograph {
 
@@ -69,21 +70,22 @@ struct FewQueries {
   template <std::int64_t kCount>
   [[gnu::always_inline]] static void add_values(const float* p, const T* v, std::ptrdiff_t stride,
                                                 std::int64_t keys, float* out) {
-    typename L::F32 sum[2 * kCount], x, y;
-    for (std::int64_t n = 0; n < 2 * kCount; ++n) sum[n] = L::set(0.f);
+    constexpr auto at = [](auto n) { return static_cast<std::int64_t>(n()) * L::kLanes; };
+    typename L::F32 sum[2 * kCount];
+    unrolled<2 * kCount>([&](auto n) __attribute__((always_inline)) { sum[n] = L::set(0.f); });
     for (std::int64_t j = 0; j < keys; ++j, v += stride) {
       if (j + kAhead < keys) fetch(v + kAhead * stride, 2 * kCount * L::kLanes);
       const typename L::F32 weight = L::set(p[j]);
-      for (std::int64_t n = 0; n < kCount; ++n) {
-        L::load_two(v + 2 * n * L::kLanes, x, y);
+      unrolled<kCount>([&](auto n) __attribute__((always_inline)) {
+        typename L::F32 x, y;
+        L::load_two(v + 2 * at(n), x, y);
         sum[2 * n] = L::fma(weight, x, sum[2 * n]);
         sum[2 * n + 1] = L::fma(weight, y, sum[2 * n + 1]);
-      }
+      });
     }
-    for (std::int64_t n = 0; n < 2 * kCount; ++n) {
-      float* const at = out + n * L::kLanes;
-      L::store(at, L::add(L::load(at), sum[n]));
-    }
+    unrolled<2 * kCount>([&](auto n) __attribute__((always_inline)) {
+      L::store(out + at(n), L::add(L::load(out + at(n)), sum[n]));
+    });
   }
 
   // The same of the `count` elements, at most a vector, behind the pairs.
@@ -145,7 +147,7 @@ struct FewQueries {
     }
     clear_floats<V>(s.out, rows * width);
     const std::int64_t end_of_keys = sees.end(i + queries - 1);
-    float row[kLargestHead];
+    float row[kLargestAttentionHead];
     for (std::int64_t j = sees.begin(i) / kKeys * kKeys; j < end_of_keys; j += kKeys) {
       const std::int64_t count = end_of_keys - j < kKeys ? end_of_keys - j : kKeys;
       widen_transposed<V, T>(unit.job.k, d.key_begin + j, count, unit.kv_head, key_size, kKeys, row,

@@ -59,7 +59,7 @@ struct VectorForward {
     const std::int64_t j = block * kKeys, rows = d.keys - j < kKeys ? d.keys - j : kKeys;
     const std::int64_t key_width = padded(p.key_size), value_width = padded(p.value_size);
     const std::int64_t value_size = static_cast<std::int64_t>(p.value_size);
-    float row[kLargestHead];
+    float row[kLargestAttentionHead];
     widen_transposed<V, T>(unit.job.k, d.key_begin + j, rows, unit.kv_head,
                            static_cast<std::int64_t>(p.key_size), kKeys, row, to.k + j * key_width);
     float* const v = to.v + j * value_width;
@@ -73,21 +73,22 @@ struct VectorForward {
   static void attend_block(const AttentionProblem& p, const Visibility& sees, const Packed& from,
                            const Scratch& s, std::int64_t i, std::int64_t rows, std::int64_t j) {
     const std::int64_t key_width = padded(p.key_size), value_width = padded(p.value_size);
-    product<V>({s.q, key_width, 1}, from.k + j * key_width, kKeys, s.scores, kKeys, rows, kKeys,
-               static_cast<std::int64_t>(p.key_size), false);
     std::int64_t first[kQueries], last[kQueries];
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t begin = sees.begin(i + r) - j, end = sees.end(i + r) - j;
       first[r] = begin < 0 ? 0 : begin > kKeys ? kKeys : begin;
       last[r] = end < first[r] ? first[r] : end > kKeys ? kKeys : end;
+    }
+    const bool whole = sees.covers(i, i + rows, j, j + kKeys);
+    const Within seen = whole ? Within{} : Within{first, last};
+    product_of<V>({s.q, key_width, 1}, from.k + j * key_width, kKeys, s.scores, kKeys, rows, kKeys,
+                  static_cast<std::int64_t>(p.key_size), seen);
+    for (std::int64_t r = 0; r < rows; ++r)
       softmax_row<V>(p, s.scores + r * kKeys, kKeys, first[r], last[r], s.peak[r], s.sum[r],
                      s.out + r * value_width, value_width);
-    }
-    if (from.nonfinite[j / kKeys] && !sees.covers(i, i + rows, j, j + kKeys))
-      return product_within<V>({s.scores, kKeys, 1}, from.v + j * value_width, value_width, s.out,
-                               value_width, rows, value_width, first, last);
-    product<V>({s.scores, kKeys, 1}, from.v + j * value_width, value_width, s.out, value_width,
-               rows, value_width, kKeys, true);
+    const auto add = from.nonfinite[j / kKeys] && !whole ? product_within<V> : add_product<V>;
+    add({s.scores, kKeys, 1}, from.v + j * value_width, value_width, s.out, value_width, rows,
+        value_width, kKeys, seen);
   }
 
   static void attend(const ForwardUnit& unit, std::int64_t block, std::byte* memory) {
