@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "monograph/base/error.h"
 #include "monograph/quant_methods/packed_parts.h"
@@ -86,6 +87,29 @@ std::vector<std::uint8_t> turned_scales(const Weight& weight, const WordLayout& 
   return out;
 }
 
+// Rows whose inputs are taken in the order of `layout.columns`.
+void turn_sorted(const std::uint8_t* from, const WordLayout& layout, std::uint64_t first,
+                 std::uint64_t rows, std::uint8_t* out) {
+  const std::uint64_t per_word = layout.per_word(), row_words = layout.inputs / per_word;
+  const std::uint32_t full = layout.bits == 4 ? 15u : 255u;
+  std::vector<std::uint32_t> words(rows);
+  for (std::uint64_t k = 0; k < row_words; ++k) {
+    std::fill(words.begin(), words.end(), 0u);
+    for (std::uint64_t i = 0; i < per_word; ++i) {
+      const std::uint64_t input = layout.columns[k * per_word + i];
+      const std::uint64_t begin = input / per_word * layout.outputs + first;
+      const auto shift = static_cast<unsigned>(input % per_word) * layout.bits;
+      const auto place = static_cast<unsigned>(i) * layout.bits;
+      for (std::uint64_t n = 0; n < rows; ++n) {
+        words[n] |= (word_at(from, begin + n) >> shift & full) << place;
+      }
+    }
+    for (std::uint64_t n = 0; n < rows; ++n) {
+      std::memcpy(out + 4 * (n * row_words + k), &words[n], 4);
+    }
+  }
+}
+
 std::string stem_of(const Weight& weight) { return std::string(module_of(weight.name)); }
 
 }  // namespace
@@ -93,17 +117,20 @@ std::string stem_of(const Weight& weight) { return std::string(module_of(weight.
 std::vector<TensorSpec> turned_specs(const Conversion& conversion) {
   const WordLayout& layout = *conversion.words;
   const std::string stem = stem_of(*conversion.weight);
-  std::vector<TensorSpec> specs = {{stem + ".weight_packed",
-                                    StoredDType::kI32,
-                                    {layout.outputs, layout.inputs / layout.per_word()}},
-                                   {stem + ".weight_scale",
-                                    part_of(*conversion.weight, "scale").entry->dtype,
-                                    {layout.outputs, layout.groups()}},
-                                   {stem + ".weight_shape", StoredDType::kI64, {2}}};
+  const char* values = conversion.writes_columns ? ".weight" : ".weight_packed";
+  std::vector<TensorSpec> specs = {
+      {stem + values, StoredDType::kI32, {layout.outputs, layout.inputs / layout.per_word()}},
+      {stem + ".weight_scale",
+       part_of(*conversion.weight, "scale").entry->dtype,
+       {layout.outputs, layout.groups()}},
+      {stem + ".weight_shape", StoredDType::kI64, {2}}};
   if (!conversion.symmetric) {
     specs.push_back({stem + ".weight_zero_point",
                      StoredDType::kI32,
                      {layout.outputs / layout.per_word(), layout.groups()}});
+  }
+  if (conversion.writes_columns) {
+    specs.push_back({stem + ".weight_columns", StoredDType::kI32, {layout.inputs}});
   }
   return specs;
 }
@@ -119,6 +146,7 @@ void turn_rows(const Weight& weight, const WordLayout& layout, std::uint64_t fir
                std::uint64_t rows, std::uint8_t* out) {
   const std::uint8_t* from = part_of(weight, "values").bytes().data();
   const std::uint64_t row_words = layout.inputs / layout.per_word();
+  if (!layout.columns.empty()) return turn_sorted(from, layout, first, rows, out);
   if (!layout.along_outputs) {
     for (std::uint64_t k = 0; k < row_words; ++k) {
       for (std::uint64_t n = 0; n < rows; ++n) {
@@ -154,6 +182,14 @@ void write_turned_parts(const Conversion& conversion, safetensors::ShardedWriter
   const std::int64_t shape[2] = {static_cast<std::int64_t>(layout.outputs),
                                  static_cast<std::int64_t>(layout.inputs)};
   write_array(writer, stem + ".weight_shape", shape, 2);
+  if (conversion.writes_columns) {
+    std::vector<std::uint32_t> columns = layout.columns;
+    if (columns.empty()) {
+      columns.resize(layout.inputs);
+      std::iota(columns.begin(), columns.end(), 0u);
+    }
+    write_array(writer, stem + ".weight_columns", columns.data(), columns.size());
+  }
   if (conversion.symmetric) return;
   const std::vector<std::uint32_t> zeros = turned_zeros(weight, layout);
   write_array(writer, stem + ".weight_zero_point", zeros.data(), zeros.size());

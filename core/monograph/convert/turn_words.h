@@ -5,6 +5,9 @@
 //   X.weight_zero_point  I32 [outputs * bits / 32, groups], the first output in the lowest bits;
 //                        not written where all are the middle code
 //   X.weight_shape       I64 [2]
+// Where a weight of the folder has its groups scattered, each has X.weight for X.weight_packed, so
+// that no loader takes it for another layout, and
+//   X.weight_columns     I32 [inputs]: stored column i is input weight_columns[i]
 #pragma once
 
 #include <cstdint>

@@ -120,6 +120,15 @@ class Exporter {
         return kLargestQ8;
       case TensorType::kQ4:
         return kLargestQ4;
+      case TensorType::kQ5:
+        return kLargestQ5;
+      case TensorType::kQ5Min:
+        return kLargestQ5Min;
+      case TensorType::kQ4K:
+      case TensorType::kQ5K:
+        return kLargestWithMinimum;
+      case TensorType::kQ6K:
+        return kLargestQ6K;
       case TensorType::kF16:
         return 65519.996f;  // what rounds to the largest, 65504
       default:
@@ -150,8 +159,18 @@ class Exporter {
         return encode_q8_0(values.data(), values.size() / kBlock, out);
       case TensorType::kQ4:
         return encode_q4_0(values.data(), values.size() / kBlock, out);
+      case TensorType::kQ5:
+        return encode_q5_0(values.data(), values.size() / kBlock, out);
+      case TensorType::kQ5Min:
+        return encode_q5_1(values.data(), values.size() / kBlock, out);
       case TensorType::kMxfp4:
         return encode_mxfp4(values.data(), values.size() / kBlock, out);
+      case TensorType::kQ4K:
+        return encode_q4_k(values.data(), values.size() / kSuperblock, out);
+      case TensorType::kQ5K:
+        return encode_q5_k(values.data(), values.size() / kSuperblock, out);
+      case TensorType::kQ6K:
+        return encode_q6_k(values.data(), values.size() / kSuperblock, out);
       case TensorType::kF32:
         return store<float>(values, out);
       case TensorType::kF16:

@@ -27,13 +27,14 @@ struct ExportedTensor {
 struct ExportPlan {
   ModelConfig config;
   std::vector<ExportedTensor> tensors;
-  std::vector<std::string> fallbacks;  // tensors in f16: their rows are not made of whole blocks
+  std::vector<std::string> fallbacks;  // their rows are not made of whole blocks of the type
   std::vector<std::string> left_out;   // weights of other modalities, and a tied head
 };
 
 // Matrices become `type`, vectors f32. As llama.cpp does: rows that are no multiple of the block
-// become f16. Under q4_0 and mxfp4 embedding and head become q8_0. Every tensor of the architecture
-// must be there in the shape that config.json says, and nothing else. Throws Error.
+// become f16; under the mixtures, of which TensorType has the type of most matrices, mixture.h.
+// Under q4_0 and mxfp4 embedding and head become q8_0. Every tensor of the architecture must be
+// there in the shape that config.json says, and nothing else. Throws Error.
 ExportPlan plan_export(const std::vector<Weight>& weights, ModelConfig config, TensorType type);
 
 // All of it: general keys, architecture, tokenizer.

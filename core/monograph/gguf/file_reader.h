@@ -4,7 +4,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 
+#include "monograph/base/function_ref.h"
+#include "monograph/cpu/parallel.h"
 #include "monograph/files/mapped_file.h"
 #include "monograph/gguf/file_header.h"
 
@@ -30,5 +33,13 @@ class FileReader {
   files::MappedFile file_;
   FileHeader header_;
 };
+
+// By its ending, or by its first bytes: Ollama keeps files under a hash.
+bool is_gguf(const std::filesystem::path& path);
+
+// Of the tensors, as checkpoint_sha256 hashes those of a folder (hash/checkpoint_hash.h); types by
+// their names here, "q4_k". `done` is called with the bytes of each tensor, from any thread.
+std::string file_sha256(const FileReader& file, ParallelFor parallel_for,
+                        FunctionRef<void(std::uint64_t)> done);
 
 }  // namespace monograph::gguf

@@ -9,9 +9,7 @@
 #include "monograph/base/error.h"
 #include "monograph/base/float_types.h"
 #include "monograph/cpu/parallel.h"
-#include "monograph/gguf/decode_blocks.h"
 #include "monograph/gguf/names.h"
-#include "monograph/gguf/row_order.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/weight.h"
 
@@ -45,7 +43,7 @@ class Planner {
   ImportPlan make() {
     check_whole();
     for (const TensorInfo& info : header_.tensors) {
-      if (info.name == "rope_freqs.weight") {
+      if (info.name == "rope_freqs.weight" || info.name.starts_with("rope_factors_")) {
         plan_.left_out.push_back(info.name);
       } else {
         add(info);
@@ -203,12 +201,6 @@ class Importer {
   }
 
  private:
-  static std::uint64_t rows_of(const ImportedTensor& tensor) {
-    std::uint64_t rows = 1;
-    for (std::size_t i = 0; i + 1 < tensor.shape.size(); ++i) rows *= tensor.shape[i];
-    return rows;
-  }
-
   void work() {
     std::vector<float> values;
     std::vector<std::uint8_t> out;
@@ -226,30 +218,8 @@ class Importer {
   }
 
   void read(const Piece& piece, std::vector<float>& values) const {
-    const ImportedTensor& tensor = *piece.tensor;
-    const TensorTypeInfo& type = info_of(tensor.info->type);
-    const std::uint64_t cols = tensor.shape.back(), row_blocks = cols / type.block_elements;
-    const std::uint64_t row_bytes = row_blocks * type.block_bytes;
-    const std::uint8_t* from = file_.bytes(*tensor.info).data() + tensor.first_row * row_bytes;
-    values.resize((piece.end - piece.begin) * cols);
-    if (tensor.permuted_head_rows == 0) {
-      decode(tensor.info->type, from + piece.begin * row_bytes,
-             (piece.end - piece.begin) * row_blocks, values.data());
-    } else if (tensor.shape.size() == 1) {
-      std::vector<float> stored(cols);
-      decode(tensor.info->type, from, row_blocks, stored.data());
-      for (std::uint64_t i = 0; i < cols; ++i) {
-        values[source_row(i, tensor.permuted_head_rows)] = stored[i];
-      }
-    } else {
-      for (std::uint64_t row = piece.begin; row < piece.end; ++row) {
-        const std::uint64_t stored = stored_row(row, tensor.permuted_head_rows);
-        decode(tensor.info->type, from + stored * row_bytes, row_blocks,
-               values.data() + (row - piece.begin) * cols);
-      }
-    }
-    if (!tensor.subtract_one) return;
-    for (float& value : values) value -= 1;
+    values.resize((piece.end - piece.begin) * piece.tensor->shape.back());
+    read_rows(file_, *piece.tensor, piece.begin, piece.end, values.data());
   }
 
   void write(const Piece& piece, const std::vector<float>& values, std::vector<std::uint8_t>& out) {

@@ -25,12 +25,20 @@ struct ImportedTensor {
 
 struct ImportPlan {
   std::vector<ImportedTensor> tensors;
-  std::vector<std::string> left_out;  // what config.json says in transformers: rope_freqs.weight
+  std::vector<std::string>
+      left_out;  // what config.json says in transformers: rope_freqs.weight and others
 };
 
 // Throws Error for an architecture or a tensor that has no name in transformers, and for heads that
 // do not divide rows. The file must outlive the plan.
 ImportPlan plan_import(const FileReader& file);
+
+// Rows of the checkpoint's tensor, a vector being one.
+std::uint64_t rows_of(const ImportedTensor& tensor);
+
+// Rows [begin, end) of the checkpoint's tensor in float32.
+void read_rows(const FileReader& file, const ImportedTensor& tensor, std::uint64_t begin,
+               std::uint64_t end, float* out);
 
 std::vector<safetensors::TensorSpec> specs_of(const ImportPlan& plan, DType dtype);
 

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
-#include <cstdlib>
 
 #include "monograph/base/error.h"
 #include "monograph/gguf/decode_blocks.h"
+#include "monograph/gguf/import_keys.h"
+#include "monograph/gguf/import_rope.h"
+#include "monograph/gguf/import_tensors.h"
 #include "monograph/gguf/model_config.h"
 #include "monograph/text/utf8.h"
 
@@ -20,17 +21,19 @@ using text::in_quotes;
 struct Family {
   std::string_view architecture, model_type, model_class;
   bool query_bias;  // q, k and v have biases, whatever config.json says
+  bool head_norms;  // of queries and keys
 };
 constexpr std::array kFamilies = {
-    Family{"llama", "llama", "LlamaForCausalLM", false},
-    Family{"qwen2", "qwen2", "Qwen2ForCausalLM", true},
-    Family{"qwen3", "qwen3", "Qwen3ForCausalLM", false},
-    Family{"qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM", false},
-    Family{"gemma3", "gemma3_text", "Gemma3ForCausalLM", false},
+    Family{"llama", "llama", "LlamaForCausalLM", false, false},
+    Family{"qwen2", "qwen2", "Qwen2ForCausalLM", true, false},
+    Family{"qwen3", "qwen3", "Qwen3ForCausalLM", false, true},
+    Family{"qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM", false, true},
+    Family{"gemma3", "gemma3_text", "Gemma3ForCausalLM", false, true},
+    Family{"phi3", "phi3", "Phi3ForCausalLM", false, false},
 };
 
 // Keys of an architecture that are read below, or that say what tensors say too.
-constexpr std::array<std::string_view, 24> kKnown = {
+constexpr std::array<std::string_view, 25> kKnown = {
     "block_count",
     "context_length",
     "embedding_length",
@@ -50,6 +53,7 @@ constexpr std::array<std::string_view, 24> kKnown = {
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
+    "rope.scaling.attn_factor",
     "expert_count",
     "expert_used_count",
     "expert_feed_forward_length",
@@ -57,24 +61,10 @@ constexpr std::array<std::string_view, 24> kKnown = {
     "quantization_version",
 };
 
-// The values that llama.cpp takes where a file has none.
-constexpr double kTheta = 10000;
-
-Value whole(std::uint64_t value) { return Value::number(static_cast<std::int64_t>(value)); }
-
-// The decimal number of which `value` is the nearest float32: 1e-05, not 9.9999997e-06.
-double shortest(double value) {
-  std::array<char, 32> text{};
-  const auto end =
-      std::to_chars(text.data(), text.data() + text.size() - 1, static_cast<float>(value)).ptr;
-  *end = 0;
-  return std::strtod(text.data(), nullptr);
-}
-
-class Importer {
+class Importer : ArchitectureKeys {
  public:
   Importer(const FileReader& file, DType dtype)
-      : file_(file), header_(file.header()), dtype_(dtype), name_(header_.architecture()) {}
+      : ArchitectureKeys(file), dtype_(dtype), name_(header_.architecture()) {}
 
   Value make() {
     const auto* found = std::find_if(kFamilies.begin(), kFamilies.end(),
@@ -90,48 +80,33 @@ class Importer {
     check_keys();
     read_sizes();
     add_model();
-    add_biases();
-    add_rope();
+    if (!is_phi()) add_biases();
+    is_phi() ? add_phi_rope(config_, *this, head_dim_) : add_rope(config_, *this, head_dim_);
+    if (is_phi()) add_phi();
     if (family_->architecture == "qwen3moe") add_experts();
     if (is_gemma()) add_gemma();
     add_tokens();
+    check_tensors(file_, {.vocabulary = vocabulary_,
+                          .hidden = hidden_,
+                          .layers = layers_,
+                          .heads = heads_,
+                          .kv_heads = kv_heads_,
+                          .head_dim = head_dim_,
+                          .intermediate = intermediate_,
+                          .experts = experts_,
+                          .expert_intermediate = expert_intermediate_,
+                          .query_bias = has("attn_q"),
+                          .output_bias = has("attn_output"),
+                          .mlp_bias = has("ffn_up"),
+                          .head_norms = family_->head_norms,
+                          .norms_behind = is_gemma(),
+                          .fused = is_phi()});
     return std::move(config_);
   }
 
  private:
   bool is_gemma() const { return family_->architecture == "gemma3"; }
-
-  [[noreturn]] void fail(const std::string& what) const {
-    throw Error(file_.path().string() + ": " + what);
-  }
-
-  std::string key_of(std::string_view key) const {
-    return std::string(name_) + "." + std::string(key);
-  }
-
-  const PairView* find(std::string_view key) const { return header_.find(key_of(key)); }
-
-  std::uint64_t count(std::string_view key, std::uint64_t otherwise = 0) const {
-    const PairView* pair = find(key);
-    if (pair == nullptr && otherwise != 0) return otherwise;
-    const std::uint64_t found = pair == nullptr ? 0 : pair->whole().value_or(0);
-    if (found == 0 || found > UINT32_MAX) {
-      fail(key_of(key) + " is " + (pair == nullptr ? "missing" : std::to_string(found)) +
-           ", wanted a number from 1 to 2^32 - 1");
-    }
-    return found;
-  }
-
-  double number(std::string_view key, double otherwise = 0) const {
-    const PairView* pair = find(key);
-    if (pair == nullptr && otherwise != 0) return otherwise;
-    const double found = pair == nullptr ? 0 : pair->number().value_or(0);
-    if (!(found > 0) || !std::isfinite(found)) {
-      fail(key_of(key) + " is " + (pair == nullptr ? "missing" : std::to_string(found)) +
-           ", wanted a positive number");
-    }
-    return pair->type == ValueType::kF64 ? found : shortest(found);
-  }
+  bool is_phi() const { return family_->architecture == "phi3"; }
 
   void check_keys() const {
     const std::string begin = key_of("");
@@ -142,22 +117,15 @@ class Importer {
         fail("key " + in_quotes(pair.key) + ": transformers' " + std::string(family_->model_type) +
              " has no setting for it that is known");
       }
+      if (rest == "rope.scaling.attn_factor" && !is_phi() && pair.number() != 1) {
+        fail(std::string(pair.key) + ": transformers' " + std::string(family_->model_type) +
+             " has no setting for it");
+      }
+      if (rest.starts_with("expert_") && family_->architecture != "qwen3moe" && pair.whole() != 0) {
+        fail(std::string(pair.key) + " is of a model with experts, which " + std::string(name_) +
+             " is not here");
+      }
     }
-  }
-
-  const TensorInfo& tensor(const std::string& name, std::size_t dimensions) const {
-    const TensorInfo* found = header_.find_tensor(name);
-    if (found == nullptr || found->shape.size() != dimensions) {
-      fail("tensor " + in_quotes(name) + " is " +
-           (found == nullptr ? "missing" : "of " + std::to_string(found->shape.size())) +
-           ", wanted one of " + std::to_string(dimensions) + " dimensions");
-    }
-    return *found;
-  }
-
-  void must_be(const std::string& what, std::uint64_t found, std::uint64_t wanted) const {
-    if (found == wanted) return;
-    fail(what + " is " + std::to_string(found) + ", by the tensors " + std::to_string(wanted));
   }
 
   void read_sizes() {
@@ -172,15 +140,16 @@ class Importer {
     must_be(key_of("vocab_size"), count("vocab_size", vocabulary_), vocabulary_);
     must_be(key_of("attention.value_length"), count("attention.value_length", head_dim_),
             head_dim_);
+    if (is_phi()) {
+      must_be("head size", head_dim_, hidden_ / heads_);
+      must_be("rows of heads", (heads_ + 2 * kv_heads_) * head_dim_,
+              tensor("blk.0.attn_qkv.weight", 2).shape[0]);
+      return;
+    }
     must_be(key_of("rope.dimension_count"), count("rope.dimension_count", head_dim_), head_dim_);
     must_be("rows of heads", heads_ * head_dim_, tensor("blk.0.attn_q.weight", 2).shape[0]);
     must_be("rows of heads of keys", kv_heads_ * head_dim_,
             tensor("blk.0.attn_k.weight", 2).shape[0]);
-    const std::string last = "blk." + std::to_string(layers_) + ".";
-    for (const TensorInfo& info : header_.tensors) {
-      if (info.name.starts_with(last)) fail("tensor " + in_quotes(info.name) + " is one too many");
-    }
-    tensor("blk." + std::to_string(layers_ - 1) + ".attn_q.weight", 2);
   }
 
   void add_model() {
@@ -192,14 +161,15 @@ class Importer {
         count("feed_forward_length", family_->architecture == "qwen3moe" ? 3 * hidden_ : 0);
     if (family_->architecture != "qwen3moe") {
       must_be(key_of("feed_forward_length"), intermediate_,
-              tensor("blk.0.ffn_up.weight", 2).shape[0]);
+              tensor("blk.0.ffn_up.weight", 2).shape[0] / (is_phi() ? 2 : 1));
     }
     config_.set("intermediate_size", whole(intermediate_));
     config_.set("num_hidden_layers", whole(layers_));
     config_.set("num_attention_heads", whole(heads_));
     config_.set("num_key_value_heads", whole(kv_heads_));
-    // Qwen2 computes it.
-    if (family_->architecture != "qwen2" || head_dim_ * heads_ != hidden_) {
+    // Qwen2 and Phi 3 compute it.
+    const bool computed = family_->architecture == "qwen2" || is_phi();
+    if (!computed || head_dim_ * heads_ != hidden_) {
       config_.set("head_dim", whole(head_dim_));
     }
     config_.set("vocab_size", whole(vocabulary_));
@@ -238,64 +208,12 @@ class Importer {
     if (mlp) config_.set("mlp_bias", Value::boolean(down));
   }
 
-  void add_rope() {
-    const double theta = number("rope.freq_base", kTheta);
-    config_.set("rope_theta", Value::number(theta));
-    const PairView* type = find("rope.scaling.type");
-    const std::string_view kind = type == nullptr ? "none" : type->text().value_or("");
-    const TensorInfo* factors = header_.find_tensor("rope_freqs.weight");
-    Value scaling;
-    if (factors != nullptr) {
-      if (kind != "none") fail("rope_freqs.weight beside a rope.scaling.type " + in_quotes(kind));
-      scaling = llama3(*factors, theta);
-    } else if (kind == "linear" || kind == "yarn") {
-      scaling.set("rope_type", Value::string(kind));
-      scaling.set("factor", Value::number(number("rope.scaling.factor")));
-      if (kind == "yarn") {
-        scaling.set("original_max_position_embeddings",
-                    whole(count("rope.scaling.original_context_length")));
-      }
-    } else if (kind != "none") {
-      fail(key_of("rope.scaling.type") + " is " + in_quotes(kind) +
-           ", known are none, linear, yarn");
-    }
-    config_.set("rope_scaling", std::move(scaling));
-  }
-
-  // The file has what each frequency is divided by, config.json what that follows from. Of Llama's
-  // own settings the ones that give these numbers; none else is guessed.
-  Value llama3(const TensorInfo& info, double theta) const {
-    if (info.type != TensorType::kF32 || info.shape.size() != 1 || info.shape[0] != head_dim_ / 2) {
-      fail("rope_freqs.weight: wanted " + std::to_string(head_dim_ / 2) + " numbers of f32");
-    }
-    std::vector<float> found(info.shape[0]);
-    decode(TensorType::kF32, file_.bytes(info).data(), found.size(), found.data());
-    ModelConfig model;
-    model.head_dim = head_dim_;
-    model.rope.scaling = RopeScaling::kLlama3;
-    model.rope.theta = theta;
-    model.rope.factor = shortest(*std::max_element(found.begin(), found.end()));
-    model.rope.low_freq_factor = 1;
-    model.rope.high_freq_factor = 4;
-    const PairView* original = find("rope.scaling.original_context_length");
-    for (std::uint64_t context = 16; context <= 1048576; context *= 2) {
-      model.rope.original_context =
-          original == nullptr ? context : count("rope.scaling.original_context_length");
-      const std::vector<float> wanted = rope_factors(model);
-      // Producers compute them in float32.
-      const auto near = [](float a, float b) { return std::fabs(a - b) <= 1e-4f * std::fabs(b); };
-      if (!std::equal(found.begin(), found.end(), wanted.begin(), near)) continue;
-      Value value;
-      value.set("rope_type", Value::string("llama3"));
-      value.set("factor", Value::number(model.rope.factor));
-      value.set("low_freq_factor", Value::number(1.0));
-      value.set("high_freq_factor", Value::number(4.0));
-      value.set("original_max_position_embeddings", whole(model.rope.original_context));
-      return value;
-    }
-    fail(
-        "rope_freqs.weight: its numbers are not those of a llama3 scaling with low_freq_factor 1 "
-        "and high_freq_factor 4");
+  void add_phi() {
+    const PairView* window = find("attention.sliding_window");
+    const std::uint64_t seen = window == nullptr ? 0 : window->whole().value_or(0);
+    config_.set("sliding_window", seen == 0 ? Value() : whole(seen));
+    config_.set("resid_pdrop", Value::number(0.0));
+    config_.set("embd_pdrop", Value::number(0.0));
   }
 
   void add_experts() {
@@ -304,11 +222,15 @@ class Importer {
     must_be(key_of("expert_count"), experts, up.shape[0]);
     must_be(key_of("expert_feed_forward_length"), count("expert_feed_forward_length", up.shape[1]),
             up.shape[1]);
-    for (std::uint64_t layer = 0; layer < layers_; ++layer) {
-      tensor("blk." + std::to_string(layer) + ".ffn_up_exps.weight", 3);
-    }
+    experts_ = experts;
+    expert_intermediate_ = up.shape[1];
     config_.set("num_experts", whole(experts));
-    config_.set("num_experts_per_tok", whole(count("expert_used_count")));
+    const std::uint64_t used = count("expert_used_count");
+    if (used > experts) {
+      fail(key_of("expert_used_count") + " is " + std::to_string(used) + ", of " +
+           std::to_string(experts) + " experts");
+    }
+    config_.set("num_experts_per_tok", whole(used));
     config_.set("moe_intermediate_size", whole(up.shape[1]));
     config_.set("norm_topk_prob", Value::boolean(true));  // always, in llama.cpp
     config_.set("decoder_sparse_step", whole(1));
@@ -347,13 +269,11 @@ class Importer {
     }
   }
 
-  const FileReader& file_;
-  const FileHeader& header_;
   DType dtype_;
   std::string_view name_;
   const Family* family_ = nullptr;
   std::uint64_t hidden_ = 0, layers_ = 0, heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
-  std::uint64_t vocabulary_ = 0, intermediate_ = 0;
+  std::uint64_t vocabulary_ = 0, intermediate_ = 0, experts_ = 0, expert_intermediate_ = 0;
   Value config_;
 };
 

@@ -1,5 +1,6 @@
 #include "monograph/gguf/import_tokenizer.h"
 
+#include <algorithm>
 #include <array>
 
 #include "monograph/base/error.h"
@@ -11,6 +12,43 @@ namespace {
 
 using json::Value;
 using text::in_quotes;
+
+// Keys that are read here and in import_vocabulary.cpp, and those that transformers has no use for:
+// tokens of a text with a hole, the number of types, a copy of the producer's tokenizer.json.
+constexpr std::array<std::string_view, 32> kKnown = {
+    "ggml.model",
+    "ggml.pre",
+    "ggml.tokens",
+    "ggml.token_type",
+    "ggml.token_type_count",
+    "ggml.scores",
+    "ggml.merges",
+    "ggml.bos_token_id",
+    "ggml.eos_token_id",
+    "ggml.eot_token_id",
+    "ggml.eom_token_id",
+    "ggml.unknown_token_id",
+    "ggml.padding_token_id",
+    "ggml.add_bos_token",
+    "ggml.add_eos_token",
+    "ggml.add_sep_token",
+    "ggml.add_space_prefix",
+    "ggml.remove_extra_whitespaces",
+    "ggml.seperator_token_id",
+    "ggml.cls_token_id",
+    "ggml.mask_token_id",
+    "ggml.prefix_token_id",
+    "ggml.suffix_token_id",
+    "ggml.middle_token_id",
+    "ggml.fim_pre_token_id",
+    "ggml.fim_suf_token_id",
+    "ggml.fim_mid_token_id",
+    "ggml.fim_pad_token_id",
+    "ggml.fim_rep_token_id",
+    "ggml.fim_sep_token_id",
+    "chat_template",
+    "huggingface.json",
+};
 
 Value step(std::string_view type) {
   Value value;
@@ -44,6 +82,7 @@ class Importer {
     if (kind != "gpt2" && kind != "llama") {
       fail("tokenizer.ggml.model is " + in_quotes(kind) + ", known are gpt2, llama");
     }
+    check_keys();
     pieces_ = kind == "llama";
     vocabulary_ = import_vocabulary(header_, source_, pieces_);
     Value tokenizer;
@@ -56,7 +95,7 @@ class Importer {
     } else {
       add_byte_level(tokenizer);
     }
-    return {std::move(tokenizer), config()};
+    return {std::move(tokenizer), config(), generation()};
   }
 
  private:
@@ -73,6 +112,21 @@ class Importer {
     if (pair == nullptr) return otherwise;
     if (pair->type != ValueType::kBool) fail("tokenizer.ggml." + key + ": wanted a bool");
     return pair->bytes[0] != 0;
+  }
+
+  void check_keys() const {
+    constexpr std::string_view kBegin = "tokenizer.";
+    for (const PairView& pair : header_.pairs) {
+      if (!pair.key.starts_with(kBegin)) continue;
+      const std::string_view rest = pair.key.substr(kBegin.size());
+      if (std::find(kKnown.begin(), kKnown.end(), rest) == kKnown.end()) {
+        fail("key " + in_quotes(pair.key) +
+             ": nothing in a tokenizer of transformers is known for it");
+      }
+    }
+    if (flag("add_sep_token", false)) {
+      fail("tokenizer.ggml.add_sep_token is set, which no such tokenizer of transformers has");
+    }
   }
 
   // The name of the token whose number the file gives.
@@ -229,6 +283,24 @@ class Importer {
       if (!text || !text::is_utf8(*text)) fail("tokenizer.chat_template: wanted a text in UTF-8");
       value.set("chat_template", Value::string(*text));
     }
+    return value;
+  }
+
+  // A text ends with one token; what a model generates may end with that of a turn or a message.
+  std::optional<Value> generation() const {
+    std::vector<std::uint32_t> ends;
+    for (const char* role : {"eos", "eot", "eom"}) {
+      const std::optional<std::uint32_t> id = special(role);
+      if (id && std::find(ends.begin(), ends.end(), *id) == ends.end()) ends.push_back(*id);
+    }
+    if (ends.size() < 2) return std::nullopt;
+    Value value;
+    for (const auto& [role, key] :
+         {std::pair("bos", "bos_token_id"), std::pair("padding", "pad_token_id")}) {
+      if (const std::optional<std::uint32_t> id = special(role)) value.set(key, number(*id));
+    }
+    Value& list = value.set("eos_token_id", Value::array());
+    for (const std::uint32_t id : ends) list.append(number(id));
     return value;
   }
 

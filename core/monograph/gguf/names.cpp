@@ -14,6 +14,7 @@ constexpr std::array kArchitectures = {
     Architecture{"llama", "llama", true, Exported::kYes},
     Architecture{"mistral", "llama", true, Exported::kYes},
     Architecture{"mixtral", "llama", true, Exported::kNo},
+    Architecture{"phi3", "phi3", false, Exported::kNo},
     Architecture{"qwen2", "qwen2", false, Exported::kNo},
     Architecture{"qwen2_moe", "qwen2moe", false, Exported::kNo},
     Architecture{"qwen3", "qwen3", false, Exported::kYes},
@@ -31,6 +32,9 @@ constexpr std::array kLayerNames = {
     Name{"mlp.gate_proj", "ffn_gate"},
     Name{"mlp.up_proj", "ffn_up"},
     Name{"mlp.down_proj", "ffn_down"},
+    // Phi 3's, one matrix each: the way back depends on the architecture.
+    Name{"self_attn.qkv_proj", "attn_qkv"},
+    Name{"mlp.gate_up_proj", "ffn_up"},
     Name{"mlp.gate", "ffn_gate_inp"},
     Name{"block_sparse_moe.gate", "ffn_gate_inp"},
     Name{"mlp.shared_expert.gate_proj", "ffn_gate_shexp"},
@@ -165,6 +169,7 @@ std::optional<std::string> module_name(const Architecture& architecture, std::st
   if (digits == 0 || digits == std::string_view::npos || tensor[digits] != '.') return std::nullopt;
   const std::string layer = "model.layers." + std::string(tensor.substr(0, digits)) + ".";
   const std::string_view rest = tensor.substr(digits + 1);
+  if (architecture.name == "phi3" && rest == "ffn_up") return layer + "mlp.gate_up_proj";
   if (architecture.name.ends_with("moe")) {
     for (const char* projection : {"gate", "up", "down"}) {
       if (rest != "ffn_" + std::string(projection) + "_exps") continue;

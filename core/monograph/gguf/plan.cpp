@@ -4,6 +4,7 @@
 
 #include "monograph/base/error.h"
 #include "monograph/gguf/export.h"
+#include "monograph/gguf/mixture.h"
 #include "monograph/text/utf8.h"
 
 namespace monograph::gguf {
@@ -127,7 +128,12 @@ class Planner {
     if (shape.size() < 2) return TensorType::kF32;
     const bool four_bits = type_ == TensorType::kQ4 || type_ == TensorType::kMxfp4;
     const bool outer = name == "token_embd.weight" || name == "output.weight";
-    const TensorType type = four_bits && outer ? TensorType::kQ8 : type_;
+    TensorType type = four_bits && outer ? TensorType::kQ8 : type_;
+    if (is_mixture(type_)) {
+      type = mixed_type(plan_.config, type_, name, shape.back());
+      if (!is_mixture(type)) plan_.fallbacks.push_back(name);
+      return type;
+    }
     if (shape.back() % info_of(type).block_elements == 0) return type;
     plan_.fallbacks.push_back(name);
     return TensorType::kF16;

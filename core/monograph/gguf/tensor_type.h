@@ -32,24 +32,26 @@ struct TensorTypeInfo {
   std::uint64_t block_elements;  // 1 for plain floats
   std::uint64_t block_bytes;
   std::uint32_t file_type;  // general.file_type of a model whose matrices have it
-  bool written;             // by `monograph export`; the others are read
+  // As `monograph export --type` says it; empty: only read, or written in some tensors of a
+  // mixture.
+  std::string_view export_name;
 };
 
 inline constexpr std::array kTensorTypes = {
-    TensorTypeInfo{TensorType::kF32, "f32", 1, 4, 0, true},
-    TensorTypeInfo{TensorType::kF16, "f16", 1, 2, 1, true},
-    TensorTypeInfo{TensorType::kBF16, "bf16", 1, 2, 32, true},
-    TensorTypeInfo{TensorType::kQ8, "q8_0", 32, 34, 7, true},
-    TensorTypeInfo{TensorType::kQ4, "q4_0", 32, 18, 2, true},
-    TensorTypeInfo{TensorType::kMxfp4, "mxfp4", 32, 17, 38, true},
-    TensorTypeInfo{TensorType::kQ4Min, "q4_1", 32, 20, 3, false},
-    TensorTypeInfo{TensorType::kQ5, "q5_0", 32, 22, 8, false},
-    TensorTypeInfo{TensorType::kQ5Min, "q5_1", 32, 24, 9, false},
-    TensorTypeInfo{TensorType::kQ4K, "q4_k", 256, 144, 15, false},
-    TensorTypeInfo{TensorType::kQ5K, "q5_k", 256, 176, 17, false},
-    TensorTypeInfo{TensorType::kQ6K, "q6_k", 256, 210, 18, false},
-    TensorTypeInfo{TensorType::kIQ4, "iq4_nl", 32, 18, 25, false},
-    TensorTypeInfo{TensorType::kIQ4Xs, "iq4_xs", 256, 136, 30, false},
+    TensorTypeInfo{TensorType::kF32, "f32", 1, 4, 0, "f32"},
+    TensorTypeInfo{TensorType::kF16, "f16", 1, 2, 1, "f16"},
+    TensorTypeInfo{TensorType::kBF16, "bf16", 1, 2, 32, "bf16"},
+    TensorTypeInfo{TensorType::kQ8, "q8_0", 32, 34, 7, "q8_0"},
+    TensorTypeInfo{TensorType::kQ4, "q4_0", 32, 18, 2, "q4_0"},
+    TensorTypeInfo{TensorType::kMxfp4, "mxfp4", 32, 17, 38, "mxfp4"},
+    TensorTypeInfo{TensorType::kQ4Min, "q4_1", 32, 20, 3, ""},
+    TensorTypeInfo{TensorType::kQ5, "q5_0", 32, 22, 8, ""},
+    TensorTypeInfo{TensorType::kQ5Min, "q5_1", 32, 24, 9, ""},
+    TensorTypeInfo{TensorType::kQ4K, "q4_k", 256, 144, 15, "q4_k_m"},
+    TensorTypeInfo{TensorType::kQ5K, "q5_k", 256, 176, 17, "q5_k_m"},
+    TensorTypeInfo{TensorType::kQ6K, "q6_k", 256, 210, 18, "q6_k"},
+    TensorTypeInfo{TensorType::kIQ4, "iq4_nl", 32, 18, 25, ""},
+    TensorTypeInfo{TensorType::kIQ4Xs, "iq4_xs", 256, 136, 30, ""},
 };
 
 constexpr const TensorTypeInfo& info_of(TensorType type) {
@@ -59,10 +61,11 @@ constexpr const TensorTypeInfo& info_of(TensorType type) {
   return kTensorTypes.front();  // every enumerator has a row
 }
 
-// One that `monograph export` writes, by its name; null if there is none.
+// What `monograph export` makes matrices of, by the name there; null if there is none. q4_k_m and
+// q5_k_m are mixtures: mixture.h.
 constexpr const TensorTypeInfo* find_written_type(std::string_view name) {
   for (const TensorTypeInfo& row : kTensorTypes) {
-    if (row.written && row.name == name) return &row;
+    if (!name.empty() && row.export_name == name) return &row;
   }
   return nullptr;
 }

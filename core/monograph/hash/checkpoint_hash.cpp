@@ -9,16 +9,23 @@
 
 namespace monograph {
 
-using safetensors::LocatedTensor;
-
 std::string checkpoint_sha256(const safetensors::Checkpoint& checkpoint, ParallelFor parallel_for,
                               FunctionRef<void(std::uint64_t)> done) {
+  std::vector<HashedTensor> tensors;
+  for (const safetensors::LocatedTensor& tensor : checkpoint.tensors()) {
+    const safetensors::TensorEntry& entry = *tensor.entry;
+    tensors.push_back({entry.name, name_of(entry.dtype), entry.shape, tensor.bytes()});
+  }
+  return tensors_sha256(tensors, parallel_for, done);
+}
+
+std::string tensors_sha256(std::span<const HashedTensor> tensors, ParallelFor parallel_for,
+                           FunctionRef<void(std::uint64_t)> done) {
   // Longest first, each thread takes the next: one large embedding does not wait for the end.
-  const std::vector<LocatedTensor>& tensors = checkpoint.tensors();
   std::vector<std::size_t> order(tensors.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return tensors[a].entry->size_bytes > tensors[b].entry->size_bytes;
+    return tensors[a].bytes.size() > tensors[b].bytes.size();
   });
   std::vector<std::string> hashes(tensors.size());
   std::atomic<std::size_t> next = 0;
@@ -26,17 +33,17 @@ std::string checkpoint_sha256(const safetensors::Checkpoint& checkpoint, Paralle
     for (; begin < end; ++begin) {
       const std::size_t i = order[next++];
       Sha256 hash;
-      hash.add(tensors[i].bytes());
+      hash.add(tensors[i].bytes);
       hashes[i] = hash.hex();
-      done(tensors[i].entry->size_bytes);
+      done(tensors[i].bytes.size());
     }
   });
   Sha256 whole;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const safetensors::TensorEntry& entry = *tensors[i].entry;
-    std::string line = json::quote(entry.name) + " " + std::string(name_of(entry.dtype)) + " [";
-    for (std::size_t d = 0; d < entry.shape.size(); ++d) {
-      line += (d == 0 ? "" : ", ") + std::to_string(entry.shape[d]);
+    const HashedTensor& tensor = tensors[i];
+    std::string line = json::quote(tensor.name) + " " + std::string(tensor.dtype) + " [";
+    for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
+      line += (d == 0 ? "" : ", ") + std::to_string(tensor.shape[d]);
     }
     whole.add(line + "] " + hashes[i] + "\n");
   }

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "monograph/base/function_ref.h"
 #include "monograph/cpu/parallel.h"
@@ -17,5 +19,15 @@ namespace monograph {
 // `done` is called with the bytes of each tensor, from any thread.
 std::string checkpoint_sha256(const safetensors::Checkpoint& checkpoint, ParallelFor parallel_for,
                               FunctionRef<void(std::uint64_t)> done);
+
+struct HashedTensor {
+  std::string_view name, dtype;
+  std::span<const std::uint64_t> shape;
+  std::span<const std::uint8_t> bytes;
+};
+
+// The same of any tensors, which the caller has sorted by name.
+std::string tensors_sha256(std::span<const HashedTensor> tensors, ParallelFor parallel_for,
+                           FunctionRef<void(std::uint64_t)> done);
 
 }  // namespace monograph

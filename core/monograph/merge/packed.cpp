@@ -36,6 +36,7 @@ const PackedView* grid_of_base(const MergedWeight& weight, const MergedPanels& p
                                const PackedCopy& copy) {
   const PackedCopy* made = panels.packed_base();
   if ((made == nullptr && !weight.base->view) || weight.replacement != nullptr) return nullptr;
+  if (made == nullptr && !weight.base->columns.empty()) return nullptr;  // other groups
   const PackedView* grid = made != nullptr ? &made->view() : &*weight.base->view;
   return copy.has_packing_of(*grid) ? grid : nullptr;
 }

@@ -2,6 +2,7 @@
 
 #include "monograph/base/error.h"
 #include "monograph/merge/planner.h"
+#include "monograph/quant_methods/packed_parts.h"
 #include "monograph/text/utf8.h"
 
 namespace monograph {
@@ -37,6 +38,14 @@ MergePlan plan_merge(const std::vector<Weight>& weights, const json::Value& conf
     if (weight.is_packed() && !weight.is_readable()) {
       throw Error("weight " + text::in_quotes(weight.name) + ": cannot decode " +
                   std::string(weight.format) + " (" + std::string(weight.quant_method) + ")");
+    }
+    const bool groups =
+        settings.format && find_format(*settings.format)->shape == BlockShape::kGroup;
+    if (groups && !weight.columns.empty()) {
+      throw Error("weight " + text::in_quotes(weight.name) +
+                  ": its columns are sorted by group (act-order), and the groups of " +
+                  std::string(written_name(*settings.format)) +
+                  " are neighbours; wanted an output of bf16, fp16 or fp32");
     }
   }
   Planner planner(weights, config, settings);

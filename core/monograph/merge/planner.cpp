@@ -18,7 +18,11 @@ using text::in_quotes;
 Planner::Planner(const std::vector<Weight>& weights, const json::Value& config,
                  const MergeSettings& settings)
     : config_(config), settings_(settings), stacks_(stack_experts(weights, config)) {
-  for (const Weight& weight : weights) add_base(weight.name, weight);
+  for (const Weight& weight : weights) {
+    add_base(weight.name, weight);
+    packs_linears_ = packs_linears_ || (weight.is_packed() && !is_expert_stack(weight) &&
+                                        !parse_expert_name(weight.name));
+  }
   gpt_oss_ = is_gpt_oss(config);
   for (const Weight& stack : stacks_.stacks) {
     const auto stored = weights_.find(stack.name);

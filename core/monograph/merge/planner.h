@@ -62,6 +62,7 @@ class Planner {
   const MergeSettings& settings_;
   ExpertStacks stacks_;
   bool gpt_oss_ = false;
+  bool packs_linears_ = false;  // the base: then those that it keeps plain stay plain
   const WeightedAdapter* adapter_ = nullptr;
   std::map<std::string, MergedWeight> weights_;
   std::map<std::string, const Adapter*> replaced_by_;

@@ -38,13 +38,20 @@ MergePlan Planner::finish() {
       throw Error("experts " + in_quotes(name) + " cannot be quantised as a stack: " + why);
     }
   }
+  std::size_t kept_plain = 0;
   for (auto& [name, weight] : weights_) {
     set_type(weight);
+    kept_plain += settings_.format && packs_linears_ && !weight.packed && weight.experts == 0 &&
+                  !weight.base->is_packed() && skip_reason(*weight.base).empty();
     if (weight.new_rows != 0 && (weight.packed || weight.base_as)) {
       throw Error("weight " + in_quotes(name) + ": has rows of new tokens and is packed; wanted " +
                   "an output whose embedding and head are not");
     }
     plan_.weights.push_back(std::move(weight));
+  }
+  if (kept_plain != 0) {
+    plan_.notes.push_back(std::to_string(kept_plain) + " weights of linear layers are not " +
+                          "packed in the base and stay so");
   }
   if (settings_.rounding == Rounding::kCalibrated && plan_.calibrated == 0) {
     throw Error(settings_.calibration->file().string() + ": has the inputs of none of the " +
@@ -99,7 +106,7 @@ bool Planner::is_packed(const MergedWeight& weight, bool linear) const {
       gpt_oss_ && *settings_.format == Format::kMxfp4 &&
       std::any_of(stacks_.stacks.begin(), stacks_.stacks.end(),
                   [&](const Weight& stack) { return is_packed_in_output(stack); });
-  return !experts_alone || weight.base->is_packed();
+  return weight.base->is_packed() || !(experts_alone || packs_linears_);
 }
 
 const Weight* Planner::outputs_first(const MergedWeight& weight) {

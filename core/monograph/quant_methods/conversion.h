@@ -38,6 +38,8 @@ struct Conversion {
   // For kTurn.
   std::optional<WordLayout> words = {};
   bool symmetric = false;  // every zero point is the middle code, and none is written
+  // The order of columns is written beside every turned weight, also of one that has them in order.
+  bool writes_columns = false;
 };
 
 }  // namespace monograph

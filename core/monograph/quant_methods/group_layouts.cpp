@@ -115,6 +115,45 @@ bool config_allows(const Candidate& found, int bits) {
   return !others && (stated || !any);
 }
 
+// Where quant_method says "monograph", every weight has its columns; elsewhere none has, since
+// programs that know the other methods would not read them.
+void want_columns(const Candidate& found) {
+  const json::Value* quantization =
+      found.config() ? found.config()->find("quantization_config") : nullptr;
+  const json::Value* method = quantization && quantization->is(json::Kind::kObject)
+                                  ? quantization->find("quant_method")
+                                  : nullptr;
+  if (method == nullptr) return;
+  const bool wanted = method->as_string() == "monograph";
+  if (wanted == (found.part("columns") != nullptr)) return;
+  found.fail(wanted ? "there is no columns"
+                    : "there is a columns, and quant_method is '" +
+                          std::string(method->as_string().value_or("")) + "', wanted 'monograph'");
+}
+
+// The order of columns, empty if it is that of the weight. Throws Error unless each is there once.
+std::vector<std::uint32_t> stored_columns(const Candidate& found, std::uint64_t cols) {
+  const Shape shape = {cols};
+  found.want_dtype("columns", StoredDType::kI32);
+  found.want_shape("columns", shape);
+  const std::uint8_t* bytes = found.part("columns")->bytes().data();
+  std::vector<std::uint32_t> out(cols);
+  std::vector<bool> seen(cols);
+  bool in_order = true;
+  for (std::size_t i = 0; i < cols; ++i) {
+    std::int32_t at;
+    std::memcpy(&at, bytes + 4 * i, 4);
+    if (at < 0 || static_cast<std::uint64_t>(at) >= cols || seen[static_cast<std::size_t>(at)]) {
+      found.fail("columns has " + std::to_string(at) + " at " + std::to_string(i) +
+                 ", wanted each of 0 to " + std::to_string(cols - 1) + " once");
+    }
+    seen[static_cast<std::size_t>(at)] = true;
+    out[i] = static_cast<std::uint32_t>(at);
+    in_order = in_order && out[i] == i;
+  }
+  return in_order ? std::vector<std::uint32_t>() : out;
+}
+
 }  // namespace
 
 void describe_packed_integers(const Candidate& found) {
@@ -139,6 +178,8 @@ void describe_packed_integers(const Candidate& found) {
     weight.format = "int-g_idx";
     return;
   }
+  want_columns(found);
+  if (found.part("columns") != nullptr) weight.columns = stored_columns(found, shape[1]);
   if (found.part("zero_point") == nullptr) {
     want_zero_points(found);
     return found.bind(format, {"scale"});
@@ -162,7 +203,7 @@ void describe_int8(const Candidate& found) {
     return found.bind(format, {"scale"});
   }
   found.want_dtype("zero_point", StoredDType::kI8);
-  const Shape scale = found.shape_of("scale");
+  const Shape& scale = found.shape_of("scale");
   found.want_shape("zero_point", scale);
   found.bind(format, {"scale", "zero_point"});
 }

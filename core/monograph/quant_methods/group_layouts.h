@@ -8,7 +8,9 @@ namespace monograph {
 
 // Codes in words of 32 bits along the rows, "shape" the logical one, "scale" for groups of a row or
 // rows, "zero_point" packed along the rows: int4 or int8, told by the length of a row. Other widths
-// and columns in another order ("g_idx") are recognised and not decoded.
+// and columns in another order by "g_idx" are recognised and not decoded. "columns" says which
+// column of the weight each stored one is; a folder with them has quant_method "monograph", and
+// each of its weights has them.
 void describe_packed_integers(const Candidate& found);
 
 // A signed byte an element, "scale" for groups of a row, rows or the whole weight, "zero_point" of

@@ -31,6 +31,9 @@ std::vector<std::string_view> weight_formats() {
   // So does describe_packed_integers, of what is not decoded.
   add("int-packed");
   add("int-g_idx");
+  // Columns sorted by group.
+  add("int4+columns");
+  add("int8+columns");
   for (std::size_t i = 0; i < safetensors::kStoredDTypes.size(); ++i) {
     add(short_name(static_cast<safetensors::StoredDType>(i)));
   }

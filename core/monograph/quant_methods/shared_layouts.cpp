@@ -71,7 +71,7 @@ void describe_mxfp4(const Candidate& found) {
 
 void describe_fp8(const Candidate& found) {
   Weight& weight = found.weight();
-  const Shape shape = found.shape_of("values"), scale = found.shape_of("scale");
+  const Shape &shape = found.shape_of("values"), &scale = found.shape_of("scale");
   if (shape.size() < 2) found.fail("values have no rows");
   const std::uint64_t rows = shape[shape.size() - 2], cols = shape.back();
   const auto with_rows_and_cols = [&](std::uint64_t r, std::uint64_t c) {

@@ -66,7 +66,9 @@ Value turned_config(std::span<const Conversion> conversions) {
   for (const Conversion& one : conversions) {
     if (one.action == Action::kTurn) check_same(first, one);
   }
-  return compressed_config("pack-quantized", scheme_of(first), left_alone(conversions));
+  Value value = compressed_config("pack-quantized", scheme_of(first), left_alone(conversions));
+  if (first.writes_columns) value.set("quant_method", Value::string("monograph"));
+  return value;
 }
 
 }  // namespace monograph

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace monograph {
 namespace {
@@ -85,14 +86,56 @@ std::string shown(const json::Value* value) {
   return value->text();
 }
 
-// Whether column i is of group i / group, for all.
-bool in_order(const LocatedTensor& g_idx, std::uint64_t group) {
-  const auto bytes = g_idx.bytes();
-  for (std::uint64_t i = 0; i < bytes.size() / 4; ++i) {
+// The group of each input. Throws Error if one is not among the scales.
+std::vector<std::uint32_t> groups_of(const Candidate& found, std::uint64_t groups) {
+  const auto bytes = found.part("g_idx")->bytes();
+  std::vector<std::uint32_t> out(bytes.size() / 4);
+  for (std::size_t i = 0; i < out.size(); ++i) {
     std::int32_t at;
     std::memcpy(&at, bytes.data() + 4 * i, 4);
-    if (at < 0 || static_cast<std::uint64_t>(at) != i / group) return false;
+    if (at < 0 || static_cast<std::uint64_t>(at) >= groups) {
+      found.fail("g_idx puts input " + std::to_string(i) + " into group " + std::to_string(at) +
+                 ", wanted 0 to " + std::to_string(groups - 1));
+    }
+    out[i] = static_cast<std::uint32_t>(at);
   }
+  return out;
+}
+
+// Whether input i is of group i / group, for all.
+bool in_order(const std::vector<std::uint32_t>& groups, std::uint64_t group) {
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    if (groups[i] != i / group) return false;
+  }
+  return true;
+}
+
+// Inputs by group, those of one group in their order; false, with the reason in `why`, if it cannot
+// be done.
+bool sort_columns(const Candidate& found, const json::Value& settings, WordLayout& layout,
+                  std::string& why) {
+  const std::vector<std::uint32_t> groups = groups_of(found, layout.groups());
+  if (in_order(groups, layout.group)) return true;
+  const json::Value* stated = settings.find("desc_act");
+  if (stated != nullptr && stated->as_bool() == false) {
+    // Some programs then ignore g_idx.
+    why = "g_idx takes inputs out of order, and desc_act is false; wanted true";
+    return false;
+  }
+  std::vector<std::uint64_t> sizes(layout.groups());
+  for (const std::uint32_t at : groups) ++sizes[at];
+  const auto other = std::find_if(sizes.begin(), sizes.end(),
+                                  [&](std::uint64_t size) { return size != layout.group; });
+  if (other != sizes.end()) {
+    why = "g_idx puts " + std::to_string(*other) + " inputs into group " +
+          std::to_string(other - sizes.begin()) + ", wanted " + std::to_string(layout.group) +
+          " in each";
+    return false;
+  }
+  layout.columns.resize(groups.size());
+  std::iota(layout.columns.begin(), layout.columns.end(), 0u);
+  std::stable_sort(layout.columns.begin(), layout.columns.end(),
+                   [&](std::uint32_t a, std::uint32_t b) { return groups[a] < groups[b]; });
   return true;
 }
 
@@ -186,8 +229,7 @@ std::optional<WordLayout> word_layout(const Candidate& found, std::string& why) 
     found.fail("group_size is " + shown(group) + ", and scales reach over " +
                std::to_string(layout.group) + " inputs");
   }
-  if (const LocatedTensor* g_idx = found.part("g_idx"); g_idx && !in_order(*g_idx, layout.group)) {
-    why = "g_idx takes columns out of order (desc_act), which is not supported";
+  if (found.part("g_idx") != nullptr && !sort_columns(found, *settings, layout, why)) {
     return std::nullopt;
   }
   const bool sorted = is_true(*settings, "desc_act") && !is_true(*settings, "static_groups");

@@ -2,7 +2,8 @@
 // turns them once, without loss, into the rows of compressed-tensors (convert/turn_words.h).
 //   GPTQ, AutoRound  X.qweight [inputs * bits / 32, outputs], the first input in the lowest bits;
 //                    X.qzeros [groups, outputs * bits / 32], the first output in the lowest bits;
-//                    X.scales [groups, outputs]; X.g_idx [inputs], the group of each input
+//                    X.scales [groups, outputs]; X.g_idx [inputs], the group of each input: in
+//                    any order (desc_act), as many inputs in each
 //   AWQ (gemm)       X.qweight [inputs, outputs / 8], nibble i of a word is output kAwqOrder[i] of
 //                    eight; X.qzeros [groups, outputs / 8] alike; X.scales [groups, outputs]
 //   The element is (code - zero) * scale. GPTQ's first version stores zero - 1.
@@ -13,6 +14,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "monograph/quant_methods/candidate.h"
 
@@ -32,6 +34,9 @@ struct WordLayout {
   unsigned bits = 4;
   std::uint64_t outputs = 0, inputs = 0, group = 0;
   ZeroFields zeros = ZeroFields::kAsTheyAre;
+  // Inputs ordered by their group, where g_idx scatters groups (act-order); empty where inputs lie
+  // in the order of groups.
+  std::vector<std::uint32_t> columns = {};
 
   std::uint64_t groups() const { return inputs / group; }
   std::uint64_t per_word() const { return 32 / bits; }

@@ -58,10 +58,35 @@ void convert_from(StoredDType dtype, const std::uint8_t* bytes, std::uint64_t be
   }
 }
 
+// Columns [first, first + count) of a row whose columns are stored in another order.
+template <class T>
+void read_columns(const Weight& weight, DequantizeFn* decode, std::uint64_t row,
+                  std::uint64_t first, std::uint64_t count, T* out) {
+  const PackedView& view = *weight.view;
+  std::vector<T> stored_row(view.cols);
+  decode(view, row, 0, view.cols, dtype_of<T>, Stores::kCached, stored_row.data());
+  for (std::uint64_t i = 0; i < view.cols; ++i) {
+    const std::uint64_t column = weight.columns[i];
+    if (column >= first && column - first < count) out[column - first] = stored_row[i];
+  }
+}
+
+void read_source(const ElementSource& source, std::uint64_t begin, std::uint64_t end, DType dtype,
+                 void* out) {
+  if (dtype == DType::kFloat32) return source.read(begin, end, static_cast<float*>(out));
+  std::vector<float> values(end - begin);
+  source.read(begin, end, values.data());
+  with_type(dtype, [&]<class T>() {
+    auto* to = static_cast<T*>(out);
+    for (std::size_t i = 0; i < values.size(); ++i) to[i] = from_float<T>(values[i]);
+  });
+}
+
 }  // namespace
 
 bool Weight::is_readable() const {
   if (composed) return composed->is_readable();
+  if (source) return true;
   if (is_packed()) return view.has_value();
   return float_type(dtype).has_value() || dtype == StoredDType::kF64;
 }
@@ -79,6 +104,7 @@ void read_elements(const Weight& weight, std::uint64_t begin, std::uint64_t end,
   }
   if (begin == end) return;
   if (weight.composed) return read_composed(weight, begin, end, dtype, out);
+  if (weight.source) return read_source(*weight.source, begin, end, dtype, out);
   if (!weight.view) {
     const std::uint8_t* bytes = weight.parts.front().tensor.bytes().data();
     with_type(dtype, [&]<class T>() {
@@ -92,7 +118,13 @@ void read_elements(const Weight& weight, std::uint64_t begin, std::uint64_t end,
   while (begin < end) {
     const std::uint64_t row = begin / view.cols, first = begin % view.cols;
     const std::uint64_t count = std::min(view.cols - first, end - begin);
-    decode(view, row, first, first + count, dtype, Stores::kCached, to);
+    if (weight.columns.empty()) {
+      decode(view, row, first, first + count, dtype, Stores::kCached, to);
+    } else {
+      with_type(dtype, [&]<class T>() {
+        read_columns(weight, decode, row, first, count, reinterpret_cast<T*>(to));
+      });
+    }
     to += count * size_bytes(dtype);
     begin += count;
   }

@@ -26,6 +26,18 @@ struct Part {
 
 struct ComposedWeight;
 
+// Elements of a weight in another kind of file than safetensors.
+class ElementSource {
+ public:
+  virtual ~ElementSource() = default;
+  // Elements [begin, end) of the flattened weight.
+  virtual void read(std::uint64_t begin, std::uint64_t end, float* out) const = 0;
+  // As they are stored, in the order of the file.
+  virtual std::span<const std::uint8_t> bytes() const = 0;
+  // Whether equal bytes of the two are equal weights; of one shape and format.
+  virtual bool has_order_of(const ElementSource& other) const = 0;
+};
+
 struct Weight {
   std::string name;               // as the model knows it: "model.layers.0.mlp.up_proj.weight"
   std::string_view format;        // "nf4", "fp8-block" ...; of a plain one its dtype: "bf16", "i64"
@@ -42,8 +54,14 @@ struct Weight {
   std::vector<Part> parts;         // the values first
   std::uint64_t size_bytes = 0;    // of all parts
   std::optional<PackedView> view;  // set if this library can decode the format
+  // Of a packed matrix whose columns are stored in another order: stored column i is column
+  // columns[i] of the weight. Empty if they lie in order. `view` sees them as they are stored,
+  // read_elements as the weight has them.
+  std::vector<std::uint32_t> columns;
   // Set: the elements are those of other weights, put together (composed_weight.h).
   std::shared_ptr<const ComposedWeight> composed;
+  // Set: the elements are there, and `parts` is empty. For commands that only read elements.
+  std::shared_ptr<const ElementSource> source;
 
   bool is_packed() const { return quant_method != "plain"; }
   // Whether read_elements works.

@@ -19,10 +19,12 @@ using safetensors::StoredDType;
 struct Source {
   unsigned bits = 4;
   std::size_t outputs = 24, inputs = 64, group = 32;
-  bool awq = false, shuffled = false;
-  int less = 0;          // subtracted from every zero point's field
-  bool borrows = false;  // from the word instead
-  int only_zero = -1;    // the zero point of all groups, or -1: all there are
+  bool awq = false;
+  bool shuffled = false;                 // groups are scattered over the inputs
+  std::vector<std::int32_t> given = {};  // g_idx instead of that
+  int less = 0;                          // subtracted from every zero point's field
+  bool borrows = false;                  // from the word instead
+  int only_zero = -1;                    // the zero point of all groups, or -1: all there are
   std::string settings = {};
 
   std::size_t groups() const { return inputs / group; }
@@ -36,8 +38,12 @@ struct Source {
   Fp16 scale(std::size_t n, std::size_t g) const {
     return from_float<Fp16>(0.01f * static_cast<float>(n + 1) + 0.3f * static_cast<float>(g));
   }
+  // Stable for no two groups: neighbours are of different ones.
+  std::size_t group_of(std::size_t k) const {
+    return shuffled ? (k * 5 + k / groups()) % groups() : k / group;
+  }
   float element(std::size_t n, std::size_t k) const {
-    const auto g = k / group;
+    const auto g = group_of(k);
     return (static_cast<float>(code(n, k)) - static_cast<float>(zero(n, g))) *
            to_float(scale(n, g));
   }
@@ -81,8 +87,9 @@ TensorList file_of(const Source& s) {
     for (std::uint32_t& word : zeros) word -= s.bits == 4 ? 0x11111111u : 0x01010101u;
   }
   for (std::size_t k = 0; k < s.inputs; ++k) {
-    g_idx[k] = static_cast<std::int32_t>((s.shuffled ? s.inputs - 1 - k : k) / s.group);
+    g_idx[k] = static_cast<std::int32_t>(s.group_of(k));
   }
+  if (!s.given.empty()) g_idx = s.given;
   TensorList list;
   const std::uint64_t rows = s.awq ? s.inputs : s.inputs / per_word;
   list.add("x.qweight", StoredDType::kI32, {rows, s.awq ? out_words : s.outputs},
@@ -91,7 +98,9 @@ TensorList file_of(const Source& s) {
            bytes_of(zeros.data(), zeros.size()));
   list.add("x.scales", StoredDType::kF16, {s.groups(), s.outputs},
            bytes_of(scales.data(), scales.size()));
-  if (!s.awq) list.add("x.g_idx", StoredDType::kI32, {s.inputs}, bytes_of(g_idx.data(), s.inputs));
+  if (!s.awq) {
+    list.add("x.g_idx", StoredDType::kI32, {g_idx.size()}, bytes_of(g_idx.data(), g_idx.size()));
+  }
   list.add("x.bias", StoredDType::kF16, {2}, std::string(4, 'b'));
   return list;
 }
@@ -124,7 +133,8 @@ Conversion turned(const Weight& weight, const json::Value& config) {
   return {.weight = &weight,
           .action = Action::kTurn,
           .words = words,
-          .symmetric = zeros_are_middle(weight, words)};
+          .symmetric = zeros_are_middle(weight, words),
+          .writes_columns = !words.columns.empty()};
 }
 
 const Weight& find(const std::vector<Weight>& weights, std::string_view name) {
@@ -158,7 +168,9 @@ void check(const Source& s) {
   const Checkpoint checkpoint = Checkpoint::open(folder.path());
   const std::vector<Weight> weights = list_weights(checkpoint, &new_config);
   const Weight& got = find(weights, "x.weight");
-  EXPECT_EQ(got.quant_method, "compressed-tensors");
+  EXPECT_EQ(got.quant_method, s.shuffled ? "Monograph" : "compressed-tensors");
+  EXPECT_EQ(checkpoint.find("x.weight_columns") != nullptr, s.shuffled);
+  EXPECT_EQ(got.columns.size(), s.shuffled ? s.inputs : 0);
   EXPECT_EQ(got.format, s.bits == 4 ? "int4" : "int8");
   EXPECT_EQ(find(weights, "x.bias").size_bytes, 4u);
   EXPECT_EQ(checkpoint.find("x.weight_zero_point") == nullptr,
@@ -210,6 +222,43 @@ TEST(TurnWords, MoreThanOnePiece) {
   check({.outputs = 1040, .inputs = 8192, .group = 128, .awq = true});
 }
 
+TEST(TurnWords, ScatteredGroupsAreSortedAndReadInTheirOrder) {
+  const std::string second = "\"checkpoint_format\": \"gptq_v2\", \"desc_act\": true";
+  for (const unsigned bits : {4u, 8u}) {
+    for (const std::size_t group : {8u, 16u, 32u}) {
+      check({.bits = bits,
+             .outputs = bits == 4 ? 24u : 264u,
+             .group = group,
+             .shuffled = true,
+             .settings = second});
+    }
+  }
+  check({.outputs = 1040, .inputs = 8192, .group = 128, .shuffled = true, .settings = second});
+  check({.shuffled = true, .less = 1, .only_zero = 8});
+  check({.bits = 8, .outputs = 264, .shuffled = true, .less = 1, .only_zero = 128});
+}
+
+TEST(TurnWords, PartsOfRowsHaveTheOrderOfTheWeight) {
+  const Source s = {.shuffled = true, .settings = "\"checkpoint_format\": \"gptq_v2\""};
+  const json::Value config = config_of(s);
+  const auto from = open(file_of(s), config);
+  const std::vector<Conversion> conversions = {turned(find(from->weights, "x.weight"), config)};
+  const TemporaryFolder folder;
+  safetensors::ShardedWriter writer(
+      folder.path(), safetensors::plan_shards(specs_of(conversions[0]), {}, UINT64_MAX));
+  convert(conversions, writer, {});
+  writer.finish();
+  const Checkpoint checkpoint = Checkpoint::open(folder.path());
+  const std::vector<Weight> weights = list_weights(checkpoint);
+  for (std::size_t begin = 0; begin < 3 * s.inputs; begin += 7) {
+    std::vector<float> part(2 * s.inputs - 3);
+    read_elements(weights[0], begin, begin + part.size(), DType::kFloat32, part.data());
+    for (std::size_t i = 0; i < part.size(); ++i) {
+      ASSERT_EQ(part[i], s.element((begin + i) / s.inputs, (begin + i) % s.inputs)) << begin;
+    }
+  }
+}
+
 std::string refusal(const Source& s, json::Value config) {
   return error_of([&] {
     const auto from = open(file_of(s), config);
@@ -224,7 +273,18 @@ TEST(TurnWords, WhatHasTwoReadingsOrNoneIsRefused) {
   };
   says({.less = 1, .only_zero = 0}, "a zero point is stored as 15, which is 0 or 16");
   says({.bits = 8, .outputs = 264, .less = 1, .only_zero = 0}, "stored as 255, which is 0 or 256");
-  says({.shuffled = true}, "g_idx takes columns out of order");
+  says({.shuffled = true, .settings = "\"desc_act\": false"},
+       "g_idx takes inputs out of order, and desc_act is false");
+  const auto with = [&](std::size_t at, std::int32_t group) {
+    std::vector<std::int32_t> g_idx(64);
+    for (std::size_t i = 0; i < 64; ++i) g_idx[i] = static_cast<std::int32_t>(i / 32);
+    g_idx[at] = group;
+    return Source{.given = g_idx};
+  };
+  says(with(3, -1), "g_idx puts input 3 into group -1, wanted 0 to 1");
+  says(with(40, 2), "g_idx puts input 40 into group 2, wanted 0 to 1");
+  says(with(3, 1), "g_idx puts 31 inputs into group 0, wanted 32 in each");
+  says({.given = std::vector<std::int32_t>(60)}, "g_idx has the shape [60], wanted [64]");
   says({.awq = true, .settings = "\"version\": \"gemv\""}, "version is 'gemv', wanted gemm");
   says({.settings = "\"checkpoint_format\": \"marlin\""}, "checkpoint_format is 'marlin'");
 }

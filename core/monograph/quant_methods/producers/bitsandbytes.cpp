@@ -112,7 +112,7 @@ void describe_four_bits(const Candidate& found, Format format) {
 }
 
 void describe_int8(const Candidate& found) {
-  const std::vector<std::uint64_t> shape = found.shape_of("values");
+  const std::vector<std::uint64_t>& shape = found.shape_of("values");
   if (shape.size() != 2) found.fail("values must have two dimensions");
   found.want_shape("scale", std::array{shape[0]});
   found.set_shape(shape, {1, shape[1]});

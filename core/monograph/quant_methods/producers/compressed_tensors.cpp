@@ -50,7 +50,8 @@ constexpr std::array kStored = {
                {{{".weight_scale", "scale", true},
                  {".weight_shape", "shape", true},
                  {".weight_zero_point", "zero_point"},
-                 {".weight_g_idx", "g_idx"}}},
+                 {".weight_g_idx", "g_idx"},
+                 {".weight_columns", "columns"}}},
                [](const Candidate& found) { return found.values_are(StoredDType::kI32); },
                describe_packed_integers},
     StoredForm{"int8",
@@ -95,9 +96,9 @@ constexpr std::array kWritten = {WrittenForm{.name = "mxfp4",
                                              .specs = group_specs,
                                              .write = write_group_parts}};
 
-constexpr std::array<std::string_view, 6> kOrphans = {".weight_packed",     ".weight_scale",
-                                                      ".weight_shape",      ".weight_global_scale",
-                                                      ".weight_zero_point", ".weight_g_idx"};
+constexpr std::array<std::string_view, 7> kOrphans = {
+    ".weight_packed",     ".weight_scale", ".weight_shape",  ".weight_global_scale",
+    ".weight_zero_point", ".weight_g_idx", ".weight_columns"};
 
 // The scheme of compressed-tensors for weights, and its name for how they are stored.
 struct Scheme {

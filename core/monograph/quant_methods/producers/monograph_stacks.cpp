@@ -1,7 +1,11 @@
 // Stacks of experts in names of our own: the endings of compressed-tensors behind the name of a 3-D
 // parameter. What it writes is written by compressed-tensors' row, for Stack::kOwn.
+// And integers whose columns are sorted by group, which compressed-tensors has no name for: its
+// tensors, but X.weight for X.weight_packed, and X.weight_columns. A loader that does not know them
+// finds a weight of another shape. convert writes them (convert/turn_words.h).
 #include <array>
 
+#include "monograph/quant_methods/group_layouts.h"
 #include "monograph/quant_methods/quant_method.h"
 #include "monograph/quant_methods/shared_layouts.h"
 
@@ -11,6 +15,18 @@ namespace {
 using safetensors::StoredDType;
 
 constexpr std::array kStored = {
+    StoredForm{"int4",
+               ".weight",
+               ".weight",
+               {{{".weight_scale", "scale", true},
+                 {".weight_shape", "shape", true},
+                 {".weight_columns", "columns"},
+                 {".weight_zero_point", "zero_point"}}},
+               [](const Candidate& found) { return found.values_are(StoredDType::kI32); },
+               [](const Candidate& found) {
+                 if (found.part("columns") == nullptr) found.fail("there is no columns");
+                 describe_packed_integers(found);
+               }},
     StoredForm{"nvfp4",
                "_packed",
                "",

@@ -192,6 +192,21 @@ void add_other_formats(WeightCases& cases) {
     four.at("w.weight_shape").shape = {3};
     four.at("w.weight_shape").bytes.clear();
   });
+  const auto columns = [&](const std::string& name, const std::string& rule, std::size_t count,
+                           std::int32_t last) {
+    packed("int4_columns_" + name, rule, 9, 64, [&](TensorList& four) {
+      std::vector<std::int32_t> order(count);
+      for (std::size_t i = 0; i < count; ++i) order[i] = static_cast<std::int32_t>(i);
+      order.back() = last;
+      four.add("w.weight_columns", T::kI32, {count}, bytes_of(order.data(), count));
+    });
+  };
+  columns("short", "columns has the shape [63], wanted [64]", 63, 62);
+  columns("negative", "columns has -1 at 63, wanted each of 0 to 63 once", 64, -1);
+  columns("beyond", "columns has 64 at 63, wanted each of 0 to 63 once", 64, 64);
+  columns("twice", "columns has 0 at 63, wanted each of 0 to 63 once", 64, 0);
+  packed("int4_columns_of_long", "columns is I64, wanted I32", 9, 64,
+         [](TensorList& four) { four.add("w.weight_columns", T::kI64, {64}); });
   TensorList list;
   list.add("w.weight", T::kU8, {4, 32});
   list.add("w.weight_scale", T::kF8E4M3, {4, 4});

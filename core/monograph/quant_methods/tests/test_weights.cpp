@@ -273,6 +273,38 @@ TEST(Weights, TakesTheBlockOfFp8FromTheConfig) {
   EXPECT_EQ(opened.weights[0].block, (std::vector<std::uint64_t>{64, 64}));
 }
 
+TEST(Weights, ColumnsAndTheMethodOfTheConfigGoTogether) {
+  const std::int64_t shape[] = {9, 64};
+  std::vector<std::int32_t> order(64);
+  for (std::size_t i = 0; i < 64; ++i) order[i] = static_cast<std::int32_t>(63 - i);
+  TensorList list;
+  list.add("w.weight", StoredDType::kI32, {9, 8});
+  list.add("w.weight_scale", StoredDType::kF16, {9, 2});
+  list.add("w.weight_shape", StoredDType::kI64, {2}, bytes_of(shape, 2));
+  const auto config = [](const std::string& method) {
+    return R"({"quantization_config": {"quant_method": ")" + method + "\"}}";
+  };
+  const auto message = [&](const std::string& method) {
+    return files::error_of([&] { const Opened opened(list, config(method)); });
+  };
+  EXPECT_NE(message("monograph").find("there is no columns"), std::string::npos);
+  list.add("w.weight_columns", StoredDType::kI32, {64}, bytes_of(order.data(), 64));
+  const Opened opened(list, config("monograph"));
+  EXPECT_EQ(opened.weights[0].quant_method, "Monograph");
+  EXPECT_EQ(opened.weights[0].columns.front(), 63u);
+  const std::string found = message("compressed-tensors");
+  EXPECT_NE(found.find("there is a columns, and quant_method is 'compressed-tensors'"),
+            std::string::npos)
+      << found;
+  list.remove("w.weight_scale");
+  EXPECT_NE(message("monograph").find("lacks weight_packed, weight_scale"), std::string::npos);
+  list.add("w.weight_scale", StoredDType::kF16, {9, 2});
+  list.at("w.weight").name = "w.weight_packed";
+  EXPECT_NE(message("compressed-tensors").find("there is a columns"), std::string::npos);
+  list.remove("w.weight_columns");
+  EXPECT_NE(message("monograph").find("there is no columns"), std::string::npos);
+}
+
 TEST(Weights, AWeightAndOneOfTheSameNameWithASuffixStayApart) {
   TensorList list = nested_weight();
   list.add("w.bias", StoredDType::kBF16, {4});
