@@ -1,4 +1,5 @@
-# Installs what another project links: find_package(monograph) gives monograph::kernels and monograph::checkpoint.
+# Installs what another project links: find_package(monograph) gives monograph::kernels, monograph::checkpoint
+# and monograph::train.
 # Component "development"; the wheel takes only "operators" and "tool".
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -25,7 +26,8 @@ endfunction()
 
 list(TRANSFORM MONOGRAPH_KERNELS_HEADERS PREPEND monograph/)
 list(TRANSFORM MONOGRAPH_CHECKPOINT_HEADERS PREPEND monograph/)
-with_included_headers(headers ${MONOGRAPH_KERNELS_HEADERS} ${MONOGRAPH_CHECKPOINT_HEADERS})
+list(TRANSFORM MONOGRAPH_TRAIN_HEADERS PREPEND monograph/)
+with_included_headers(headers ${MONOGRAPH_KERNELS_HEADERS} ${MONOGRAPH_CHECKPOINT_HEADERS} ${MONOGRAPH_TRAIN_HEADERS})
 foreach(header IN LISTS headers)
   get_filename_component(folder ${header} DIRECTORY)
   install(FILES core/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${folder} COMPONENT development)
@@ -36,7 +38,8 @@ install(FILES ${PROJECT_BINARY_DIR}/include/monograph/version.h
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/monograph)
 set_target_properties(monograph_kernels PROPERTIES EXPORT_NAME kernels)
 set_target_properties(monograph_checkpoint PROPERTIES EXPORT_NAME checkpoint)
-install(TARGETS monograph_kernels monograph_checkpoint EXPORT monographTargets
+set_target_properties(monograph_train PROPERTIES EXPORT_NAME train)
+install(TARGETS monograph_kernels monograph_checkpoint monograph_train EXPORT monographTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development
         INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT monographTargets NAMESPACE monograph:: DESTINATION ${package} COMPONENT development)

@@ -1,0 +1,114 @@
+#include "monograph/train/attention.h"
+
+#include <cmath>
+
+#include "monograph/kernels/rotary/angles.h"
+
+namespace monograph::train {
+namespace {
+
+HeadsView heads_of(const Activations& x, std::size_t size) {
+  return {x.data(), static_cast<std::ptrdiff_t>(x.cols()), static_cast<std::ptrdiff_t>(size)};
+}
+MutableHeadsView heads_of(Activations& x, std::size_t size) {
+  return {x.data(), static_cast<std::ptrdiff_t>(x.cols()), static_cast<std::ptrdiff_t>(size)};
+}
+HeadRows rows_of(const Activations& x, std::size_t size) { return {x.data(), x.cols(), size}; }
+
+}  // namespace
+
+Angles::Angles(const BaseModel& model, const Batch& batch, const Workers& workers)
+    : cos(model.dtype(), batch.length, model.config().head_size),
+      sin(model.dtype(), batch.length, model.config().head_size) {
+  const std::size_t size = model.config().head_size;
+  const std::vector<float> frequencies = rotary_frequencies(model.config().rope, size);
+  rotary_angles({model.dtype(), batch.positions.data(), batch.length, frequencies.data(), size / 2,
+                 1.0, cos.data(), sin.data()},
+                workers.parallel_for);
+}
+
+AttentionKept::AttentionKept(const BaseModel& model, std::size_t tokens)
+    : query(model.dtype(), tokens, model.config().query_width()),
+      key(model.dtype(), tokens, model.config().key_width()),
+      value(model.dtype(), tokens, model.config().key_width()),
+      turned_query(model.dtype(), tokens, model.config().query_width()),
+      turned_key(model.dtype(), tokens, model.config().key_width()),
+      out(model.dtype(), tokens, model.config().query_width()),
+      lse(model.config().heads * tokens) {}
+
+Attention::Attention(const BaseModel& model, std::size_t layer, const Batch& batch,
+                     const Angles& angles)
+    : model_(model), layer_(layer), batch_(batch), angles_(angles) {}
+
+RotaryProblem Attention::turns(std::size_t heads, const std::vector<float>& gain) const {
+  const std::size_t size = model_.config().head_size;
+  return {model_.dtype(),
+          batch_.tokens(),
+          heads,
+          size,
+          size,
+          false,
+          angles_.cos.data(),
+          angles_.sin.data(),
+          batch_.length,
+          gain.empty() ? nullptr : gain.data(),
+          model_.config().eps,
+          NormRounding::kBeforeGain};
+}
+
+AttentionProblem Attention::problem() const {
+  const ModelConfig& config = model_.config();
+  const double scale = std::pow(static_cast<double>(config.head_size), -0.5);
+  const std::int32_t* const lengths =
+      batch_.key_lengths.empty() ? nullptr : batch_.key_lengths.data();
+  return {model_.dtype(),
+          batch_.tokens(),
+          batch_.tokens(),
+          config.heads,
+          config.kv_heads,
+          config.head_size,
+          config.head_size,
+          true,
+          config.windows[layer_],
+          static_cast<float>(scale),
+          0,
+          nullptr,
+          {batch_.offsets.size() - 1, batch_.offsets.data(), batch_.offsets.data(), lengths}};
+}
+
+void Attention::forward(AttentionKept& kept, const Workers& workers) const {
+  const ModelConfig& config = model_.config();
+  const std::size_t size = config.head_size;
+  const BaseLayer& layer = model_.layers()[layer_];
+  rotary(
+      {turns(config.heads, layer.query_norm), rows_of(kept.query, size), kept.turned_query.data()},
+      workers.parallel_for);
+  rotary({turns(config.kv_heads, layer.key_norm), rows_of(kept.key, size), kept.turned_key.data()},
+         workers.parallel_for);
+  const Activations &query = kept.turned_query, &key = kept.turned_key, &value = kept.value;
+  varlen_attention({problem(), heads_of(query, size), heads_of(key, size), heads_of(value, size),
+                    heads_of(kept.out, size), kept.lse.data()},
+                   workers.parallel_for, workers.threads);
+}
+
+void Attention::backward(const AttentionKept& kept, const Activations& dout, Activations& dquery,
+                         Activations& dkey, Activations& dvalue, const Workers& workers) const {
+  const ModelConfig& config = model_.config();
+  const std::size_t size = config.head_size;
+  const BaseLayer& layer = model_.layers()[layer_];
+  Activations turned_query(dquery.dtype(), dquery.rows(), dquery.cols());
+  Activations turned_key(dkey.dtype(), dkey.rows(), dkey.cols());
+  varlen_attention_backward(
+      {problem(), heads_of(kept.turned_query, size), heads_of(kept.turned_key, size),
+       heads_of(kept.value, size), heads_of(kept.out, size), heads_of(dout, size), kept.lse.data(),
+       heads_of(turned_query, size), heads_of(turned_key, size), heads_of(dvalue, size), nullptr},
+      workers.parallel_for, workers.threads);
+  rotary_backward({turns(config.heads, layer.query_norm), rows_of(turned_query, size),
+                   rows_of(kept.query, size), dquery.data(), nullptr},
+                  workers.parallel_for);
+  rotary_backward({turns(config.kv_heads, layer.key_norm), rows_of(turned_key, size),
+                   rows_of(kept.key, size), dkey.data(), nullptr},
+                  workers.parallel_for);
+}
+
+}  // namespace monograph::train

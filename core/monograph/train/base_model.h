@@ -1,0 +1,79 @@
+// The frozen base of a run: a mapped folder whose packed weights are read where they lie. What is
+// not packed is in the type of the model: mapped where the file has that type, else a copy.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "monograph/base/dtype.h"
+#include "monograph/kernels/linear/operands.h"
+#include "monograph/safetensors/checkpoint.h"
+#include "monograph/text/json_document.h"
+#include "monograph/train/model_config.h"
+#include "monograph/weights/weight.h"
+
+namespace monograph::train {
+
+struct BaseProjection {
+  std::string module;  // "model.layers.0.self_attn.q_proj"
+  LinearWeight weight;
+  bool packed = false;
+  const void* bias = nullptr;  // nullptr for none
+};
+
+struct BaseLayer {
+  std::vector<float> input_norm, post_norm;  // gains
+  std::vector<float> query_norm, key_norm;   // of each head; empty for none
+  // In the order of the model's modules, which is that of the flat parameters.
+  BaseProjection query, key, value, out, gate, up, down;
+};
+
+class BaseModel {
+ public:
+  // Throws Error if a key of config.json or a weight is one that the trainer does not know, if one
+  // is missing, or if a shape is not that of the config; IoError if a file cannot be read.
+  BaseModel(const std::filesystem::path& folder, DType dtype);
+
+  const ModelConfig& config() const { return config_; }
+  DType dtype() const { return dtype_; }
+  const std::vector<BaseLayer>& layers() const { return layers_; }
+  const std::vector<float>& final_norm() const { return final_norm_; }
+  const LinearWeight& head() const { return head_; }
+  const safetensors::Checkpoint& checkpoint() const { return checkpoint_; }
+
+  // Rows of the embedding, in the type of the model. An id is below the vocabulary: checked here.
+  void embed(const std::vector<std::int64_t>& ids, void* out) const;
+
+ private:
+  const Weight* find(const std::string& name);
+  const Weight& shaped(const std::string& name, const std::vector<std::uint64_t>& shape);
+  const void* values_of(const Weight& weight);
+  LinearWeight matrix(const std::string& name, std::size_t rows, std::size_t cols, bool* packed);
+  BaseProjection projection(const std::string& module, std::size_t rows, std::size_t cols,
+                            bool biased);
+  std::vector<float> gain(const std::string& name, std::size_t size);
+  BaseLayer read_layer(std::size_t number);
+  void read_vocabulary();
+  void refuse_unused() const;
+
+  std::string folder_;
+  DType dtype_;
+  json::Value json_;
+  ModelConfig config_;
+  safetensors::Checkpoint checkpoint_;
+  std::vector<Weight> weights_;
+  std::map<std::string_view, const Weight*> by_name_;
+  std::set<const Weight*> used_;
+  std::deque<std::vector<float>> copies_;  // as memory: of any type
+  std::vector<BaseLayer> layers_;
+  std::vector<float> final_norm_;
+  const Weight* embedding_ = nullptr;
+  LinearWeight head_;
+};
+
+}  // namespace monograph::train

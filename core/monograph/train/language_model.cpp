@@ -1,0 +1,86 @@
+#include "monograph/train/language_model.h"
+
+#include "monograph/kernels/linear_cross_entropy/linear_cross_entropy.h"
+#include "monograph/kernels/rms_norm/rms_norm.h"
+
+namespace monograph::train {
+
+LanguageModel::Room::Room(const BaseModel& base, const LoraParameters& parameters,
+                          std::size_t tokens, bool all)
+    : backward(base, tokens),
+      normed(base.dtype(), tokens, base.config().width),
+      dnormed(base.dtype(), tokens, base.config().width),
+      dh(base.dtype(), tokens, base.config().width),
+      losses(tokens),
+      lse(tokens) {
+  const std::size_t layers = base.config().layers;
+  for (std::size_t i = 0; i <= layers; ++i)
+    h.emplace_back(base.dtype(), tokens, base.config().width);
+  for (std::size_t i = 0; i < (all ? layers : 1); ++i)
+    kept.emplace_back(base, parameters, i, tokens);
+}
+
+LanguageModel::LanguageModel(const BaseModel& base, const LoraParameters& parameters,
+                             bool recompute)
+    : base_(base), parameters_(parameters), recompute_(recompute) {
+  for (std::size_t i = 0; i < base.config().layers; ++i) layers_.emplace_back(base, parameters, i);
+}
+
+void LanguageModel::round_factors(std::span<const float> parameters, const Workers& workers) {
+  for (Layer& layer : layers_) layer.round_factors(parameters, workers);
+}
+
+float LanguageModel::loss(const Batch& batch, double targets, const Dropout& dropout,
+                          std::span<float> gradient, const Workers& workers) {
+  const std::size_t tokens = batch.tokens(), layers = layers_.size();
+  if (tokens_ != tokens) {
+    room_.reset();
+    room_.emplace(base_, parameters_, tokens, !recompute_);
+    tokens_ = tokens;
+  }
+  Room& room = *room_;
+  const Angles angles(base_, batch, workers);
+  base_.embed(batch.ids, room.h[0].data());
+  const auto kept = [&](std::size_t layer) -> LayerKept& {
+    return room.kept[recompute_ ? 0 : layer];
+  };
+  for (std::size_t i = 0; i < layers; ++i)
+    layers_[i].forward(room.h[i], batch, angles, kept(i), &room.h[i + 1], dropout, workers);
+  const float loss = head(batch, targets, room, !gradient.empty(), workers);
+  if (gradient.empty()) return loss;
+  for (std::size_t i = layers; i-- > 0;) {
+    if (recompute_)
+      layers_[i].forward(room.h[i], batch, angles, kept(i), nullptr, dropout, workers);
+    layers_[i].backward(room.h[i], batch, angles, kept(i), room.dh, room.backward, dropout,
+                        gradient, workers);
+  }
+  return loss;
+}
+
+float LanguageModel::head(const Batch& batch, double targets, Room& room, bool gradient,
+                          const Workers& workers) {
+  const Activations& h = room.h.back();
+  const std::vector<float>& gain = base_.final_norm();
+  const float eps = base_.config().eps;
+  const DType dtype = base_.dtype();
+  rms_norm({dtype, dtype, NormRounding::kBeforeGain, h.rows(), h.cols(), h.data(), h.cols(),
+            nullptr, h.cols(), gain.data(), eps, nullptr, room.normed.data()},
+           workers.parallel_for);
+  CrossEntropyResult result = {room.losses.data(), room.lse.data(), {}};
+  if (gradient) result.dx = room.dnormed.out();
+  linear_cross_entropy(
+      {dtype, room.normed.in(), base_.head(), nullptr, batch.targets.data(), LogitsMap{}}, result,
+      workers.parallel_for);
+  double sum = 0;
+  for (const float loss : room.losses) sum += loss;
+  if (gradient) {
+    scale(room.dnormed, static_cast<float>(1.0 / targets), workers);
+    rms_norm_backward(
+        {dtype, dtype, NormRounding::kBeforeGain, h.rows(), h.cols(), room.dnormed.data(), h.cols(),
+         nullptr, h.cols(), h.data(), h.cols(), gain.data(), eps, room.dh.data(), nullptr},
+        workers.parallel_for);
+  }
+  return static_cast<float>(sum / targets);
+}
+
+}  // namespace monograph::train

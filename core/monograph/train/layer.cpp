@@ -1,0 +1,144 @@
+#include "monograph/train/layer.h"
+
+#include "monograph/kernels/gated_activation/gated_activation.h"
+#include "monograph/kernels/rms_norm/rms_norm.h"
+
+namespace monograph::train {
+namespace {
+
+enum Place : std::size_t { kQuery, kKey, kValue, kOut, kGate, kUp, kDown };
+
+Projection projection_of(const BaseProjection& base, const LoraParameters& parameters) {
+  Projection projection;
+  projection.weight = base.weight;
+  projection.bias = base.bias;
+  projection.lora = parameters.find(base.module);
+  return projection;
+}
+
+}  // namespace
+
+LayerKept::LayerKept(const BaseModel& model, const LoraParameters& parameters, std::size_t layer,
+                     std::size_t tokens)
+    : input(model.dtype(), tokens, model.config().width),
+      attention(model, tokens),
+      attended(model.dtype(), tokens, model.config().width),
+      sum(model.dtype(), tokens, model.config().width),
+      middle_input(model.dtype(), tokens, model.config().width),
+      gate(model.dtype(), tokens, model.config().inner),
+      up(model.dtype(), tokens, model.config().inner),
+      middle(model.dtype(), tokens, model.config().inner) {
+  for (const BaseProjection* const projection : projections_of(model.layers()[layer])) {
+    const LoraPlace* const place = parameters.find(projection->module);
+    low.emplace_back(model.dtype(), tokens, place == nullptr ? 0 : place->rank);
+  }
+}
+
+LayerRoom::LayerRoom(const BaseModel& model, std::size_t tokens)
+    : dmiddle(model.dtype(), tokens, model.config().inner),
+      dgate(model.dtype(), tokens, model.config().inner),
+      dup(model.dtype(), tokens, model.config().inner),
+      dinput(model.dtype(), tokens, model.config().width),
+      part(model.dtype(), tokens, model.config().width),
+      dsum(model.dtype(), tokens, model.config().width),
+      dout(model.dtype(), tokens, model.config().query_width()),
+      dquery(model.dtype(), tokens, model.config().query_width()),
+      dkey(model.dtype(), tokens, model.config().key_width()),
+      dvalue(model.dtype(), tokens, model.config().key_width()) {}
+
+Layer::Layer(const BaseModel& model, const LoraParameters& parameters, std::size_t number)
+    : model_(model), number_(number) {
+  const BaseLayer& base = model.layers()[number];
+  query_ = projection_of(base.query, parameters);
+  key_ = projection_of(base.key, parameters);
+  value_ = projection_of(base.value, parameters);
+  out_ = projection_of(base.out, parameters);
+  gate_ = projection_of(base.gate, parameters);
+  up_ = projection_of(base.up, parameters);
+  down_ = projection_of(base.down, parameters);
+}
+
+void Layer::round_factors(std::span<const float> parameters, const Workers& workers) {
+  for (Projection* const projection : {&query_, &key_, &value_, &out_, &gate_, &up_, &down_})
+    projection->round_factors(model_.dtype(), parameters, workers);
+}
+
+void Layer::normalise(const Activations& x, const Activations* residual,
+                      const std::vector<float>& gain, Activations* sum, Activations& y,
+                      const Workers& workers) const {
+  rms_norm({x.dtype(), x.dtype(), NormRounding::kBeforeGain, x.rows(), x.cols(), x.data(), x.cols(),
+            residual == nullptr ? nullptr : residual->data(), x.cols(), gain.data(),
+            model_.config().eps, sum == nullptr ? nullptr : sum->data(), y.data()},
+           workers.parallel_for);
+}
+
+void Layer::norm_gradient(const Activations& dy, const Activations* dsum, const Activations& x,
+                          const std::vector<float>& gain, Activations& dx,
+                          const Workers& workers) const {
+  rms_norm_backward({x.dtype(), x.dtype(), NormRounding::kBeforeGain, x.rows(), x.cols(), dy.data(),
+                     x.cols(), dsum == nullptr ? nullptr : dsum->data(), x.cols(), x.data(),
+                     x.cols(), gain.data(), model_.config().eps, dx.data(), nullptr},
+                    workers.parallel_for);
+}
+
+void Layer::forward(const Activations& h, const Batch& batch, const Angles& angles, LayerKept& kept,
+                    Activations* next, const Dropout& dropout, const Workers& workers) const {
+  const BaseLayer& base = model_.layers()[number_];
+  normalise(h, nullptr, base.input_norm, nullptr, kept.input, workers);
+  AttentionKept& a = kept.attention;
+  const Product from_input[] = {{&query_, &kept.low[kQuery], &a.query},
+                                {&key_, &kept.low[kKey], &a.key},
+                                {&value_, &kept.low[kValue], &a.value}};
+  project(kept.input, from_input, dropout, workers);
+  Attention(model_, number_, batch, angles).forward(a, workers);
+  const Product to_stream[] = {{&out_, &kept.low[kOut], &kept.attended}};
+  project(a.out, to_stream, dropout, workers);
+  normalise(kept.attended, &h, base.post_norm, &kept.sum, kept.middle_input, workers);
+  const Product to_middle[] = {{&gate_, &kept.low[kGate], &kept.gate},
+                               {&up_, &kept.low[kUp], &kept.up}};
+  project(kept.middle_input, to_middle, dropout, workers);
+  const ModelConfig& config = model_.config();
+  gated_activation({h.dtype(), Activation::kSilu, h.rows(), config.inner, kept.gate.data(),
+                    kept.up.data(), config.inner, config.inner, kept.middle.data()},
+                   workers.parallel_for);
+  const Product from_middle[] = {{&down_, &kept.low[kDown], next}};
+  project(kept.middle, from_middle, dropout, workers);
+  if (next != nullptr) add(*next, kept.sum, workers);
+}
+
+void Layer::backward(const Activations& h, const Batch& batch, const Angles& angles,
+                     const LayerKept& kept, Activations& dh, LayerRoom& room,
+                     const Dropout& dropout, std::span<float> gradient,
+                     const Workers& workers) const {
+  const BaseLayer& base = model_.layers()[number_];
+  const ModelConfig& config = model_.config();
+  const auto back = [&](const Projection& projection, Place place, const Activations& x,
+                        const Activations& dy, GradientSum* dx) {
+    project_backward(projection, x, kept.low[place], dy, dx, dropout, gradient, workers);
+  };
+  // The gate's gradients are not needed yet.
+  GradientSum dmiddle(room.dmiddle, room.dgate);
+  back(down_, kDown, kept.middle, dh, &dmiddle);
+  gated_activation_backward({h.dtype(), Activation::kSilu, h.rows(), config.inner,
+                             room.dmiddle.data(), kept.gate.data(), kept.up.data(), config.inner,
+                             config.inner, config.inner, room.dgate.data(), room.dup.data()},
+                            workers.parallel_for);
+  GradientSum dmiddle_input(room.dinput, room.part);
+  back(up_, kUp, kept.middle_input, room.dup, &dmiddle_input);
+  back(gate_, kGate, kept.middle_input, room.dgate, &dmiddle_input);
+  norm_gradient(room.dinput, &dh, kept.sum, base.post_norm, room.dsum, workers);
+  GradientSum dout(room.dout, room.dquery);
+  back(out_, kOut, kept.attention.out, room.dsum, &dout);
+  Attention(model_, number_, batch, angles)
+      .backward(kept.attention, room.dout, room.dquery, room.dkey, room.dvalue, workers);
+  GradientSum dinput(room.dinput, room.part);
+  GradientSum* const wanted = number_ == 0 ? nullptr : &dinput;
+  back(value_, kValue, kept.input, room.dvalue, wanted);
+  back(key_, kKey, kept.input, room.dkey, wanted);
+  back(query_, kQuery, kept.input, room.dquery, wanted);
+  if (number_ == 0) return;
+  norm_gradient(room.dinput, nullptr, h, base.input_norm, dh, workers);
+  add(dh, room.dsum, workers);
+}
+
+}  // namespace monograph::train

@@ -1,0 +1,155 @@
+// The parts that know no model: batches, the tree, the config.
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <string>
+
+#include "monograph/base/error.h"
+#include "monograph/kernels/linear_cross_entropy/linear_cross_entropy.h"
+#include "monograph/train/batch.h"
+#include "monograph/train/model_config.h"
+#include "monograph/train/tree_sum.h"
+
+namespace monograph::train {
+namespace {
+
+constexpr std::int64_t kNone = kIgnoredLabel;
+
+TEST(Batch, PackedDocumentsPredictNothingOfEachOther) {
+  const std::vector<std::int32_t> one = {5, 6, 7}, two = {8, 9}, hidden = {-100, -100, 9};
+  const Document documents[] = {{one, one}, {two, two}, {{}, {}}, {one, hidden}};
+  const Batch batch = packed_batch(documents, 5, 1);
+  EXPECT_EQ(batch.rows, 1u);
+  EXPECT_EQ(batch.length, 10u);
+  EXPECT_EQ(batch.ids, (std::vector<std::int64_t>{5, 6, 7, 8, 9, 5, 6, 7, 1, 1}));
+  EXPECT_EQ(batch.targets,
+            (std::vector<std::int64_t>{6, 7, kNone, 9, kNone, kNone, 9, kNone, kNone, kNone}));
+  EXPECT_EQ(batch.positions, (std::vector<std::int64_t>{0, 1, 2, 0, 1, 0, 1, 2, 0, 1}));
+  EXPECT_EQ(batch.offsets, (std::vector<std::int32_t>{0, 3, 5, 8}));
+  EXPECT_TRUE(batch.key_lengths.empty());
+  EXPECT_EQ(batch.count_targets(), 4u);
+  EXPECT_EQ(packed_batch({}, 4, 3).ids, (std::vector<std::int64_t>{3, 3, 3, 3}));
+}
+
+TEST(Batch, PaddingIsInNoDocument) {
+  const std::vector<std::int32_t> one = {5, 6, 7}, two = {8};
+  const Document documents[] = {{one, one}, {two, two}};
+  const Batch batch = padded_batch(documents, 3, 4, 1);
+  EXPECT_EQ(batch.rows, 3u);
+  EXPECT_EQ(batch.length, 4u);
+  EXPECT_EQ(batch.ids, (std::vector<std::int64_t>{5, 6, 7, 1, 8, 1, 1, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(batch.count_targets(), 2u);
+  EXPECT_EQ(batch.positions, (std::vector<std::int64_t>{0, 1, 2, 3}));
+  EXPECT_EQ(batch.offsets, (std::vector<std::int32_t>{0, 3, 4, 5, 8, 9, 12}));
+  EXPECT_EQ(batch.key_lengths, (std::vector<std::int32_t>{3, 0, 1, 0, 1, 0}));
+}
+
+// The tree as text: what is added to what.
+std::string tree_of(std::size_t micro_batches, std::size_t begin, std::size_t end,
+                    std::size_t leaves) {
+  std::string text;
+  for (std::size_t i = begin * micro_batches / leaves;
+       end - begin == 1 && i < end * micro_batches / leaves; ++i)
+    text = text.empty() ? std::to_string(i) : "(" + text + "+" + std::to_string(i) + ")";
+  if (end - begin == 1) return text;
+  const std::size_t middle = begin + (end - begin) / 2;
+  const std::string left = tree_of(micro_batches, begin, middle, leaves);
+  const std::string right = tree_of(micro_batches, middle, end, leaves);
+  return left.empty() || right.empty() ? left + right : "(" + left + "+" + right + ")";
+}
+
+float value_of(const std::string& tree, std::size_t& at) {
+  if (tree[at] != '(') {
+    std::size_t used = 0;
+    const int index = std::stoi(tree.substr(at), &used);
+    at += used;
+    return 1.0f / static_cast<float>(index + 3);
+  }
+  ++at;
+  const float left = value_of(tree, at);
+  ++at;  // +
+  const float right = value_of(tree, at);
+  ++at;  // )
+  return left + right;
+}
+
+TEST(TreeSum, AddsInTheOrderOfTheTree) {
+  const Workers workers = {serial_for, 1};
+  for (std::size_t micro_batches = 1; micro_batches <= 17; ++micro_batches)
+    for (std::size_t leaves = 1; leaves <= 20; ++leaves) {
+      std::size_t asked = 0;
+      const auto part = [&](std::size_t index) {
+        EXPECT_EQ(index, asked++);
+        return std::vector<float>(3, 1.0f / static_cast<float>(index + 3));
+      };
+      const std::vector<float> sum = tree_sum(micro_batches, leaves, part, workers);
+      std::size_t at = 0;
+      const float want = value_of(tree_of(micro_batches, 0, leaves, leaves), at);
+      EXPECT_EQ(sum, std::vector<float>(3, want)) << micro_batches << " in " << leaves;
+      EXPECT_EQ(asked, micro_batches);
+    }
+}
+
+ModelConfig parse(const std::string& more) {
+  const std::string text = R"({"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 10, "rms_norm_eps": 1e-5, )" +
+                           more + "}";
+  return read_model_config(json::parse(text, "test"), "test");
+}
+
+std::string error(const std::string& more) {
+  try {
+    parse(more);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(ModelConfig, OldAndNewNamesOfRotaryPositions) {
+  const ModelConfig older = parse(R"("model_type": "llama", "rope_theta": 5e5, "rope_scaling":
+    {"type": "linear", "factor": 4.0})");
+  EXPECT_EQ(older.rope.theta, 5e5);
+  EXPECT_EQ(older.rope.kind, RopeKind::kLinear);
+  EXPECT_EQ(older.rope.factor, 4);
+  EXPECT_EQ(parse(R"("model_type": "llama")").rope.theta, 10000);
+  EXPECT_EQ(error(R"("model_type": "qwen2")"),
+            "test: rope_theta is missing, wanted a number, 0 or more");
+}
+
+TEST(ModelConfig, WindowsOfLayers) {
+  const std::string qwen = R"("model_type": "qwen2", "rope_theta": 1e4, "sliding_window": 7)";
+  using Windows = std::vector<std::int64_t>;
+  EXPECT_EQ(parse(qwen).windows, Windows(3, 0));
+  EXPECT_EQ(parse(qwen + R"(, "use_sliding_window": true, "max_window_layers": 1)").windows,
+            (Windows{0, 7, 7}));
+  EXPECT_EQ(parse(qwen + R"(, "use_sliding_window": true, "layer_types":
+      ["sliding_attention", "full_attention", "sliding_attention"])")
+                .windows,
+            (Windows{7, 0, 7}));
+  const std::string mistral = R"("model_type": "mistral", "rope_theta": 1e4)";
+  EXPECT_EQ(parse(mistral + R"(, "sliding_window": 7)").windows, Windows(3, 7));
+  EXPECT_EQ(parse(mistral + R"(, "sliding_window": null)").windows, Windows(3, 0));
+  EXPECT_NE(error(mistral).find("sliding_window is missing"), std::string::npos);
+}
+
+TEST(ModelConfig, EveryOtherValueIsRefusedByName) {
+  const std::string llama = R"("model_type": "llama", )";
+  EXPECT_EQ(error(llama + R"("hidden_act": "relu")"), "test: hidden_act is relu, wanted silu");
+  EXPECT_EQ(error(llama + R"("pretraining_tp": 2)"), "test: pretraining_tp is 2, wanted 1");
+  EXPECT_EQ(error(llama + R"("attention_dropout": 0.5)"),
+            "test: attention_dropout is 0.5, wanted 0");
+  EXPECT_NE(error(llama + R"("layer_types": [])").find("layer_types is not a key"),
+            std::string::npos);
+  EXPECT_NE(error(llama + R"("rope_parameters": {"rope_theta": 1, "mrope_section": []})")
+                .find("mrope_section is not a key"),
+            std::string::npos);
+  EXPECT_NE(error(llama + R"("head_dim": 15)").find("head_dim is 15"), std::string::npos);
+  EXPECT_NE(error(R"("model_type": "gemma3")").find("model_type is gemma3"), std::string::npos);
+  // What changes nothing.
+  EXPECT_EQ(parse(llama + R"("attention_dropout": 0, "bos_token_id": 1, "use_cache": true)").width,
+            64u);
+}
+
+}  // namespace
+}  // namespace monograph::train
