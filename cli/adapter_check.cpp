@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "adapter.h"
+#include "adapter_base.h"
 #include "model.h"
 #include "monograph/adapter/adapter.h"
 #include "monograph/serving/check.h"
@@ -96,9 +97,8 @@ std::string next_of(const Options& options, const std::vector<ServingFinding>& f
 }
 
 int check(const Options& options, const Session& session) {
-  const Model base = open_model(options.base);
-  const json::Value config = base.config ? *base.config : json::Value();
-  const BaseModules modules(base.weights, config);
+  const AdapterBase base(options.base, options.server);
+  const BaseModules modules(base.weights(), base.config());
   const fs::path config_path = fs::path(options.adapter) / "adapter_config.json";
   const json::Value adapter_config = read_json(config_path);
   const safetensors::Checkpoint adapter = open_adapter_tensors(options.adapter);
@@ -111,7 +111,7 @@ int check(const Options& options, const Session& session) {
   request.max_rank = options.max_rank;
   std::vector<ServingFinding> findings = check_serving(request);
   if (!options.another_base) {
-    const std::string differs = another_base(options.adapter, adapter, base, session);
+    const std::string differs = base.differs(options.adapter, adapter, session);
     if (!differs.empty()) findings.push_back({"another-base", "monograph.json", differs, false});
   }
   const std::size_t tensors = adapter.tensors().size();
@@ -124,7 +124,9 @@ int check(const Options& options, const Session& session) {
 
 Run declare(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  line.add_option("base", options->base, "The folder of the base model").required();
+  line.add_option("base", options->base,
+                  "The folder of the base model, or a GGUF file for llama.cpp")
+      .required();
   line.add_option("adapter", options->adapter, "The folder of the PEFT adapter").required();
   declare_server(line, options->server);
   declare_max_rank(line, options->max_rank);

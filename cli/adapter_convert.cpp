@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "adapter.h"
+#include "adapter_base.h"
 #include "model.h"
 #include "monograph/adapter/adapter.h"
 #include "monograph/convert/copy_sidecars.h"
@@ -78,9 +79,8 @@ class Convert {
       throw UsageError("--out",
                        gguf ? "must end in .gguf: llama.cpp loads a file" : "must be a folder");
     }
-    const Model base = open_model(options_.base);
-    const json::Value config = base.config ? *base.config : json::Value();
-    const BaseModules modules(base.weights, config);
+    const AdapterBase base(options_.base, options_.server);
+    const BaseModules modules(base.weights(), base.config());
     const fs::path config_path = fs::path(options_.adapter) / "adapter_config.json";
     const json::Value adapter_config = read_json(config_path);
     adapter_ = open_adapter_tensors(options_.adapter);
@@ -111,13 +111,14 @@ class Convert {
   }
 
  private:
-  void refuse_another_base(const Model& base) const {
-    const std::string differs = another_base(options_.adapter, adapter_, base, session_);
+  void refuse_another_base(const AdapterBase& base) const {
+    const std::string differs = base.differs(options_.adapter, adapter_, session_);
     if (differs.empty()) return;
     throw Error(options_.adapter + ": " + differs + "; --another-base takes it all the same");
   }
 
-  void write_file(const ServingForm& form, const BaseModules& modules, const Model& base) const {
+  void write_file(const ServingForm& form, const BaseModules& modules,
+                  const AdapterBase& base) const {
     const fs::path target = options_.out;
     std::error_code ignored;
     if (fs::exists(target, ignored) && !options_.force) {
@@ -126,12 +127,12 @@ class Convert {
     check_gguf_lora(form, modules);
     if (options_.dry_run) return;
     std::vector<files::FileId> inputs = adapter_.ids();
-    for (const files::FileId& id : base.checkpoint.ids()) inputs.push_back(id);
+    for (const files::FileId& id : base.ids()) inputs.push_back(id);
     write_gguf_lora(form, modules, target, target.stem().string(), inputs);
   }
 
-  void write_folder(const ServingForm& form, const Model& base) const {
-    const std::array inputs = {base.folder, fs::path(options_.adapter)};
+  void write_folder(const ServingForm& form, const AdapterBase& base) const {
+    const std::array inputs = {base.folder(), fs::path(options_.adapter)};
     const auto existing = options_.force ? files::Existing::kReplace : files::Existing::kRefuse;
     if (options_.dry_run) {
       files::StagedFolder::check_target(options_.out, existing, inputs);
@@ -167,7 +168,9 @@ class Convert {
 
 Run declare(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  line.add_option("base", options->base, "The folder of the base model").required();
+  line.add_option("base", options->base,
+                  "The folder of the base model, or a GGUF file for llama.cpp")
+      .required();
   line.add_option("adapter", options->adapter, "The folder of the PEFT adapter").required();
   line.add_option("--out", options->out,
                   "The folder to write; for llama.cpp the file, which ends in .gguf")
@@ -200,6 +203,7 @@ const Command kAdapterConvert = {
     "into the base.",
     "monograph adapter convert llama my-lora --for vllm --out my-lora-vllm\n"
     "monograph adapter convert mixtral my-lora --for sglang --out served --max-rank 64\n"
+    "monograph adapter convert llama-Q4_K_M.gguf my-lora --for llama.cpp --out my-lora.gguf\n"
     "monograph adapter convert llama my-lora --for llama.cpp --out my-lora.gguf --json",
     declare,
 };

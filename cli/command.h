@@ -44,6 +44,7 @@ extern const Command kConvert;
 extern const Command kDequantize;
 extern const Command kDiff;
 extern const Command kExport;
+extern const Command kFinetune;
 extern const Command kInspect;
 extern const Command kMan;
 extern const Command kMerge;

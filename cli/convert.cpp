@@ -61,7 +61,7 @@ int convert_words(const FolderOptions& options, const Session& session) {
   check_orientation(*model.config);
   check_other_config(model.folder, *model.config);
   std::vector<Conversion> conversions;
-  bool symmetric = true, any = false;
+  bool symmetric = true, any = false, columns = false;
   for (const Weight& weight : model.weights) {
     if (!has_words(weight)) {
       conversions.push_back({.weight = &weight});
@@ -79,6 +79,7 @@ int convert_words(const FolderOptions& options, const Session& session) {
                   "is checkpoint_format right?");
     }
     symmetric &= middle;
+    columns |= !words.columns.empty();
   }
   if (!any) {
     throw Error(options.from +
@@ -88,6 +89,7 @@ int convert_words(const FolderOptions& options, const Session& session) {
   for (Conversion& conversion : conversions) {
     if (conversion.action == Action::kCopy) check_whole(*conversion.weight);
     conversion.symmetric = symmetric;
+    conversion.writes_columns = columns;
   }
   json::Value config = *model.config;
   config.set("quantization_config", turned_config(conversions));
@@ -108,10 +110,11 @@ const Command kConvert = {
     "Turn the words of a GPTQ, AWQ or AutoRound checkpoint into the rows of compressed-tensors "
     "(pack-quantized), which are trained as they lie. Codes, zero points and scales stay the same, "
     "so the weight has the same values; nothing is quantised again. Other tensors are copied.\n\n"
-    "Refused by name: columns out of order (desc_act with g_idx), 2 and 3 bits, AWQ other than "
-    "gemm, layers of several schemes, and zero points of GPTQ's first version that two programs "
-    "read "
-    "differently.",
+    "Where g_idx scatters the columns of a group (desc_act), they are sorted by group, and "
+    "X.weight_columns says where each belongs. compressed-tensors has no name for it, so such a "
+    "folder has quant_method monograph, which other programs refuse.\n\n"
+    "Refused by name: groups of several sizes, 2 and 3 bits, AWQ other than gemm, layers of "
+    "several schemes, and zero points of GPTQ's first version that two programs read differently.",
     "monograph convert my-llama-gptq my-llama-int4\n"
     "monograph convert my-llama-awq my-llama-int4 --dry-run",
     declare,

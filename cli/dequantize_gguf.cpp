@@ -34,6 +34,9 @@ Sidecars sidecars_of(const gguf::FileReader& file, DType dtype) {
         gguf::import_tokenizer(file.header(), file.path().string());
     sidecars.files.emplace_back("tokenizer.json", json::dump(found.tokenizer));
     sidecars.files.emplace_back("tokenizer_config.json", json::dump(found.config));
+    if (found.generation) {
+      sidecars.files.emplace_back("generation_config.json", json::dump(*found.generation));
+    }
   } catch (const Error& error) {
     sidecars.missing.push_back(std::string("tokenizer.json: ") + error.what());
   }

@@ -10,6 +10,7 @@
 
 #include "command.h"
 #include "convert_folder.h"
+#include "gguf_file.h"
 #include "model.h"
 #include "monograph/cpu/parallel.h"
 #include "monograph/weights/experts.h"
@@ -88,6 +89,11 @@ bool same_bytes(const Weight& a, const Weight& b) {
       (a.composed && a.composed->transposed) != (b.composed && b.composed->transposed);
   if (is_transposed || a.format != b.format || a.quant_method != b.quant_method) return false;
   if (a.parts.size() != b.parts.size() || a.shape != b.shape) return false;
+  if (a.composed && a.parts.empty()) return false;  // of a GGUF file: by their values
+  if (a.source || b.source) {
+    return a.source && b.source && a.source->has_order_of(*b.source) &&
+           std::ranges::equal(a.source->bytes(), b.source->bytes());
+  }
   for (std::size_t i = 0; i < a.parts.size(); ++i) {
     const auto x = a.parts[i].tensor.bytes(), y = b.parts[i].tensor.bytes();
     if (x.size() != y.size()) return false;
@@ -262,7 +268,11 @@ void print_text(const std::vector<Comparison>& rows, const Options& options) {
 }
 
 int diff(const Options& options, const Session& session) {
-  const Model a = open_model(options.a), b = open_model(options.b);
+  const bool gguf_a = is_gguf(options.a), gguf_b = is_gguf(options.b);
+  const auto names =
+      gguf_a && gguf_b ? gguf::TensorNames::kOfFile : gguf::TensorNames::kOfTransformers;
+  const Model a = gguf_a ? open_gguf_model(options.a, names) : open_model(options.a);
+  const Model b = gguf_b ? open_gguf_model(options.b, names) : open_model(options.b);
   refuse_transforms(a);
   refuse_transforms(b);
   const auto [weights_a, weights_b] = aligned(a, b);
@@ -309,7 +319,8 @@ int diff(const Options& options, const Session& session) {
 
 Run declare(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  line.add_option("a", options->a, "One model: a folder, a .safetensors file or an index")
+  line.add_option("a", options->a,
+                  "One model: a folder, a .safetensors file, an index or a GGUF file")
       .required();
   line.add_option("b", options->b, "The other").required();
   line.add_option("--name", options->names,
@@ -336,11 +347,14 @@ const Command kDiff = {
     "model "
     "can be compared with its original. For each weight: largest and mean error, relative error "
     "|A - B| / |A|, signal-to-noise ratio and cosine; the worst first.\n\n"
+    "A GGUF file is compared with a folder under the names of transformers and in its order of "
+    "rows, and with another GGUF file under the names of the files.\n\n"
     "Exit code 0 if every weight has the same values or is within --tolerance, 4 if one differs by "
     "more, has another shape or is on one side only.",
     "monograph diff my-llama my-llama-nf4\n"
     "monograph diff before after --name 'layers\\.0\\.' --top 5\n"
-    "monograph diff my-llama my-llama-nf4 --tolerance 0.12 --json",
+    "monograph diff my-llama my-llama-nf4 --tolerance 0.12 --json\n"
+    "monograph diff my-llama my-llama-Q4_K_M.gguf --tolerance 0.1",
     declare,
 };
 

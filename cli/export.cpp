@@ -90,9 +90,11 @@ class Export {
     std::vector<std::string> notes = plan.config.notes;
     notes.insert(notes.end(), tokenizer.notes.begin(), tokenizer.notes.end());
     if (!plan.fallbacks.empty()) {
-      notes.push_back("in f16, because their rows are no multiple of 32: " +
-                      std::to_string(plan.fallbacks.size()) + " tensors, the first " +
-                      plan.fallbacks.front());
+      const bool large = gguf::info_of(type_).block_elements > 32;
+      notes.push_back(
+          (large ? "in q5_0, q5_1, q8_0 or f16, because their rows are no multiple of 256: "
+                 : "in f16, because their rows are no multiple of 32: ") +
+          std::to_string(plan.fallbacks.size()) + " tensors, the first " + plan.fallbacks.front());
     }
     if (!plan.left_out.empty()) {
       notes.push_back("left out: " + std::to_string(plan.left_out.size()) + " weights, the first " +
@@ -133,7 +135,7 @@ class Export {
       value.set("output", json::Value::string(options_.out));
       value.set("dry_run", json::Value::boolean(options_.dry_run));
       value.set("architecture", json::Value::string(plan.config.architecture->name));
-      value.set("type", json::Value::string(gguf::info_of(type_).name));
+      value.set("type", json::Value::string(gguf::info_of(type_).export_name));
       value.set("tokenizer", json::Value::string(tokenizer.model));
       value.set("pre_tokenizer", json::Value::string(tokenizer.pre));
       value.set("tokens", count(tokenizer.tokens));
@@ -184,9 +186,9 @@ Run declare(CommandLine& line) {
   line.add_option("--to", options->to, "The format: gguf").one_of({"gguf"}).type_name("FORMAT");
   line.add_option(
           "--type", options->type,
-          "How matrices are stored: f32, f16, bf16, q8_0, q4_0 or mxfp4; default: the float "
-          "type of the embedding")
-      .one_of({"f32", "f16", "bf16", "q8_0", "q4_0", "mxfp4"})
+          "How matrices are stored: f32, f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m, q4_0 or mxfp4; "
+          "default: the float type of the embedding")
+      .one_of({"f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "mxfp4"})
       .type_name("TYPE");
   declare_jobs(line, options->jobs);
   line.add_flag("--force", options->force, "Replace the file if it exists, in one step");
@@ -204,12 +206,15 @@ const Command kExport = {
     "metadata and tokenizer. Packed weights are decoded on the way; norms and biases become f32. "
     "The file appears complete or not at all.\n\n"
     "Rows that are no multiple of 32 become f16 where blocks were asked for; under q4_0 and mxfp4 "
-    "embedding and head become q8_0. A weight in MXFP4 keeps its values under mxfp4.\n\n"
+    "embedding and head become q8_0. A weight in MXFP4 keeps its values under mxfp4. q4_k_m, "
+    "q5_k_m "
+    "and q6_k give each matrix the type that llama-quantize gives it.\n\n"
     "What llama.cpp would compute otherwise is refused by name: other architectures, mixtures of "
     "experts, settings of config.json that its graph does not have, tokenizers that it cannot "
     "follow. Adapters: `monograph merge` first, or `monograph adapter convert --for llama.cpp`.",
     "monograph export my-llama my-llama.gguf --to gguf\n"
     "monograph export my-qwen3-nf4 my-qwen3.gguf --to gguf --type q8_0\n"
+    "monograph export my-llama my-llama-Q4_K_M.gguf --to gguf --type q4_k_m\n"
     "monograph export my-gemma my-gemma.gguf --to gguf --type q4_0 --dry-run --json",
     declare,
 };

@@ -1,4 +1,4 @@
-// What inspect, verify and dequantize do with a GGUF file instead of a folder.
+// What inspect, verify, diff and dequantize do with a GGUF file instead of a folder.
 #pragma once
 
 #include <filesystem>
@@ -7,16 +7,18 @@
 
 #include "command.h"
 #include "convert_folder.h"
+#include "model.h"
 #include "monograph/base/dtype.h"
+#include "monograph/gguf/file_reader.h"
+#include "monograph/gguf/tensor_weights.h"
 
 namespace monograph::cli {
 
-// By its ending, or by its first bytes: Ollama keeps them under a hash.
-bool is_gguf(const std::filesystem::path& path);
+using gguf::is_gguf;
 
 struct GgufInspection {
   std::vector<std::string> names;  // regexes
-  bool json = false, markdown = false, no_tensors = false;
+  bool json = false, markdown = false, no_tensors = false, hash = false;
 };
 int inspect_gguf(const std::string& path, const GgufInspection& options, const Session& session);
 
@@ -25,5 +27,8 @@ int verify_gguf(const std::string& path, int jobs, bool scan, bool json, const S
 
 // Its weights as a folder of safetensors under transformers' names.
 int dequantize_gguf(const FolderOptions& folder, DType dtype, const Session& session);
+
+// Its tensors as weights whose `source` is set, and config.json as far as transformers has one.
+Model open_gguf_model(const std::filesystem::path& path, gguf::TensorNames names);
 
 }  // namespace monograph::cli

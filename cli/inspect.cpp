@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <map>
 #include <memory>
-#include <thread>
 
 #include "adapter_summary.h"
 #include "command.h"
@@ -48,7 +47,8 @@ bool layer_less(const std::string& a, const std::string& b) {
 }
 
 std::string format_text(const Weight& weight) {
-  return std::string(weight.format) + (weight.double_quant ? "+dq" : "");
+  return std::string(weight.format) + (weight.double_quant ? "+dq" : "") +
+         (weight.columns.empty() ? "" : "+columns");
 }
 
 std::string block_text(const Weight& weight) {
@@ -120,6 +120,7 @@ json::Value weight_json(const Weight& weight) {
   json::Value& block = value.set("block", json::Value::array());
   for (const std::uint64_t dimension : weight.block) block.append(count_json(dimension));
   value.set("double_quant", json::Value::boolean(weight.double_quant));
+  value.set("sorted_columns", json::Value::boolean(!weight.columns.empty()));
   value.set("dtype", json::Value::string(short_name(weight.dtype)));
   value.set("bytes", count_json(weight.size_bytes));
   value.set("bits_per_weight", json::Value::number(weight.bits_per_weight()));
@@ -155,7 +156,7 @@ json::Value report_json(const Report& report, const Options& options) {
 }
 
 std::string hash_of(const Model& model, const Session& session) {
-  ThreadPool pool(static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
+  ThreadPool pool(threads_of(0));
   const auto progress = session.progress("hashing", model.size_bytes());
   const auto parallel = [&](std::size_t count, std::size_t grain, ParallelBody body) {
     pool.parallel_for(count, grain, body);
@@ -165,11 +166,10 @@ std::string hash_of(const Model& model, const Session& session) {
 
 int inspect(const Options& options, const Session& session) {
   if (is_gguf(options.path)) {
-    if (options.hash || !options.formats.empty()) {
-      throw UsageError(options.hash ? "--hash" : "--format", "is for safetensors, not for GGUF");
-    }
+    if (!options.formats.empty()) throw UsageError("--format", "is for safetensors, not for GGUF");
     return inspect_gguf(
-        options.path, {options.names, options.json, options.markdown, options.no_tensors}, session);
+        options.path,
+        {options.names, options.json, options.markdown, options.no_tensors, options.hash}, session);
   }
   const bool adapter =
       std::filesystem::exists(std::filesystem::path(options.path) / "adapter_config.json") &&

@@ -1,14 +1,15 @@
 #include <algorithm>
-#include <array>
 #include <cstdio>
-#include <fstream>
 #include <map>
 
 #include "gguf_file.h"
 #include "inspection_total.h"
+#include "monograph/base/error.h"
 #include "monograph/gguf/file_reader.h"
+#include "monograph/gguf/import_config.h"
 #include "next_step.h"
 #include "pattern.h"
+#include "recorded_base.h"
 
 namespace monograph::cli {
 namespace {
@@ -51,6 +52,7 @@ struct Report {
   std::vector<const TensorInfo*> tensors;
   std::map<std::string, InspectionTotal> by_format;
   InspectionTotal total;
+  std::string sha256;
 };
 
 json::Value report_json(const Report& report, const gguf::FileReader& file,
@@ -60,6 +62,7 @@ json::Value report_json(const Report& report, const gguf::FileReader& file,
   value.set("path", json::Value::string(file.path().string()));
   value.set("files", count_json(1));
   value.set("architecture", json::Value::string(printable(file.header().architecture())));
+  if (!report.sha256.empty()) value.set("sha256", json::Value::string(report.sha256));
   value.set("total", total_json(report.total));
   json::Value& formats = value.set("by_format", json::Value::object());
   for (const auto& [name, total] : report.by_format) formats.set(name, total_json(total));
@@ -105,19 +108,24 @@ void print_text(const Report& report, const gguf::FileReader& file, const GgufIn
   Table formats = totals_table("format");
   for (const auto& [name, total] : report.by_format) add_total(formats, name, total);
   print_table(formats, options.markdown);
+  if (!report.sha256.empty()) std::printf("\nsha256 %s\n", report.sha256.c_str());
 }
 
 }  // namespace
 
-bool is_gguf(const std::filesystem::path& path) {
-  if (path.extension() == ".gguf") return true;
-  std::error_code error;
-  if (path.extension() == ".safetensors" || !std::filesystem::is_regular_file(path, error)) {
-    return false;
+Model open_gguf_model(const std::filesystem::path& path, gguf::TensorNames names) {
+  const auto file = std::make_shared<const gguf::FileReader>(path);
+  Model model;
+  model.folder = path.parent_path();
+  model.weights = gguf::weights_of(file, names);
+  if (names == gguf::TensorNames::kOfFile) return model;
+  try {
+    model.config = gguf::import_config(*file, DType::kFloat32);
+  } catch (const Error&) {
+    // Of an architecture without one: it says how experts are stored, and they have names of
+    // theirs.
   }
-  std::array<char, 4> magic{};
-  std::ifstream(path, std::ios::binary).read(magic.data(), magic.size());
-  return std::string_view(magic.data(), magic.size()) == "GGUF";
+  return model;
 }
 
 int inspect_gguf(const std::string& path, const GgufInspection& options, const Session& session) {
@@ -130,6 +138,7 @@ int inspect_gguf(const std::string& path, const GgufInspection& options, const S
     report.by_format[type_name(tensor)].add(elements_of(tensor), tensor.size_bytes);
     report.total.add(elements_of(tensor), tensor.size_bytes);
   }
+  if (options.hash) report.sha256 = hash_of(file, "hashing", session);
   if (options.json) {
     std::fputs(json::dump(report_json(report, file, options)).c_str(), stdout);
     return kOk;

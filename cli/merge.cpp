@@ -160,6 +160,16 @@ class Merge {
     });
   }
 
+  // Settings of a packed format where there is none.
+  static void refuse_unused(const std::string& prefix, bool block, bool asymmetric,
+                            bool double_quant, const char* wanted) {
+    for (const auto& [given, name] :
+         {std::pair(block, "block-size"), std::pair(asymmetric, "asymmetric"),
+          std::pair(double_quant, "double-quant")}) {
+      if (given) throw UsageError(prefix + name, std::string("is for ") + wanted);
+    }
+  }
+
   void set_types() {
     if (options_.to == "bf16") settings_.dtype = DType::kBFloat16;
     if (options_.to == "fp16") settings_.dtype = DType::kFloat16;
@@ -170,6 +180,9 @@ class Merge {
       settings_.rule = zero_point_rule(*settings_.format, options_.asymmetric);
       check_double_quant(*settings_.format, options_.double_quant);
       settings_.double_quant = options_.double_quant;
+    } else {
+      refuse_unused("--", options_.block.has_value(), options_.asymmetric, options_.double_quant,
+                    "--to a packed format");
     }
     calibration_ = choose_rounding(options_.rounding, options_.to, adapters_,
                                    options_.force || options_.another_base, session_, settings_);
@@ -180,6 +193,9 @@ class Merge {
       check_double_quant(*settings_.base_as, options_.as_double_quant, "--as-");
       settings_.base_double_quant = options_.as_double_quant;
       settings_.base_as_experts = options_.as_experts == "packed";
+    } else {
+      refuse_unused("--as-", options_.as_block.has_value(), options_.as_asymmetric,
+                    options_.as_double_quant, "--as, which says how the base was loaded");
     }
     settings_.experts = options_.experts == "stack"      ? ExpertsOutput::kStack
                         : options_.experts == "separate" ? ExpertsOutput::kSeparate

@@ -16,6 +16,7 @@ constexpr std::array kCommands = {
     &kConvert,     //
     &kMerge,       //
     &kExport,      // one file for other programs
+    &kFinetune,    // an adapter from a base and tokens
     &kAdapter,     // an adapter beside its base
     &kVerify,      // is it right
     &kDiff,        //

@@ -151,6 +151,7 @@ Finding zero_scales_of_groups(const Weight& weight) {
   const PackedView& view = *weight.view;
   const float one = 1.0f;
   Weight codes = weight;
+  codes.columns.clear();  // as they are stored: groups are neighbours there
   codes.view->scales.blocks = reinterpret_cast<const std::uint8_t*>(&one);
   codes.view->scales.kind = ScaleKind::kFp32;
   codes.view->scales.one = true;
