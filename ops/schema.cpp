@@ -28,6 +28,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
   m.def(
       "linear_dx(Tensor dy, Tensor values, Tensor[] scales, SymInt[] layout, Tensor? du, "
       "Tensor? a) -> Tensor");
+  m.def("gram(Tensor left, Tensor right, Tensor? sum, ScalarType dtype) -> Tensor");
   m.def(
       "linear_scaled(Tensor x, Tensor values, Tensor[] scales, SymInt[] layout, Tensor gain, "
       "Tensor u, Tensor b, Tensor a) -> Tensor");
@@ -75,6 +76,20 @@ STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
       "float lora_scale1, float lora_scale2, int activation, bool interleaved, float alpha, "
       "float limit, bool transposed) -> (Tensor, Tensor)");
   m.def(
+      "experts_slots(Tensor x, Tensor rows, Tensor ids, Tensor values1, Tensor[] scales1, "
+      "SymInt[] layout1, Tensor? bias1, Tensor values2, Tensor[] scales2, SymInt[] layout2, "
+      "Tensor? bias2, Tensor? a1, Tensor? b1, Tensor? a2, Tensor? b2, float lora_scale1, "
+      "float lora_scale2, int activation, bool interleaved, float alpha, float limit, "
+      "bool transposed) -> Tensor");
+  m.def(
+      "experts_slots_backward(Tensor dy, Tensor x, Tensor rows, Tensor ids, Tensor weights, "
+      "Tensor values1, Tensor[] scales1, SymInt[] layout1, Tensor? bias1, Tensor values2, "
+      "Tensor[] scales2, SymInt[] layout2, Tensor? bias2, Tensor? a1, Tensor? b1, Tensor? a2, "
+      "Tensor? b2, float lora_scale1, float lora_scale2, int activation, bool interleaved, "
+      "float alpha, float limit, bool transposed, bool[] need) -> (Tensor, Tensor, Tensor, "
+      "Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def("combine_slots(Tensor rows, Tensor places, Tensor? weights) -> Tensor");
+  m.def(
       "varlen_attention(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, "
       "Tensor? key_lengths, Tensor? sinks, bool causal, SymInt window, float scale, float softcap) "
       "-> (Tensor, Tensor)");
@@ -113,6 +128,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
   m.def("silu_mul_backward(Tensor dy, Tensor gate, Tensor up) -> (Tensor, Tensor)");
   m.def("gelu_mul(Tensor gate, Tensor up, bool tanh) -> Tensor");
   m.def("gelu_mul_backward(Tensor dy, Tensor gate, Tensor up, bool tanh) -> (Tensor, Tensor)");
+  m.def("rotary_frequencies(int kind, int size, float[] numbers) -> float[]");
+  m.def(
+      "rotary_angles(Tensor positions, Tensor frequencies, float scaling, ScalarType dtype) "
+      "-> (Tensor, Tensor)");
+  m.def("seeded_dropout(Tensor x, Tensor seed, int stream, float probability) -> Tensor");
   m.def(
       "rotary(Tensor q, Tensor k, Tensor cos, Tensor sin, Tensor? q_weight, Tensor? k_weight, "
       "float eps, bool one_plus_weight, bool round_before_weight, bool interleaved) "
@@ -136,6 +156,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
   m.def("spill_same(Tensor handle, Tensor bytes) -> bool");
   m.def("spill_counts(int file) -> int[]");
   m.def("checkpoint_sha256(Tensor folder) -> int[]");
+  m.def("read_gguf(Tensor file) -> Tensor");
   m.def("system_info() -> int[]");
   m.def("read_ahead_open(int[] tensors, int[] files, int allowed) -> int");
   m.def("read_ahead_close(int number) -> ()");

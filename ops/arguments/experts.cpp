@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 
 namespace monograph::ops {
 namespace {
@@ -77,8 +78,10 @@ Sizes bind_weight(const char* op, const char* what, const ExpertsWeight& weight,
   } else {
     STD_TORCH_CHECK(!transposed, op,
                     ": transposed is true for a packed weight, wanted a plain one");
-    STD_TORCH_CHECK(layout.origin == 0, op, ": ", what, " has the origin ", layout.origin,
-                    ", wanted 0");
+    const FormatInfo* info = find_format(static_cast<Format>(layout.format));
+    STD_TORCH_CHECK(layout.origin == 0 || (info != nullptr && info->shape == BlockShape::kFlat), op,
+                    ": ", what, " has the origin ", layout.origin,
+                    ", wanted 0 where blocks begin anew with each expert");
     projection.weight = check_packed(op, weight.values, weight.scales, layout).weight;
     const std::size_t grid = layout.grid_rows;
     STD_TORCH_CHECK(grid == 0 || sizes.rows % grid == 0, op, ": ", what, " has grids of ", grid,
@@ -147,12 +150,26 @@ void bind_numbers(const char* op, const ExpertsNumbers& numbers, ExpertsProblem&
                   numbers.limit, ", wanted a positive number in the range of float32");
 }
 
+const std::int64_t* int64_of(const char* op, const char* what, const Tensor& tensor,
+                             std::vector<Tensor>& owners) {
+  STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Long, op, ": ", what, " has dtype ",
+                  name_of(tensor.scalar_type()), ", wanted int64");
+  return static_cast<const std::int64_t*>(contiguous(tensor, owners));
+}
+
+void bind_weights(const char* op, const Tensor& weights, ExpertsArguments& arguments) {
+  ExpertsProblem& problem = arguments.problem;
+  problem.weights_dtype = dtype_of(weights.scalar_type(), op, "weights");
+  STD_TORCH_CHECK(
+      problem.weights_dtype == problem.dtype || problem.weights_dtype == DType::kFloat32, op,
+      ": weights has dtype ", name_of(weights.scalar_type()), ", wanted float32 or that of x");
+  problem.weights = contiguous(weights, arguments.owners);
+}
+
 void bind_routes(const char* op, const Tensor& ids, const Tensor& weights,
                  ExpertsArguments& arguments) {
   ExpertsProblem& problem = arguments.problem;
   check_two(op, "ids", ids);
-  STD_TORCH_CHECK(ids.scalar_type() == ScalarType::Long, op, ": ids has dtype ",
-                  name_of(ids.scalar_type()), ", wanted int64");
   check_size(op, "ids", ids, problem.tokens, static_cast<std::size_t>(ids.size(1)));
   problem.slots = static_cast<std::size_t>(ids.size(1));
   check_size(op, "weights", weights, problem.tokens, problem.slots);
@@ -160,19 +177,37 @@ void bind_routes(const char* op, const Tensor& ids, const Tensor& weights,
   STD_TORCH_CHECK(!__builtin_mul_overflow(problem.tokens, problem.slots, &all) && all < 0xffffffff,
                   op, ": ids has ", problem.tokens, " x ", problem.slots,
                   " entries, wanted fewer than 2^32 - 1");
-  problem.weights_dtype = dtype_of(weights.scalar_type(), op, "weights");
-  STD_TORCH_CHECK(
-      problem.weights_dtype == problem.dtype || problem.weights_dtype == DType::kFloat32, op,
-      ": weights has dtype ", name_of(weights.scalar_type()), ", wanted float32 or that of x");
-  problem.ids = static_cast<const std::int64_t*>(contiguous(ids, arguments.owners));
-  problem.weights = contiguous(weights, arguments.owners);
+  problem.ids = int64_of(op, "ids", ids, arguments.owners);
+  bind_weights(op, weights, arguments);
 }
 
-}  // namespace
+void check_list(const char* op, const char* what, const Tensor& tensor, std::size_t count) {
+  check_given(op, what, tensor);
+  STD_TORCH_CHECK(tensor.dim() == 1, op, ": ", what, " has ", tensor.dim(),
+                  " dimensions, wanted 1");
+  STD_TORCH_CHECK(static_cast<std::size_t>(tensor.size(0)) == count, op, ": ", what, " has ",
+                  tensor.size(0), " entries, wanted ", count, " as ids");
+}
 
-ExpertsArguments check_experts(const char* op, const Tensor& x, const Tensor& ids,
-                               const Tensor& weights, const ExpertsWeight& first,
-                               const ExpertsWeight& second, const ExpertsNumbers& numbers) {
+void bind_slots(const char* op, const Tensor& rows, const Tensor& ids, const Tensor* weights,
+                ExpertsArguments& arguments) {
+  ExpertsProblem& problem = arguments.problem;
+  check_given(op, "ids", ids);
+  STD_TORCH_CHECK(ids.dim() == 1, op, ": ids has ", ids.dim(), " dimensions, wanted 1");
+  problem.tokens = static_cast<std::size_t>(ids.size(0));
+  problem.slots = 1;
+  STD_TORCH_CHECK(problem.tokens < 0xffffffff, op, ": ids has ", problem.tokens,
+                  " entries, wanted fewer than 2^32 - 1");
+  check_list(op, "rows", rows, problem.tokens);
+  problem.ids = int64_of(op, "ids", ids, arguments.owners);
+  problem.slot_rows = int64_of(op, "rows", rows, arguments.owners);
+  if (weights == nullptr) return;
+  check_list(op, "weights", *weights, problem.tokens);
+  bind_weights(op, *weights, arguments);
+}
+
+ExpertsArguments bind_layer(const char* op, const Tensor& x, const ExpertsWeight& first,
+                            const ExpertsWeight& second, const ExpertsNumbers& numbers) {
   ExpertsArguments arguments;
   ExpertsProblem& problem = arguments.problem;
   bind_numbers(op, numbers, problem);
@@ -195,7 +230,6 @@ ExpertsArguments check_experts(const char* op, const Tensor& x, const Tensor& id
   problem.x = rows.matrix;
   problem.tokens = rows.matrix.rows;
   arguments.owners.push_back(rows.owner);
-  bind_routes(op, ids, weights, arguments);
   bind_bias(op, "1", first, sizes.experts, problem.up, arguments.owners);
   bind_bias(op, "2", second, sizes.experts, problem.down, arguments.owners);
   bind_low_rank(op, "1", first, sizes.experts, problem.up, arguments.owners);
@@ -203,15 +237,40 @@ ExpertsArguments check_experts(const char* op, const Tensor& x, const Tensor& id
   return arguments;
 }
 
+}  // namespace
+
+ExpertsArguments check_experts(const char* op, const Tensor& x, const Tensor& ids,
+                               const Tensor& weights, const ExpertsWeight& first,
+                               const ExpertsWeight& second, const ExpertsNumbers& numbers) {
+  ExpertsArguments arguments = bind_layer(op, x, first, second, numbers);
+  bind_routes(op, ids, weights, arguments);
+  return arguments;
+}
+
+ExpertsArguments check_experts_slots(const char* op, const Tensor& x, const Tensor& rows,
+                                     const Tensor& ids, const Tensor* weights,
+                                     const ExpertsWeight& first, const ExpertsWeight& second,
+                                     const ExpertsNumbers& numbers) {
+  ExpertsArguments arguments = bind_layer(op, x, first, second, numbers);
+  bind_slots(op, rows, ids, weights, arguments);
+  return arguments;
+}
+
+RowsArgument check_experts_dy(const char* op, const Tensor& dy, const ExpertsArguments& arguments) {
+  const ExpertsProblem& problem = arguments.problem;
+  check_two(op, "dy", dy);
+  return rows_of(op, "dy", dy, problem.x.rows, problem.down.out, problem.dtype);
+}
+
 ExpertsGradientArguments check_experts_gradient(const char* op, const Tensor& dy, const Tensor& pre,
                                                 const ExpertsArguments& arguments) {
   const ExpertsProblem& problem = arguments.problem;
-  check_two(op, "dy", dy);
+  RowsArgument dy_rows = check_experts_dy(op, dy, arguments);
   check_two(op, "pre", pre);
   const bool saved = pre.size(0) != 0;
   check_size(op, "pre", pre, saved ? problem.all_slots() : 0, problem.up.out);
   ExpertsGradientArguments found = {
-      rows_of(op, "dy", dy, problem.tokens, problem.down.out, problem.dtype),
+      std::move(dy_rows),
       rows_of(op, "pre", pre, saved ? problem.all_slots() : 0, problem.up.out, problem.dtype)};
   if (found.pre.matrix.stride != problem.up.out) {
     found.pre.owner = torch::stable::contiguous(pre);

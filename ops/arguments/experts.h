@@ -41,6 +41,16 @@ ExpertsArguments check_experts(const char* op, const Tensor& x, const Tensor& id
                                const Tensor& weights, const ExpertsWeight& first,
                                const ExpertsWeight& second, const ExpertsNumbers& numbers);
 
+// A list of slots: ids, rows and weights [S], rows of x. Without weights, which forward needs not,
+// nullptr. Reads neither ids nor rows: whoever runs a kernel checks that each row is one of x.
+ExpertsArguments check_experts_slots(const char* op, const Tensor& x, const Tensor& rows,
+                                     const Tensor& ids, const Tensor* weights,
+                                     const ExpertsWeight& first, const ExpertsWeight& second,
+                                     const ExpertsNumbers& numbers);
+
+// dy like x.
+RowsArgument check_experts_dy(const char* op, const Tensor& dy, const ExpertsArguments& arguments);
+
 // dy like x. `pre` [T k, 2I], or no rows: nullptr.
 struct ExpertsGradientArguments {
   RowsArgument dy, pre;

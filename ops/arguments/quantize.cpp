@@ -36,6 +36,8 @@ MatrixShape check_shape(const FormatInfo& info, std::int64_t block, const Tensor
 }  // namespace
 
 ScaleRule check_rule(const char* op, const FormatInfo& info, std::int64_t number) {
+  STD_TORCH_CHECK(!info.rules.empty(), op, ": format ", info.name,
+                  " is read and trained on, nothing quantises to it");
   std::string wanted;
   for (const ScaleRule rule : info.rules) {
     if (number == 0 || number == static_cast<std::int64_t>(rule)) return rule;
@@ -49,6 +51,7 @@ QuantizeArguments check_quantize(const Tensor& input, std::int64_t format, std::
                                  bool double_quant, bool saturate_nonfinite, std::int64_t rule,
                                  std::int64_t scale_bytes) {
   const FormatInfo& info = check_format("quantize", "format", format);
+  const ScaleRule chosen = check_rule("quantize", info, rule);
   check_given("quantize", "input", input);
   STD_TORCH_CHECK(input.is_contiguous(), "quantize: input is not contiguous");
   STD_TORCH_CHECK(!double_quant || info.double_quant, "quantize: format ", info.name,
@@ -61,7 +64,7 @@ QuantizeArguments check_quantize(const Tensor& input, std::int64_t format, std::
   job.elements = shape.elements();
   job.block = static_cast<std::size_t>(block);
   job.nonfinite = saturate_nonfinite ? NonFinite::kSaturate : NonFinite::kError;
-  job.rule = check_rule("quantize", info, rule);
+  job.rule = chosen;
   job.kind = check_kind(info, scale_bytes);
   // A scale beyond 65504 would be an infinity, and its weights no numbers.
   STD_TORCH_CHECK(info.shape != BlockShape::kGroup || job.kind != ScaleKind::kFp16 ||

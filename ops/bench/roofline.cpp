@@ -1,5 +1,5 @@
-// monograph::limit_move and limit_tiles: the bare loops that monograph.bench measures beside
-// kernels. They are a library of their own, which `import monograph` does not load.
+// monograph::limit_move, limit_tiles and limit_vectors: the bare loops that monograph.bench
+// measures beside kernels. They are a library of their own, which `import monograph` does not load.
 #include "monograph/kernels/roofline/roofline.h"
 
 #include "arguments/device.h"
@@ -39,11 +39,18 @@ double limit_tiles(std::int64_t steps) {
   return tile_products(static_cast<std::size_t>(steps));
 }
 
+double limit_vectors(std::int64_t steps) {
+  STD_TORCH_CHECK(steps >= 0 && steps <= kMostSteps, "limit_vectors: steps is ", steps,
+                  ", wanted 0 to ", kMostSteps);
+  return vector_products(static_cast<std::size_t>(steps));
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
   m.def("limit_move(Tensor input, Tensor(a!) out) -> ()");
   m.def("limit_tiles(int steps) -> float");
+  m.def("limit_vectors(int steps) -> float");
 }
 
 // For every device, because there is no portable implementation: limit_move names the device that
@@ -51,6 +58,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
 STABLE_TORCH_LIBRARY_IMPL(monograph, CompositeExplicitAutograd, m) {
   m.impl("limit_move", TORCH_BOX(&limit_move));
   m.impl("limit_tiles", TORCH_BOX(&limit_tiles));
+  m.impl("limit_vectors", TORCH_BOX(&limit_vectors));
 }
 
 }  // namespace monograph::ops

@@ -1,10 +1,11 @@
-// monograph::checkpoint_sha256: the hash of a checkpoint that `monograph inspect --hash` prints, as
-// the 32 bytes it is.
+// monograph::checkpoint_sha256: the hash of a checkpoint, or GGUF file, that `monograph inspect
+// --hash` prints, as the 32 bytes it is.
 #include <string>
 
 #include "arguments/device.h"
 #include "arguments/folder_name.h"
 #include "monograph/base/error.h"
+#include "monograph/gguf/file_reader.h"
 #include "monograph/hash/checkpoint_hash.h"
 
 namespace monograph::ops {
@@ -15,8 +16,10 @@ std::vector<std::int64_t> checkpoint_sha256_cpu(const Tensor& folder) {
   const std::string name = folder_name(kOp, folder);
   std::string hex;
   try {
-    const auto checkpoint = safetensors::Checkpoint::open(name);
-    hex = checkpoint_sha256(checkpoint, torch_parallel_for, [](std::uint64_t) {});
+    const auto done = [](std::uint64_t) {};
+    hex = gguf::is_gguf(name)
+              ? gguf::file_sha256(gguf::FileReader(name), torch_parallel_for, done)
+              : checkpoint_sha256(safetensors::Checkpoint::open(name), torch_parallel_for, done);
   } catch (const Error& error) {
     refuse(kOp, ": ", error.what());
   }

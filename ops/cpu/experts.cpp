@@ -1,10 +1,5 @@
 // monograph::experts and its gradients: a layer of experts on packed weights, with its LoRA.
-#include "arguments/experts.h"
-
-#include <algorithm>
-
-#include "arguments/device.h"
-#include "monograph/read_ahead/registry.h"
+#include "routed_experts.h"
 
 namespace monograph::ops {
 namespace {
@@ -12,8 +7,6 @@ namespace {
 using Optional = std::optional<Tensor>;
 using Tensors = std::vector<Tensor>;
 using Numbers = std::vector<std::int64_t>;
-
-Tensor none(const char* op, const Tensor& x) { return empty(op, x, {0}, x.scalar_type()); }
 
 Tensor like(const char* op, const Tensor& tensor) {
   return empty(op, tensor, {tensor.sizes().begin(), tensor.sizes().end()}, tensor.scalar_type());
@@ -26,51 +19,14 @@ struct ExpertsTensors {
   ExpertsNumbers numbers;
 };
 
-// Of each stack the slices of the experts that are routed to.
-void note_experts(const ExpertsWeight& weight, const std::vector<std::size_t>& used,
-                  std::size_t experts) {
-  const auto note = [&](const Tensor& tensor) {
-    const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
-    const auto bytes = static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
-    if (bytes % experts != 0) return note_use(begin);
-    for (const std::size_t expert : used) note_use(begin + expert * (bytes / experts));
-  };
-  note(weight.values);
-  for (const Tensor& scale : weight.scales) note(scale);
-}
-
-void note_routed(const ExpertsTensors& given, const ExpertsProblem& problem) {
-  if (!reads_ahead() || problem.experts == 0) return;
-  std::vector<std::size_t> used(problem.ids, problem.ids + problem.all_slots());
-  std::sort(used.begin(), used.end());
-  used.erase(std::unique(used.begin(), used.end()), used.end());
-  // Ids outside are slots that nobody computes; negative ones have become large.
-  used.erase(std::lower_bound(used.begin(), used.end(), problem.experts), used.end());
-  note_experts(given.first, used, problem.experts);
-  note_experts(given.second, used, problem.experts);
-}
-
 // With `before` the arguments that a gradient has in front of them.
 ExpertsArguments check_all(const char* op, const ExpertsTensors& given,
                            std::initializer_list<NamedTensors> before) {
   const auto& [x, ids, weights, first, second, numbers] = given;
   check_device(op, DeviceType::CPU, before);
-  check_device(op, DeviceType::CPU,
-               {{"x", x},
-                {"ids", ids},
-                {"weights", weights},
-                {"values1", first.values},
-                {"scales1", first.scales},
-                {"bias1", first.bias},
-                {"values2", second.values},
-                {"scales2", second.scales},
-                {"bias2", second.bias},
-                {"a1", first.a},
-                {"b1", first.b},
-                {"a2", second.a},
-                {"b2", second.b}});
+  check_experts_devices(op, first, second, {{"x", x}, {"ids", ids}, {"weights", weights}});
   ExpertsArguments arguments = check_experts(op, x, ids, weights, first, second, numbers);
-  note_routed(given, arguments.problem);
+  note_routed(first, second, arguments.problem);
   return arguments;
 }
 
@@ -112,36 +68,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> exper
     double lora_scale1, double lora_scale2, std::int64_t activation, bool interleaved, double alpha,
     double limit, bool transposed, const std::vector<bool>& need) {
   const char* const op = "experts_backward";
-  const ExpertsArguments arguments =
-      check_all(op,
-                {x,
-                 ids,
-                 weights,
-                 {values1, scales1, layout1, bias1, a1, b1, lora_scale1},
-                 {values2, scales2, layout2, bias2, a2, b2, lora_scale2},
-                 {activation, interleaved, alpha, limit, transposed}},
-                {{"dy", dy}, {"pre", pre}});
-  STD_TORCH_CHECK(need.size() == 6, op, ": need has ", need.size(), " entries, wanted 6");
-  const ExpertsGradientArguments given = check_experts_gradient(op, dy, pre, arguments);
-  ExpertsGradients gradients;
-  const auto wanted = [&](bool needed, const Tensor* tensor, void*& out) {
-    if (!needed || tensor == nullptr) return none(op, x);
-    Tensor made = like(op, *tensor);
-    if (made.numel() != 0) out = made.mutable_data_ptr();
-    return made;
-  };
-  const auto part = [](const Optional& tensor) { return tensor ? &*tensor : nullptr; };
-  Tensor dx = wanted(need[0], &x, gradients.dx);
-  Tensor dweights = wanted(need[1], &weights, gradients.dweights);
-  Tensor dbias1 = wanted(need[2], part(bias1), gradients.dbias1);
-  Tensor dbias2 = wanted(need[3], part(bias2), gradients.dbias2);
-  Tensor da1 = wanted(need[4], part(a1), gradients.da1);
-  Tensor db1 = wanted(need[4], part(b1), gradients.db1);
-  Tensor da2 = wanted(need[5], part(a2), gradients.da2);
-  Tensor db2 = wanted(need[5], part(b2), gradients.db2);
-  monograph::experts_backward(arguments.problem, given.dy.matrix, given.pre_data(), gradients,
+  const ExpertsTensors given = {x,
+                                ids,
+                                weights,
+                                {values1, scales1, layout1, bias1, a1, b1, lora_scale1},
+                                {values2, scales2, layout2, bias2, a2, b2, lora_scale2},
+                                {activation, interleaved, alpha, limit, transposed}};
+  const ExpertsArguments arguments = check_all(op, given, {{"dy", dy}, {"pre", pre}});
+  const ExpertsGradientArguments rows = check_experts_gradient(op, dy, pre, arguments);
+  ExpertsGradientTensors made =
+      make_gradients(op, x, x.size(0), weights, given.first, given.second, need);
+  monograph::experts_backward(arguments.problem, rows.dy.matrix, rows.pre_data(), made.views,
                               torch_parallel_for);
-  return {dx, dweights, dbias1, dbias2, da1, db1, da2, db2};
+  return {made.dx, made.dweights, made.dbias1, made.dbias2, made.da1, made.db1, made.da2, made.db2};
 }
 
 std::tuple<Tensor, Tensor> experts_dw_cpu(

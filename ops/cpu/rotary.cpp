@@ -72,7 +72,7 @@ struct Options {
 RotaryProblem problem_of(const char* op, const char* what, const Tensor& x, const Angles& angles,
                          const std::optional<Tensor>& weight, const Options& options,
                          std::vector<float>& gain) {
-  const std::int64_t largest = static_cast<std::int64_t>(kLargestHead);
+  const std::int64_t largest = static_cast<std::int64_t>(kLargestRotaryHead);
   STD_TORCH_CHECK(x.size(3) >= static_cast<std::int64_t>(angles.rotated), op, ": ", what,
                   " has heads of ", x.size(3), ", wanted the ", angles.rotated,
                   " columns of cos or more");

@@ -1,4 +1,4 @@
-// monograph::seeded_dropout for CUDA tensors; the schema is Python's.
+// monograph::seeded_dropout for CUDA tensors.
 #include "arguments/device.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"

@@ -25,6 +25,7 @@ from monograph.upstream.when_imported import when_imported
 
 if TYPE_CHECKING:
     from monograph.diagnosis import doctor
+    from monograph.distributed.expert_parallel import expert_parallel
     from monograph.distributed.shard import shard
     from monograph.distributed.unshard import unshard, unsharded
     from monograph.hf.calibration import calibrate
@@ -41,6 +42,7 @@ __all__ = [
     "calibrate",
     "dequantize_4bit",
     "doctor",
+    "expert_parallel",
     "from_bitsandbytes",
     "from_pretrained",
     "linear",
@@ -66,6 +68,7 @@ _ON_FIRST_USE = {
     "add_lora": "monograph.hf.optimize",
     "calibrate": "monograph.hf.calibration",
     "doctor": "monograph.diagnosis",
+    "expert_parallel": "monograph.distributed.expert_parallel",
     "from_pretrained": "monograph.hf.transformers.loading",
     "optimize": "monograph.hf.optimize",
     "shard": "monograph.distributed.shard",
@@ -87,6 +90,6 @@ def __getattr__(name: str) -> Any:
 
 warn_if_untried("torch")
 when_imported("peft", "monograph.hf.peft.packed_layers")
-when_imported("torch._dynamo", "monograph.ops.has_kernel")
+when_imported("torch._dynamo", "monograph.ops.providers")
 when_imported("torch._inductor.decomposition", "monograph.ops.inductor_decompositions")
 when_imported("torch._inductor.lowering", "monograph.ops.inductor_fallbacks")

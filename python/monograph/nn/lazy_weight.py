@@ -181,3 +181,9 @@ def _traced(dense: torch.Tensor, packed: PackedWeight, column: bool = False) -> 
 
 def traced_weight(packed: PackedWeight, dtype: torch.dtype) -> TracedWeight:
     return _traced(packed.dequantize(dtype), packed)
+
+
+def weight_of(packed: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """What a packed layer gives for its `weight`."""
+    make = traced_weight if torch.compiler.is_compiling() else LazyWeight
+    return make(packed, dtype)

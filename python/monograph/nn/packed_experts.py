@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import nn
 
 from monograph.nn.lazy_weight import LazyWeight
+from monograph.ops.ep_experts import ep_experts
 from monograph.ops.experts import Activation, experts
 from monograph.ops.layout import make_layout, plain_layout
 from monograph.quant.packed_weight import PackedWeight
@@ -47,6 +48,25 @@ class LowRank(NamedTuple):
 Weight = tuple[torch.Tensor, list[torch.Tensor], list[int]]
 
 
+@dataclass(frozen=True)
+class ExpertShare:
+    """The experts [first, first + held) of `count` are here, the others on other ranks of `group`, which is a
+    number of ops/ep_experts.py; ranks: how many they are."""
+
+    first: int
+    held: int
+    count: int
+    group: int
+    ranks: int
+
+    def refuse(self, how: str) -> NoReturn:
+        raise RuntimeError(
+            f"{how}: experts {self.first} to {self.first + self.held - 1} of {self.count} are here, the "
+            f"others on {self.ranks - 1} other ranks (expert_parallel); wanted the model as it was loaded: "
+            "the adapter's folder and that of the base have all of it"
+        )
+
+
 def run_experts(
     kind: ExpertsKind,
     weights: tuple[Weight, Weight],
@@ -56,26 +76,28 @@ def run_experts(
     top_k_weights: torch.Tensor,
     lora: Mapping[str, LowRank],
     transposed: bool,
+    share: ExpertShare | None = None,
 ) -> torch.Tensor:
     """One call of the operator on [T, H]; under autocast, too, the result has the dtype of the input."""
     x = hidden_states
     routed = top_k_weights if top_k_weights.dtype in (x.dtype, torch.float32) else top_k_weights.float()
     first, second = kind.names
-    return experts(
-        x,
-        top_k_index.long(),
-        routed,
-        *weights,
-        bias=biases,
-        lora1=lora.get(first),
-        lora2=lora.get(second),
-        activation=kind.activation,
-        interleaved=kind.interleaved,
-        alpha=kind.alpha,
-        limit=kind.limit,
-        transposed=transposed,
-        save=torch.is_grad_enabled(),
-    ).to(x.dtype)
+    options: dict[str, Any] = {
+        "bias": biases,
+        "lora1": lora.get(first),
+        "lora2": lora.get(second),
+        "activation": kind.activation,
+        "interleaved": kind.interleaved,
+        "alpha": kind.alpha,
+        "limit": kind.limit,
+        "transposed": transposed,
+    }
+    if share is None:
+        y = experts(x, top_k_index.long(), routed, *weights, **options, save=torch.is_grad_enabled())
+    else:
+        options |= {"count": share.count, "group": share.group}
+        y = ep_experts(x, top_k_index.long(), routed, *weights, **options)
+    return y.to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -133,6 +155,7 @@ class PackedExperts(nn.Module):
     experts_kind: ExpertsKind
     stacks: dict[str, PackedWeight]  # what is packed, without its tensors' devices: see `packed`
     weight_dtype: torch.dtype
+    expert_share: ExpertShare | None = None  # `stacks` are then those of this rank's experts
 
     @classmethod
     def take_over(cls, layer: nn.Module, kind: ExpertsKind) -> PackedExperts:
@@ -146,6 +169,8 @@ class PackedExperts(nn.Module):
 
     def put_packed(self, name: str, packed: PackedWeight) -> None:
         """Replaces the parameter `name` by packed bytes, [E, out, in]."""
+        if packed.columns is not None:
+            raise ValueError(f"{name}: experts are {packed!r}, wanted columns in order")
         shown = self._as_shown(packed)
         wanted = tuple(getattr(self, name).shape)
         if shown.shape != wanted:
@@ -166,6 +191,12 @@ class PackedExperts(nn.Module):
         return packed
 
     def packed(self, name: str) -> PackedWeight:
+        if self.expert_share is not None:
+            self.expert_share.refuse(name)
+        return self.held(name)
+
+    def held(self, name: str) -> PackedWeight:
+        """`packed`, of the experts that are here."""
         kept = self.stacks[name]
         values, *scales = (_stored(self, part) for part in self._parts(name, kept))
         assert values is not None
@@ -198,7 +229,11 @@ class PackedExperts(nn.Module):
         """Asked for its own alone, as PEFT's `target_parameters` asks, it shows its packed weights too. Not
         to torch.distributed: `fully_shard` would shard dense copies of them."""
         yield from super().named_parameters(prefix, recurse, remove_duplicate)
-        if not recurse and not calling_module(2).startswith("torch.distributed."):
+        if (
+            self.expert_share is None
+            and not recurse
+            and not calling_module(2).startswith("torch.distributed.")
+        ):
             for name in self.experts_kind.names:
                 if name in self.stacks:
                     yield f"{prefix}.{name}" if prefix else name, self.show(name)  # type: ignore[misc]
@@ -210,7 +245,7 @@ class PackedExperts(nn.Module):
             return dense, [], plain_layout(dense.shape)
         kept = self.stacks[name]
         values, *scales = (_stored(self, part) for part in self._parts(name, kept))
-        layout = make_layout(kept.format.number, kept.block_size, kept.shape, 0, kept.grid_rows)
+        layout = make_layout(kept.format.number, kept.block_size, kept.shape, kept.origin, kept.grid_rows)
         return values, scales, layout  # type: ignore[return-value]
 
     def forward(
@@ -223,7 +258,7 @@ class PackedExperts(nn.Module):
         kind = self.experts_kind
         first, second = kind.names
         # Packed bytes are [E, out, in]; a dense weight beside them is transposed to lie alike.
-        turn = kind.transposed and bool(self.stacks)
+        turn = kind.transposed and len(self.stacks) > 0  # torch 2.11 traces no bool() of a dict
         biases = (
             (getattr(self, f"{first}_bias"), getattr(self, f"{second}_bias")) if kind.bias else (None, None)
         )
@@ -236,6 +271,7 @@ class PackedExperts(nn.Module):
             top_k_weights,
             lora or {},
             kind.transposed and not turn,
+            self.expert_share,
         )
 
     def _apply(self, fn: Any, recurse: bool = True) -> PackedExperts:

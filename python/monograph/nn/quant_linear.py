@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.nn.lazy_weight import LazyWeight, traced_weight
+from monograph.nn.lazy_weight import weight_of
 from monograph.ops.formats import BlockShape
 from monograph.ops.layout import make_layout
 from monograph.ops.linear import linear as linear_op
 from monograph.quant.packed_weight import PackedWeight, quantize
+from monograph.quant.sorted_columns import permuted
 
 
 class QuantLinear(nn.Linear):
@@ -23,7 +24,8 @@ class QuantLinear(nn.Linear):
     The stored tensors are ordinary uint8 parameters: `values` and what the format calls its scales: `absmax`
     and, double-quantised, `groups`, `map` and `offset`; or `block_scales` and `tensor_scale`. Casting the
     model changes none of them. `weight` is honest for code that looks at it: it has the logical shape, the
-    compute dtype and the device, and dequantises itself if computed with.
+    compute dtype and the device, and dequantises itself if computed with. `columns` is int32 where the file
+    has them in another order (quant/sorted_columns.py), else None; input, bias and `weight` keep theirs.
 
         layer = QuantLinear.from_linear(nn.Linear(4096, 4096, dtype=torch.bfloat16), "nf4", double_quant=True)
     """
@@ -36,6 +38,7 @@ class QuantLinear(nn.Linear):
     dense_source: Callable[[], torch.Tensor] | None = None
 
     values: nn.Parameter
+    columns: nn.Parameter | None
 
     def __init__(self, packed: PackedWeight, bias: torch.Tensor | None = None) -> None:
         nn.Module.__init__(self)  # nn.Linear's own would allocate a dense weight
@@ -49,6 +52,8 @@ class QuantLinear(nn.Linear):
         tensors = (packed.values, *packed.scales)
         for name, tensor in zip(("values", *self.scale_names), tensors, strict=True):
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+        columns = None if packed.columns is None else nn.Parameter(packed.columns, requires_grad=False)
+        self.register_parameter("columns", columns)
         self.double_quant = packed.double_quant
         frozen = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.register_parameter("bias", frozen)
@@ -82,21 +87,46 @@ class QuantLinear(nn.Linear):
         return [getattr(self, name) for name in self.scale_names]
 
     @property
+    def stored_names(self) -> list[str]:
+        """The parameters that are the weight."""
+        return ["values", *self.scale_names, *(() if self.columns is None else ("columns",))]
+
+    @property
     def layout(self) -> list[int]:
+        """Of a weight whose columns lie in order; others raise: see `operands`."""
+        return self.packed.layout if self.columns is not None else self._stored_layout
+
+    @property
+    def _stored_layout(self) -> list[int]:
         return make_layout(self.format.number, self.block_size, (self.out_features, self.in_features))
+
+    def permuted(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., in_features] in the order of the stored columns."""
+        return permuted(x, self.columns)
+
+    @property
+    def operands(self) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
+        """values, scales and layout as they are stored: for operators on what `permuted` gives."""
+        return self.values, self.scales, self._stored_layout
 
     @property
     def packed(self) -> PackedWeight:
         shape = (self.out_features, self.in_features)
         tensors = [t.detach() for t in self.scales]
+        columns = None if self.columns is None else self.columns.detach()
         return PackedWeight(
-            self.format, shape, self.block_size, self.values.detach(), tuple(tensors), self.weight_dtype
+            self.format,
+            shape,
+            self.block_size,
+            self.values.detach(),
+            tuple(tensors),
+            self.weight_dtype,
+            columns=columns,
         )
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        make = traced_weight if torch.compiler.is_compiling() else LazyWeight
-        return make(self.packed, self.weight_dtype)
+        return weight_of(self.packed, self.weight_dtype)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":
@@ -112,6 +142,11 @@ class QuantLinear(nn.Linear):
 
     def requantize(self, weight: torch.Tensor) -> PackedWeight:
         """`weight` in the format, block size, double quantisation, rule and scale type of this layer."""
+        if self.columns is not None:
+            raise ValueError(
+                f"the weight is {self.packed!r}, which is not quantised again; wanted one with its columns "
+                "in order, or an adapter that leaves the base as it is (no PiSSA, no LoftQ)"
+            )
         scale_type = None
         if len(self.format.scale_types) > 1:
             blocks = prod(self.format.grid((self.out_features, self.in_features), self.block_size))
@@ -131,6 +166,8 @@ class QuantLinear(nn.Linear):
     def put(self, packed: PackedWeight) -> None:
         """Takes the bytes of a weight of the same kind. New parameters: the old ones may be mapped files."""
         wanted, found = self.packed, packed
+        if wanted.columns is not None or found.columns is not None:
+            raise ValueError(f"the weight is {found!r}, wanted columns in order, in it and in {wanted!r}")
         if (wanted.layout, wanted.double_quant) != (found.layout, found.double_quant):
             raise ValueError(f"the weight is {found!r}, wanted {wanted!r}")
         for name, tensor in zip(("values", *self.scale_names), (packed.values, *packed.scales), strict=True):
@@ -148,10 +185,11 @@ class QuantLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.to(input.dtype)
-        return linear_op(input, self.values, self.scales, self.layout, bias)
+        return linear_op(self.permuted(input), *self.operands, bias)
 
     def extra_repr(self) -> str:
         double = ", double_quant=True" if self.double_quant else ""
+        double += "" if self.columns is None else ", columns=sorted by group"
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, format={self.format.name}, block_size={self.block_size}{double}"

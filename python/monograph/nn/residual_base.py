@@ -140,6 +140,7 @@ def _square(tensor: torch.Tensor) -> float:
 def base_sha256(packed: PackedWeight) -> bytes:
     """The digest of a packed weight's bytes."""
     digest = hashlib.sha256()
-    for tensor in (packed.values, *packed.scales):
+    order = () if packed.columns is None else (packed.columns,)
+    for tensor in (packed.values, *packed.scales, *order):
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).numpy().data)
     return digest.digest()

@@ -18,7 +18,7 @@ from monograph.upstream.torch_names import assert_async
 IGNORED = -100  # the label of a token that does not count
 
 Tensors = Sequence[torch.Tensor]
-_OPTIONAL = ("bias", "u", "b", "a", "du", "key_lengths", "sinks")
+_OPTIONAL = ("bias", "u", "b", "a", "du", "key_lengths", "sinks", "sum")
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _MOST_ELEMENTS = 2**56  # as in core/monograph/formats/bind.h
 _LARGEST = torch.finfo(torch.float32).max
@@ -184,6 +184,23 @@ def _check_groups(
         require(size == wanted, op, f"scales[1] (zero points) has {size} bytes, wanted {wanted}")
 
 
+def _check_interleaved(
+    op: str, fmt: Format, values: torch.Tensor, scales: Tensors, shape: Sequence[int]
+) -> None:
+    matrices, rows, size = prod(shape[:-2]), prod(shape[-2:-1]), values.numel()
+    require(matrices == 1, op, f"the weight has {matrices} matrices, format {fmt.name} wants one")
+    found = f"scales has {len(scales)} tensors"
+    require(len(scales) < 2, op, f"{found}, format {fmt.name} wants none, or 1 (row map)")
+    wanted, each = fmt.value_bytes(shape), fmt.row_bytes(shape[-1])
+    if not scales or each == 0:
+        require(size == wanted, op, f"values has {size} bytes, wanted {wanted}")
+    else:
+        require(size % each == 0, op, f"values has {size} bytes, wanted rows of {each}")
+    if scales:
+        found = f"scales[0] (row map) has {scales[0].numel()} bytes"
+        require(scales[0].numel() == 4 * rows, op, f"{found}, wanted {4 * rows}")
+
+
 def check_packed(op: str, values: torch.Tensor, scales: Tensors, layout: Layout) -> None:
     """The sizes that a format wants; `values` and `scales` may lie in memory as they like."""
     if layout.grid_rows:
@@ -192,7 +209,8 @@ def check_packed(op: str, values: torch.Tensor, scales: Tensors, layout: Layout)
         except ValueError as error:
             raise ValueError(f"{op}: {error}") from None
         found = f"the weight has grids of {layout.grid_rows} rows"
-        require(fmt.shape is not BlockShape.GROUP, op, f"{found}, format {fmt.name} wants one matrix")
+        whole = fmt.shape in (BlockShape.GROUP, BlockShape.INTERLEAVED)
+        require(not whole, op, f"{found}, format {fmt.name} wants one matrix")
         for part in grids_of(op, values, scales, layout):
             check_packed(op, *part)
         return
@@ -210,6 +228,8 @@ def check_packed(op: str, values: torch.Tensor, scales: Tensors, layout: Layout)
         require(t.dtype == torch.uint8, op, f"{what} has dtype {found}, wanted uint8")
     if fmt.shape is BlockShape.GROUP:
         return _check_groups(op, fmt, values, scales, shape, blocks)
+    if fmt.shape is BlockShape.INTERLEAVED:
+        return _check_interleaved(op, fmt, values, scales, shape)
     wanted = fmt.packed_bytes(prod(shape))
     require(values.numel() == wanted, op, f"values has {values.numel()} bytes, wanted {wanted}")
     counts = (1, 4) if fmt.double_quant else (1, 2) if fmt.tensor_scale else (1,)

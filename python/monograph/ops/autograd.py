@@ -68,6 +68,15 @@ def register_not_differentiable(name: str) -> None:
     register_autograd(name, backward)
 
 
+def register_without_gradient(name: str, instead: str) -> None:
+    """For an operator inside others, whose gradients those have: a derivative through it raises."""
+
+    def backward(ctx: Any, *_: Any) -> None:
+        raise RuntimeError(f"{name} has no gradient: {instead}")
+
+    register_autograd(name, backward)
+
+
 class _Anchor(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str, *inputs: torch.Tensor) -> torch.Tensor:

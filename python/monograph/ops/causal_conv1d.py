@@ -29,6 +29,7 @@ from monograph.ops.argument_checks import (
 from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 from monograph.ops.documents import check_offsets, document_of
+from monograph.ops.providers import serve
 
 MOST_TAPS = 8
 
@@ -289,9 +290,11 @@ def _(dy, dfinal, x, weight, bias, cu, state, silu, need):  # type: ignore[no-un
     )
 
 
-torch.library.impl("monograph::causal_conv1d", "CompositeExplicitAutograd")(portable_causal_conv1d)
+torch.library.impl("monograph::causal_conv1d", "CompositeExplicitAutograd")(
+    serve("causal_conv1d", portable_causal_conv1d)
+)
 torch.library.impl("monograph::causal_conv1d_backward", "CompositeExplicitAutograd")(
-    portable_causal_conv1d_backward
+    serve("causal_conv1d_backward", portable_causal_conv1d_backward)
 )
 
 

@@ -9,6 +9,7 @@ import torch
 
 from monograph.ops import library  # noqa: F401  (the schemas are registered there)
 from monograph.ops.argument_checks import check_float, check_packed, check_shape, check_tensors, grids_of
+from monograph.ops.dequantize_blocks import decode_blocks
 from monograph.ops.dequantize_groups import decode_groups
 from monograph.ops.dequantize_groups import e4m3_values as e4m3_values
 from monograph.ops.formats import SCALE_GROUP, BlockShape, Format, format_numbered, value_table
@@ -229,9 +230,10 @@ def _dequantize(
     for part, own, grid in grids_of("dequantize", values, scales, whole):
         fmt = format_numbered(grid.format)
         shape = grid.stored_shape(fmt)
-        if fmt.shape is BlockShape.GROUP:
+        if fmt.shape in (BlockShape.GROUP, BlockShape.INTERLEAVED):
             panel = PANEL if decode_grid is decode_in_panels else prod(shape)
-            dense = decode_groups(fmt, grid.block, part, own, shape, dtype, panel)
+            decode = decode_groups if fmt.shape is BlockShape.GROUP else decode_blocks
+            dense = decode(fmt, grid.block, part, own, shape, dtype, panel)
             grids.append(dense[grid.origin :])
             continue
         per_block = portable_scales(fmt, own, shape, grid.block)

@@ -25,8 +25,9 @@ from monograph.ops import library  # noqa: F401  (the schemas are registered the
 from monograph.ops.argument_checks import require
 from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd, register_not_differentiable
-from monograph.ops.experts_arguments import Activation, ExpertsArguments, check_fake
+from monograph.ops.experts_arguments import Activation, ExpertsArguments, check_fake, flat_layer
 from monograph.ops.experts_portable import gradients, portable_experts
+from monograph.ops.providers import serve
 
 __all__ = ["Activation", "experts", "portable_experts"]
 
@@ -51,12 +52,9 @@ def experts(
     save: bool = True,
 ) -> torch.Tensor:
     """y [T, H] in the dtype of x. A weight is (values, scales, layout) and a LoRA (a, b, scale)."""
-    a1, b1, scale1 = lora1 or (None, None, 0.0)
-    a2, b2, scale2 = lora2 or (None, None, 0.0)
-    weight1, weight2 = ((values, list(scales), list(layout)) for values, scales, layout in (first, second))
-    low = (a1, b1, a2, b2, float(scale1), float(scale2))
+    layer = flat_layer(first, second, bias, lora1, lora2)
     numbers = (int(activation), interleaved, float(alpha), float(limit), transposed, save)
-    y, _ = torch.ops.monograph.experts(x, ids, weights, *weight1, bias[0], *weight2, bias[1], *low, *numbers)
+    y, _ = torch.ops.monograph.experts(x, ids, weights, *layer, *numbers)
     return y
 
 
@@ -139,9 +137,13 @@ def _(dy, pre, *arguments):  # type: ignore[no-untyped-def]
     return tuple(t.new_empty(list(t.shape)) for t in (given.values1, given.values2))
 
 
-torch.library.impl("monograph::experts", "CompositeExplicitAutograd")(portable_experts)
-torch.library.impl("monograph::experts_backward", "CompositeExplicitAutograd")(portable_experts_backward)
-torch.library.impl("monograph::experts_dw", "CompositeExplicitAutograd")(portable_experts_dw)
+torch.library.impl("monograph::experts", "CompositeExplicitAutograd")(serve("experts", portable_experts))
+torch.library.impl("monograph::experts_backward", "CompositeExplicitAutograd")(
+    serve("experts_backward", portable_experts_backward)
+)
+torch.library.impl("monograph::experts_dw", "CompositeExplicitAutograd")(
+    serve("experts_dw", portable_experts_dw)
+)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +19,7 @@ from monograph.ops.argument_checks import (
     dtype_name,
     require,
 )
+from monograph.ops.formats import BlockShape, format_numbered
 from monograph.ops.layout import PLAIN, Layout, read_layout
 
 
@@ -77,6 +78,20 @@ class ExpertsArguments(NamedTuple):
         return found[0], found[1]
 
 
+def flat_layer(
+    first: tuple[torch.Tensor, Sequence[torch.Tensor], Sequence[int]],
+    second: tuple[torch.Tensor, Sequence[torch.Tensor], Sequence[int]],
+    bias: tuple[torch.Tensor | None, torch.Tensor | None],
+    lora1: tuple[torch.Tensor, torch.Tensor, float] | None,
+    lora2: tuple[torch.Tensor, torch.Tensor, float] | None,
+) -> tuple[Any, ...]:
+    """From `values1` to `lora_scale2`: a weight is (values, scales, layout) and a LoRA (a, b, scale)."""
+    a1, b1, scale1 = lora1 or (None, None, 0.0)
+    a2, b2, scale2 = lora2 or (None, None, 0.0)
+    weight1, weight2 = ((values, list(scales), list(layout)) for values, scales, layout in (first, second))
+    return *weight1, bias[0], *weight2, bias[1], a1, b1, a2, b2, float(scale1), float(scale2)
+
+
 def check_fake(op: str, given: ExpertsArguments, **more: torch.Tensor) -> None:
     """What a fake may look at: kinds, devices and numbers of dimensions, no sizes."""
     optional = {name: getattr(given, name) for name in ("bias1", "bias2", "a1", "b1", "a2", "b2")}
@@ -114,8 +129,10 @@ def _check_stack(
         require(fits, op, f"{found}, layout{which} says {list(layout.shape)}")
         return
     require(not transposed, op, "transposed is True for a packed weight, wanted a plain one")
-    require(layout.origin == 0, op, f"layout{which} has the origin {layout.origin}, wanted 0")
     check_packed(op, values, scales, layout)
+    flat = format_numbered(layout.format).shape is BlockShape.FLAT
+    found = f"layout{which} has the origin {layout.origin}"
+    require(not layout.origin or flat, op, f"{found}, wanted 0 where blocks begin anew with each expert")
 
 
 def _check_low_rank(

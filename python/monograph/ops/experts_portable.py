@@ -71,7 +71,7 @@ class Projection:
     def _read_scales(self, scales: Tensors) -> None:
         layout, fmt = self.layout, format_numbered(self.layout.format)
         grids = grids_of("experts", self.values, scales, layout)
-        per_block = [portable_scales(fmt, own, part.shape, part.block) for _, own, part in grids]
+        per_block = [portable_scales(fmt, own, part.stored_shape(fmt), part.block) for _, own, part in grids]
         # Blocks that run through all experts have one row of scales, others one for each matrix.
         self.through = layout.grid_rows == 0 and fmt.shape is BlockShape.FLAT
         matrices = 1 if self.through else max(len(grids), self.experts)
@@ -91,7 +91,7 @@ class Projection:
         """In the dtype of x, flat."""
         fmt, block = format_numbered(self.layout.format), self.layout.block
         elements = self.rows * self.cols
-        if self.through and elements % block:
+        if self.through and (elements % block or self.layout.origin):
             return self._decoded_across(expert)
         matrices = 1 if self.through else self.codes.shape[0] // self.experts  # of one expert
         own = expert * matrices + torch.arange(matrices, device=expert.device)
@@ -103,13 +103,14 @@ class Projection:
         return parts[0] if matrices == 1 else torch.cat(parts)
 
     def _decoded_across(self, expert: torch.Tensor) -> torch.Tensor:
-        """Where a block lies on two experts: codes and scales by the index of each element, in panels."""
+        """Where a block lies on two experts, or the stack is a part of one: codes and scales by the index of
+        each element, in panels."""
         fmt, elements = format_numbered(self.layout.format), self.rows * self.cols
         table = value_table(fmt, self.values.device)
         out = torch.empty(elements, dtype=self.kind, device=expert.device)
         for begin in range(0, elements, PANEL // 4):
             end = min(begin + PANEL // 4, elements)
-            at = expert * elements + torch.arange(begin, end, device=expert.device)
+            at = self.layout.origin + expert * elements + torch.arange(begin, end, device=expert.device)
             codes = self.codes[0].index_select(0, at * fmt.bits // 8).int()
             if fmt.bits == 4:
                 codes = (codes >> torch.where(at % 2 == (1 if fmt.low_nibble_first else 0), 4, 0)) & 15

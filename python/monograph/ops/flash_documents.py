@@ -1,13 +1,13 @@
-"""varlen_attention by `torch.nn.attention.varlen`, flash attention of torch, for CUDA devices.
+"""monograph::varlen_attention and its gradients by flash attention, torch's or flash-attn's, for CUDA.
 
 Nothing of it reads the device: offsets stay where they are, and lengths are bounded by shapes. Differences to
-our operator: the gradient of queries is summed by atomic additions, in an order that changes from run to run
+our kernel: the gradient of queries is summed by atomic additions, in an order that changes from run to run
 unless `torch.use_deterministic_algorithms(True)`; a NaN may reach earlier tokens of its own document.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -40,53 +40,113 @@ def closed_offsets(
 
 def _of_documents(
     offsets: torch.Tensor, lengths: torch.Tensor, others: torch.Tensor, rows: int
-) -> torch.Tensor:
-    """[rows, 1, 1]: True for the first `lengths` rows of each document that has `others` to see."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two of [rows]: whether it is in a document; whether it is among the first `lengths` of one that has
+    `others` to see."""
     count = offsets.numel() - 1
     document = document_of(offsets, rows)
     known = document.clamp(0, max(count - 1, 0))
     place = torch.arange(rows, device=offsets.device) - offsets[known]
-    found = (document >= 0) & (document < count) & (place < lengths[known]) & (others[known] > 0)
-    return found[:, None, None]
+    inside = (document >= 0) & (document < count)
+    return inside, inside & (place < lengths[known]) & (others[known] > 0)
 
 
-def flash_documents(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_q: torch.Tensor,
-    cu_k: torch.Tensor,
-    key_lengths: torch.Tensor | None,
-    *,
-    causal: bool,
-    window: int,
-    scale: float,
-    longest: tuple[int, int] | None = None,
-) -> torch.Tensor:
-    """As `varlen_attention`. longest: bounds of the queries and keys of a document; all tokens without it."""
-    from torch.nn.attention.varlen import varlen_attn
+class Call(NamedTuple):
+    """The arguments of the operator behind those of its gradient."""
 
-    queries = cu_q[1:] - cu_q[:-1]
-    seen = queries if cu_k is cu_q and key_lengths is None else key_lengths
-    seen = cu_k[1:] - cu_k[:-1] if seen is None else seen
-    inside = _of_documents(cu_q, queries, seen, q.shape[0])
-    if seen is not queries:
-        # Queries without keys and keys without queries: whatever their gradients are, they count as 0.
-        of_keys = _of_documents(cu_k, seen, queries, k.shape[0])
-        q, k, v = torch.where(inside, q, 0.0), torch.where(of_keys, k, 0.0), torch.where(of_keys, v, 0.0)
-    offsets_q, offsets_k = closed_offsets(cu_q, cu_k, key_lengths, q.shape[0], k.shape[0])
-    max_q, max_k = longest or (q.shape[0], k.shape[0])
-    left = window - 1 if window > 0 else -1  # ours counts the query's own place
-    out: Any = varlen_attn(
-        q.contiguous(),
-        k.contiguous(),
-        v.contiguous(),
-        offsets_q,
-        offsets_k,
-        max_q,
-        max_k,
-        scale=scale,
-        window_size=(left, 0 if causal else left),
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
-    return torch.where(inside, out, 0.0)
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    cu_q: torch.Tensor
+    cu_k: torch.Tensor
+    key_lengths: torch.Tensor | None
+    sinks: torch.Tensor | None
+    causal: bool
+    window: int
+    scale: float
+    softcap: float
+
+
+def checked_call(op: str, *arguments: Any) -> Call:
+    from monograph.ops.varlen_attention import check_arguments  # which imports the table of providers
+
+    call = Call(*arguments)
+    tensors = call.q, call.k, call.v, call.cu_q, call.cu_k, call.key_lengths, call.sinks
+    check_arguments(op, *tensors, call.window, call.scale, call.softcap)
+    return call
+
+
+class Flash(NamedTuple):
+    """What a library is given: offsets under which every row is in a document, bounds of their lengths, and
+    the keys before and behind a query's place that it sees, -1 for all."""
+
+    cu_q: torch.Tensor
+    cu_k: torch.Tensor
+    longest: tuple[int, int]
+    window: tuple[int, int]
+    scale: float
+    softcap: float
+
+
+class Library(Protocol):
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flash: Flash
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output, and the log-sum-exp [heads, tokens], infinity where a query sees no key."""
+
+    def backward(
+        self,
+        dout: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        flash: Flash,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The gradients of q, k and v."""
+
+
+class _Documents:
+    """Which rows count, and what the library is given."""
+
+    def __init__(self, call: Call) -> None:
+        queries = call.cu_q[1:] - call.cu_q[:-1]
+        seen = call.cu_k[1:] - call.cu_k[:-1] if call.key_lengths is None else call.key_lengths
+        self.inside, queries_that_see = _of_documents(call.cu_q, queries, seen, call.q.shape[0])
+        _, keys_that_are_seen = _of_documents(call.cu_k, seen, queries, call.k.shape[0])
+        self.queries = queries_that_see[:, None, None]
+        self.keys = keys_that_are_seen[:, None, None]
+        rows = call.q.shape[0], call.k.shape[0]
+        left = call.window - 1 if call.window > 0 else -1  # ours counts the query's own place
+        window = (left, 0 if call.causal else left)
+        closed = closed_offsets(call.cu_q, call.cu_k, call.key_lengths, *rows)
+        self.flash = Flash(*closed, rows, window, call.scale, call.softcap)
+        # Of queries without keys, keys without queries and rows of no document nothing comes through.
+        self.q = torch.where(self.queries, call.q, 0.0)
+        self.k, self.v = (torch.where(self.keys, t, 0.0) for t in (call.k, call.v))
+
+
+def flash_attention(library: Library, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output, 0 for rows without keys, and its log-sum-exp, with minus infinity as our kernel has it."""
+    given = _Documents(call)
+    out, lse = library.forward(given.q, given.k, given.v, given.flash)
+    none = (lse == torch.inf) | ~given.queries[:, 0, 0]
+    lse = torch.where(given.inside, torch.where(none, -torch.inf, lse), 0.0)
+    return torch.where(given.queries, out, 0.0), lse
+
+
+def flash_attention_backward(
+    library: Library, dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, call: Call
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of q, k and v; there are no sinks."""
+    given = _Documents(call)
+    dout = torch.where(given.queries, dout, 0.0)
+    # exp(score - infinity) is 0: what sees no key, and rows that are in no document.
+    lse = torch.where((lse == -torch.inf) | ~given.queries[:, 0, 0], torch.inf, lse)
+    grads = library.backward(dout, given.q, given.k, given.v, out, lse, given.flash)
+    found = [
+        torch.where(rows, t, 0.0)
+        for rows, t in zip((given.queries, given.keys, given.keys), grads, strict=True)
+    ]
+    return found[0], found[1], found[2], lse.new_empty(0)

@@ -22,6 +22,7 @@ class BlockShape(Enum):
     ROW = 1  # consecutive elements of a row; rows are whole blocks
     SQUARE = 2  # block x block, the grid anchored at each matrix's first element
     GROUP = 3  # elements of a row, as many as divide its length; rows are whole words
+    INTERLEAVED = 4  # elements of a row, their scales beside them; rows are whole blocks
 
 
 class ZeroPoints(Enum):
@@ -94,6 +95,7 @@ class Format:
     rules: Mapping[str, str] = field(default_factory=lambda: {"absmax": "absmax"})  # the first is the default
     zero_points: ZeroPoints = ZeroPoints.NONE
     row_align: int = 1  # bytes of which rows of values are a multiple
+    block_bytes: int = 0  # of a block with its scales, in INTERLEAVED
 
     @property
     def default_block(self) -> int:
@@ -113,6 +115,8 @@ class Format:
 
     def rule_number(self, name: str) -> int:
         """The number of a rule by its name or a producer's; "default" is the first."""
+        if not self.rules:
+            raise ValueError(f"format {self.name} is read and trained on, nothing quantises to it")
         rules = {"default": next(iter(self.rules.values())), **self.rules}
         if name not in rules:
             raise ValueError(f"rule is {name!r}, format {self.name} wants one of {', '.join(rules)}")
@@ -141,15 +145,17 @@ class Format:
         if self.shape is BlockShape.SQUARE:
             *experts, rows = lead or [1]
             return [*experts, -(-rows // block), -(-cols // block)]
-        if self.shape in (BlockShape.ROW, BlockShape.GROUP) and cols % block:
+        if self.shape not in (BlockShape.FLAT, BlockShape.SQUARE) and cols % block:
             raise ValueError(f"rows have {cols} elements, format {self.name} wants a multiple of {block}")
         return [*lead, cols // block] if cols % block == 0 else [-(-prod(shape) // block)]
 
     def packed_bytes(self, elements: int) -> int:
+        if self.shape is BlockShape.INTERLEAVED:
+            return elements // self.block_sizes[0] * self.block_bytes
         return (elements * self.bits + 7) // 8
 
     def row_bytes(self, cols: int) -> int:
-        """From one row of values to the next, in a format with groups of a row."""
+        """From one row of values to the next, with groups of a row or scales beside the values."""
         return -(-self.packed_bytes(cols) // self.row_align) * self.row_align
 
     def value_bytes(self, shape: Sequence[int]) -> int:
@@ -279,6 +285,22 @@ def _groups(
     }
 
 
+def _ggml(name: str, number: int, bits: int, block: int, block_bytes: int) -> Format:
+    """A block of ggml. `row_map` is int32 as bytes: the stored row of each row, where the order differs."""
+    return Format(
+        name,
+        number,
+        bits,
+        (block,),
+        (),
+        shape=BlockShape.INTERLEAVED,
+        scale_names=("row_map",),
+        scale_types=(),
+        rules={},
+        block_bytes=block_bytes,
+    )
+
+
 # Blocks of one size, or flat ones; experts may have them.
 FORMATS = {f.name: f for f in (NF4, FP4, MXFP4, MXFP8, NVFP4, NVFP4_DIVIDE, FP8_BLOCK)}
 # int4, int8 and FP8 with scales of rows or groups of them, as compressed-tensors has them.
@@ -288,9 +310,25 @@ GROUP_FORMATS = {
     **_groups("int8-packed", 14, 8, ZeroPoints.PACKED, row_align=4),
     **_groups("fp8-row", 17, 8, ZeroPoints.NONE),
 }
+# Blocks as they lie in a GGUF file; nothing quantises to them.
+GGML_FORMATS = {
+    f.name: f
+    for f in (
+        _ggml("q8_0", 20, 8, 32, 34),
+        _ggml("q4_0", 21, 4, 32, 18),
+        _ggml("q4_1", 22, 4, 32, 20),
+        _ggml("q5_0", 23, 5, 32, 22),
+        _ggml("q5_1", 24, 5, 32, 24),
+        _ggml("iq4_nl", 25, 4, 32, 18),
+        _ggml("q4_k", 26, 4, 256, 144),
+        _ggml("q5_k", 27, 5, 256, 176),
+        _ggml("q6_k", 28, 6, 256, 210),
+        _ggml("iq4_xs", 29, 4, 256, 136),
+    )
+}
 # Those of bitsandbytes: a table of values in [-1, 1] and the largest magnitude of a flat block.
 ABSMAX_FORMATS = {f.name: f for f in FORMATS.values() if f.element is None}
-_BY_NUMBER = {f.number: f for f in (*FORMATS.values(), *GROUP_FORMATS.values())}
+_BY_NUMBER = {f.number: f for f in (*FORMATS.values(), *GROUP_FORMATS.values(), *GGML_FORMATS.values())}
 
 # Blocks that share one second-level scale in double quantisation.
 SCALE_GROUP = 256
@@ -307,9 +345,9 @@ def format_named(name: str, dtype: torch.dtype = torch.bfloat16) -> Format:
         if dtype not in _SUFFIX_OF:
             raise ValueError(f"format {name} of a weight of {dtype}, wanted bfloat16, float16 or float32")
         return GROUP_FORMATS[f"{GROUP_CODES[name]}-{_SUFFIX_OF[dtype]}"]
-    found = FORMATS.get(name) or GROUP_FORMATS.get(name)
+    found = FORMATS.get(name) or GROUP_FORMATS.get(name) or GGML_FORMATS.get(name)
     if found is None:
-        known = ", ".join([*FORMATS, *GROUP_CODES, *GROUP_FORMATS])
+        known = ", ".join([*FORMATS, *GROUP_CODES, *GROUP_FORMATS, *GGML_FORMATS])
         raise ValueError(f"format is {name!r}, known are {known}")
     return found
 

@@ -29,6 +29,7 @@ from monograph.ops.argument_checks import (
 from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 from monograph.ops.documents import check_offsets
+from monograph.ops.providers import serve
 
 CHUNK = 64  # tokens that one solve takes; a chunk begins where a document does
 _EPSILON = 1e-6  # of transformers' l2norm
@@ -321,9 +322,11 @@ def _(dout, dfinal, q, k, v, g, beta, cu, state, scale, l2norm):  # type: ignore
     return (*(t.new_empty(list(t.shape)) for t in (q, k, v, g, beta)), dstate)
 
 
-torch.library.impl("monograph::gated_delta_rule", "CompositeExplicitAutograd")(portable_gated_delta_rule)
+torch.library.impl("monograph::gated_delta_rule", "CompositeExplicitAutograd")(
+    serve("gated_delta_rule", portable_gated_delta_rule)
+)
 torch.library.impl("monograph::gated_delta_rule_backward", "CompositeExplicitAutograd")(
-    portable_gated_delta_rule_backward
+    serve("gated_delta_rule_backward", portable_gated_delta_rule_backward)
 )
 
 

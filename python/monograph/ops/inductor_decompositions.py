@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from monograph.ops.dequantize import fused_dequantize
+from monograph.ops.gram import product_of_rows
 from monograph.ops.has_kernel import has_kernel
 from monograph.ops.layout import PLAIN, read_matrix
 from monograph.ops.seeded_dropout import hashed_dropout
@@ -25,7 +26,6 @@ Tensors = Sequence[torch.Tensor]
 
 
 def stays_opaque(name: str, device: torch.device) -> bool:
-    """seeded_dropout has no kernel of ours on the CPU, but one by torch.Generator."""
     return device.type == "cpu" or has_kernel(name, device)
 
 
@@ -70,12 +70,19 @@ def linear_dx(
     return dx if du is None or a is None else dx + du @ a.to(dy.dtype)
 
 
+def gram(
+    left: torch.Tensor, right: torch.Tensor, sum: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    return product_of_rows(left, right, sum, dtype)
+
+
 def seeded_dropout(x: torch.Tensor, seed: torch.Tensor, stream: int, probability: float) -> torch.Tensor:
     return hashed_dropout(x, seed, stream, probability, panel=2**31)
 
 
 FUSED: dict[str, Callable[..., torch.Tensor]] = {
     "dequantize": dequantize,
+    "gram": gram,
     "linear": linear,
     "linear_dx": linear_dx,
     "seeded_dropout": seeded_dropout,

@@ -38,8 +38,11 @@ from monograph.ops.argument_checks import (
 from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd
 from monograph.ops.dequantize import portable_dequantize
+from monograph.ops.gram import gram
 from monograph.ops.layout import PLAIN as PLAIN
 from monograph.ops.layout import plain_layout, read_matrix
+
+_NARROW = 256
 
 
 def linear(
@@ -164,6 +167,13 @@ def as_rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
+def gradient_of_plain(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """dy^T x for a plain weight: by `gram` where one side is narrow, as a factor of LoRA with dropout is."""
+    if min(dy.shape[-1], x.shape[-1]) <= _NARROW:
+        return gram(dy, x, dtype=weight.dtype).reshape(weight.shape)
+    return (as_rows(dy).t() @ as_rows(x)).to(weight.dtype).reshape(weight.shape)
+
+
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     x, values, scales, layout, bias, u, b, a = inputs
     # x itself is needed only for the gradient of a dense matrix it multiplies.
@@ -193,14 +203,14 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
             dy, values, scales, ctx.layout, du if fused else None, a.to(dy.dtype) if fused else None
         )
     if needs[1]:
-        dvalues = (as_rows(dy).t() @ as_rows(x)).to(values.dtype).reshape(values.shape)
+        dvalues = gradient_of_plain(dy, x, values)
     if needs[4]:
         dbias = as_rows(dy).sum(0).to(ctx.bias_dtype)
     if needs[6]:
-        db = (as_rows(dy).t() @ as_rows(u)).to(b.dtype)
+        db = gram(dy, u, dtype=b.dtype)
     if needs[7]:
         assert du is not None
-        da = (as_rows(du).t() @ as_rows(x)).to(a.dtype)
+        da = gram(du, x, dtype=a.dtype)
     # With `a`, u is a saved intermediate and gets no gradient of its own.
     return dx, dvalues, [None] * len(scales), None, dbias, du if a is None else None, db, da
 
@@ -223,11 +233,11 @@ def _dx_backward(ctx: Any, ddx: torch.Tensor) -> tuple[Any, ...]:
     if needs[0]:
         ddy = linear(ddx, values, scales, ctx.layout)
     if needs[1]:
-        dvalues = (as_rows(dy).t() @ as_rows(ddx)).to(values.dtype).reshape(values.shape)
+        dvalues = gradient_of_plain(dy, ddx, values)
     if needs[4]:
         ddu = plain_linear(ddx, a)
     if needs[5]:
-        da = (as_rows(du).t() @ as_rows(ddx)).to(a.dtype)
+        da = gram(du, ddx, dtype=a.dtype)
     return ddy, dvalues, [None] * len(scales), None, ddu, da
 
 

@@ -29,6 +29,7 @@ from monograph.ops.argument_checks import (
 from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd
 from monograph.ops.gain_backward import gain_backward
+from monograph.ops.gram import gram
 from monograph.ops.layout import plain_layout, read_matrix
 from monograph.ops.linear import (
     as_rows,
@@ -134,9 +135,9 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     if needs[0]:
         dx = linear_dx(dz, values, scales, ctx.layout, du, a.to(dy.dtype))
     if needs[6]:
-        db = (as_rows(dz).t() @ as_rows(u)).to(b.dtype)
+        db = gram(dz, u, dtype=b.dtype)
     if needs[7]:
-        da = (as_rows(du).t() @ as_rows(x)).to(a.dtype)
+        da = gram(du, x, dtype=a.dtype)
     return dx, None, [None] * len(scales), None, dgain, None, db, da
 
 

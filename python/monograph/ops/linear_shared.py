@@ -21,8 +21,17 @@ from monograph.ops import library  # noqa: F401  (the schemas are registered the
 from monograph.ops.argument_checks import check_beside, check_tensors, require
 from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd
+from monograph.ops.gram import gram
 from monograph.ops.layout import join_layouts, plain_layout, read_matrix, split_layouts
-from monograph.ops.linear import as_rows, linear, linear_dx, plain_linear, portable_linear, portable_linear_dx
+from monograph.ops.linear import (
+    as_rows,
+    gradient_of_plain,
+    linear,
+    linear_dx,
+    plain_linear,
+    portable_linear,
+    portable_linear_dx,
+)
 
 Tensors = Sequence[torch.Tensor]
 
@@ -175,10 +184,10 @@ def _backward(ctx: Any, dy: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         low = (du, [m.to(dy[0].dtype) for m in a]) if a else ([], [])
         dx = torch.ops.monograph.linear_shared_dx(dy, values, scales, ctx.layouts, *low)
     dbias = [as_rows(g).sum(0) for g in dy[: ctx.bias_count]]
-    db = [(as_rows(g).t() @ as_rows(low)).to(m.dtype) for g, low, m in zip(dy, u, b, strict=False)]
-    da = [(as_rows(g).t() @ as_rows(x)).to(m.dtype) for g, m in zip(du, a, strict=False)]
+    db = [gram(g, low, dtype=m.dtype) for g, low, m in zip(dy, u, b, strict=False)]
+    da = [gram(g, x, dtype=m.dtype) for g, m in zip(du, a, strict=False)]
     dvalues = [
-        (as_rows(g).t() @ as_rows(x)).to(value.dtype).reshape(value.shape) if needed else None
+        gradient_of_plain(g, x, value) if needed else None
         for g, value, needed in zip(dy, values, ctx.needs_input_grad[1], strict=True)
     ]
     # With `a`, u is a saved intermediate and gets no gradient of its own.
@@ -205,11 +214,11 @@ def _dx_backward(ctx: Any, ddx: torch.Tensor) -> tuple[Any, ...]:
     needs = ctx.needs_input_grad
     ddy = [linear(ddx, *weight) for weight in _weights(values, scales, ctx.layouts)]
     dvalues = [
-        (as_rows(g).t() @ as_rows(ddx)).to(value.dtype).reshape(value.shape) if needed else None
+        gradient_of_plain(g, ddx, value) if needed else None
         for g, value, needed in zip(dy, values, needs[1], strict=True)
     ]
     ddu = [plain_linear(ddx, m) for m in a]
-    da = [(as_rows(low).t() @ as_rows(ddx)).to(m.dtype) for low, m in zip(du, a, strict=True)]
+    da = [gram(low, ddx, dtype=m.dtype) for low, m in zip(du, a, strict=True)]
     return ddy, dvalues, [None] * len(scales), None, ddu, da
 
 

@@ -113,6 +113,8 @@ def _check_numbers(format: int, block: int, double_quant: bool, rule: int, scale
     except ValueError as error:
         raise ValueError(f"quantize: {error}") from None
     require(not double_quant or fmt.double_quant, "quantize", f"format {fmt.name} has no double quantisation")
+    found = f"format {fmt.name} is read and trained on, nothing quantises to it"
+    require(bool(fmt.rules), "quantize", found)
     rules = [fmt.rule_number(name) for name in fmt.rules]
     require(rule in (0, *rules), "quantize", f"rule is {rule}, format {fmt.name} wants 0 or one of {rules}")
     sizes = [fmt.scale_bytes(kind) for kind in fmt.scale_types]

@@ -3,15 +3,14 @@
 A recomputed block (activation checkpointing) inside a graph of the whole step may hold no random operation;
 this is none: seed and stream say which mask. The gradient is the same operator on dy.
 
-On the CPU the numbers are those of a torch.Generator. On other devices the seed stays where it is, for a read
-would make the host wait, and the mask is a hash of seed, stream and the place of the element:
+On the CPU and on CUDA the mask is made of the words of Philox4x32-10 (core/monograph/kernels/seeded_dropout).
+On other devices the seed stays where it is, for a read would make the host wait, and the mask is a hash of
+seed, stream and the place of the element:
 
     key  = seed * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03  mod 2^64, low and high its halves
     h(i) = mix(mix(i ^ low) ^ high), i below 2^31, in 32 bits
     mix(x): x ^= x >> 16; x *= 0x7FEB352D; x ^= x >> 15; x *= 0x846CA68B; x ^= x >> 16
     element i is kept if h(i) >> 8 < (1 - probability) * 2^24, rounded to nearest even
-
-A kernel of a device may draw another mask: core/monograph/kernels/seeded_dropout has Philox.
 """
 
 from __future__ import annotations
@@ -21,17 +20,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.ops import library  # noqa: F401  (creates the namespace)
+from monograph.ops import library  # noqa: F401  (the schemas are registered there)
 from monograph.ops.argument_checks import check_float, check_tensors, dtype_name, require
 from monograph.ops.autograd import register_autograd
 
 _SEED_FACTOR, _STREAM_FACTOR = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
 _LOW = 0xFFFFFFFF
 PANEL = 1 << 20  # elements of a mask that are hashed at a time: 24 MiB of intermediates
-
-torch.library.define(
-    "monograph::seeded_dropout", "(Tensor x, Tensor seed, int stream, float probability) -> Tensor"
-)
 
 
 def seeded_dropout(x: torch.Tensor, seed: torch.Tensor, stream: int, probability: float) -> torch.Tensor:
@@ -42,6 +37,11 @@ def seeded_dropout(x: torch.Tensor, seed: torch.Tensor, stream: int, probability
     """
     if probability == 1:
         return x * 0
+    if x.dtype == torch.float64 and x.device.type == "cpu":  # the kernels have no such numbers
+        mask = torch.ops.monograph.seeded_dropout(
+            torch.ones_like(x, dtype=torch.float32), seed, stream, probability
+        )
+        return x * (mask != 0) / (1 - probability)
     return torch.ops.monograph.seeded_dropout(x, seed, stream, probability)
 
 
@@ -60,14 +60,7 @@ def _seeded_dropout(x: torch.Tensor, seed: torch.Tensor, stream: int, probabilit
     found = f"seed is {dtype_name(seed.dtype)} {list(seed.shape)}, wanted int64 []"
     require(seed.dtype == torch.int64 and seed.dim() == 0, "seeded_dropout", found)
     require(0 <= probability < 1, "seeded_dropout", f"probability is {probability}, wanted 0 to below 1")
-    if x.device.type != "cpu":
-        return hashed_dropout(x, seed, stream, probability)
-    mixed = (int(seed) * _SEED_FACTOR + stream * _STREAM_FACTOR) % 2**64
-    generator = torch.Generator(x.device).manual_seed(mixed)
-    # Filled in the order of memory, which must be that of elements: a mask follows from positions alone.
-    mask = torch.empty_like(x, memory_format=torch.contiguous_format)
-    mask.bernoulli_(1 - probability, generator=generator)
-    return mask.mul_(x).div_(1 - probability)
+    return hashed_dropout(x, seed, stream, probability)
 
 
 def _signed(number: int) -> int:

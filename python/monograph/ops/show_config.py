@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
-import importlib.util
 import platform
 
 import torch
 
-from monograph.ops import library
+from monograph.ops import library, providers
 from monograph.ops.formats import FORMATS, GROUP_CODES
 
 # By the numbers of `Isa` in C++, which has a range for each architecture.
 ISA_NAMES = {0: "scalar", 1: "avx2", 2: "avx512", 3: "avx512_bf16", 4: "amx"}
-_PEERS = ("bitsandbytes", "transformers", "peft", "torchao", "trl", "safetensors")
+# What the next set with kernels of its own would bring.
+_BETTER = {
+    "scalar": "avx2 (AVX2, FMA, F16C and BMI2) computes eight numbers at a time",
+    "avx2": "avx512 (F, BW, DQ and VL) computes sixteen numbers at a time, not eight",
+    "avx512": "amx multiplies bf16 matrices on tiles",
+    "avx512_bf16": "amx multiplies bf16 matrices on tiles; these are the kernels of avx512",
+}
+_PEERS = (
+    "bitsandbytes",
+    "transformers",
+    "peft",
+    "torchao",
+    "trl",
+    "safetensors",
+    *(distribution for _, distribution in providers.LIBRARIES.values()),
+)
 
 
 def chosen_isa() -> str:
@@ -21,21 +36,29 @@ def chosen_isa() -> str:
     return ISA_NAMES[torch.ops.monograph.system_info()[0]]
 
 
+def kernels_in_use() -> str:
+    """The instruction set that runs, why not the machine's best, and what a better one would bring."""
+    chosen, machine = (ISA_NAMES[i] for i in torch.ops.monograph.system_info())
+    capped = "" if chosen == machine else f" (capped by MONOGRAPH_ISA; the machine has {machine})"
+    return f"{chosen}{capped}" + (f"; better: {_BETTER[chosen]}" if chosen in _BETTER else "")
+
+
 def config() -> dict[str, str]:
     """What `show_config` prints, as a dictionary."""
-    chosen, machine = (ISA_NAMES[i] for i in torch.ops.monograph.system_info())
     entries = {
         "monograph": importlib.metadata.version("monograph"),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "library": library.NAME,
-        "isa": chosen if chosen == machine else f"{chosen} (capped; the machine has {machine})",
+        "isa": kernels_in_use(),
         "threads": str(torch.get_num_threads()),
         "formats": ", ".join([*FORMATS, *GROUP_CODES]),
-        "devices": "cpu by C++ kernels; any other by the portable implementation",
+        "providers cpu": providers.summary("cpu"),
     }
+    if torch.version.cuda or torch.version.hip:
+        entries["providers cuda"] = providers.summary("cuda")
     for name in _PEERS:
-        if importlib.util.find_spec(name) is not None:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             entries[name] = importlib.metadata.version(name)
     return entries
 
@@ -43,4 +66,4 @@ def config() -> dict[str, str]:
 def show_config() -> None:
     """Prints versions, the instruction set in use and the features of this build."""
     for name, value in config().items():
-        print(f"{name:13} {value}")
+        print(f"{name:14} {value}")

@@ -57,6 +57,19 @@ def _slice_groups(
     return values.reshape(-1)[base * size : stop * size], cut, part
 
 
+def _slice_interleaved(
+    values: torch.Tensor, scales: Sequence[torch.Tensor], layout: Layout, first: int, count: int
+) -> Part:
+    """With a row map the rows lie anywhere: the map is cut, the values stay whole."""
+    cols = layout.shape[-1]
+    size = format_numbered(layout.format).row_bytes(cols)
+    first += layout.origin // max(cols, 1)
+    part = replace(layout, shape=(count, cols), origin=0, grid_rows=0)
+    if scales:
+        return values, [scales[0].reshape(-1)[4 * first : 4 * (first + count)]], part
+    return values.reshape(-1)[size * first : size * (first + count)], [], part
+
+
 def slice_rows(
     values: torch.Tensor, scales: Sequence[torch.Tensor], layout: Layout, first: int, count: int
 ) -> Part:
@@ -68,6 +81,8 @@ def slice_rows(
     fmt, block, cols = format_numbered(layout.format), layout.block, layout.shape[-1]
     if fmt.shape is BlockShape.GROUP:
         return _slice_groups(values, scales, layout, first, count)
+    if fmt.shape is BlockShape.INTERLEAVED:
+        return _slice_interleaved(values, scales, layout, first, count)
     start = layout.origin + first * cols  # of the stored elements
     stop = start + count * cols
     blocks = prod(fmt.grid(layout.stored_shape(fmt), block))

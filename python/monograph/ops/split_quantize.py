@@ -75,6 +75,8 @@ def _check_numbers(format: int, block: int, rule: int) -> Format:
         raise ValueError(f"split_quantize: {error}") from None
     grouped = f"format {fmt.name} has groups of a row, wanted another"
     require(fmt.shape is not BlockShape.GROUP, "split_quantize", grouped)
+    found = f"format {fmt.name} is read and trained on, nothing quantises to it"
+    require(bool(fmt.rules), "split_quantize", found)
     wanted = f"block size is {block}, format {fmt.name} wants one of {fmt.block_sizes}"
     require(block in fmt.block_sizes, "split_quantize", wanted)
     rules = [fmt.rule_number(name) for name in fmt.rules]

@@ -23,12 +23,12 @@ from monograph.ops.argument_checks import (
     require,
     require_on_device,
 )
-from monograph.ops.attention_choice import Asked, attention_path
+from monograph.ops.attention_choice import OTHERWISE, Asked, attention_provider
 from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 from monograph.ops.documents import check_offsets, document_of
-from monograph.ops.flash_documents import flash_documents
 from monograph.ops.offload_marks import mark_attention
+from monograph.ops.providers import serve
 
 
 def varlen_attention(
@@ -44,7 +44,6 @@ def varlen_attention(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
     key_lengths: torch.Tensor | None = None,
-    longest: tuple[int, int] | None = None,
 ) -> torch.Tensor:
     """Attention of q [tokens, heads, size] over k and v [key tokens, key heads, size], document by document.
 
@@ -52,24 +51,17 @@ def varlen_attention(
     keys seen to the left, the query's own position included (0: all); `sinks` holds one learned logit per
     head, in float32; `softcap` c turns a score s into c tanh(s / c).
 
-    On CUDA `torch.nn.attention.varlen` computes it, and what that cannot do is a ValueError
-    (attention_choice.py). `longest` bounds the queries and the keys of a document, for its launch alone.
+    On CUDA flash attention computes it, torch's or flash-attn's, and what it cannot do is a ValueError
+    (attention_choice.py).
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     cu_k = cu_q if cu_k is None else cu_k
-    if q.device.type == "cuda":
-        if torch.is_autocast_enabled(q.device.type):
+    if q.device.type not in ("cpu", "meta"):
+        if torch.amp.is_autocast_available(q.device.type) and torch.is_autocast_enabled(q.device.type):
             q, k, v = (cast(t) for t in (q, k, v))
-        asked = Asked(
-            q.dtype, q.shape[-1], v.shape[-1], softcap, sinks is not None, scale, q.shape[0], cu_q.numel() - 1
-        )
-        if attention_path(q.device, asked) == "varlen":
-            _check_arguments(
-                "varlen_attention", q, k, v, cu_q, cu_k, key_lengths, sinks, window, scale, softcap
-            )
-            return flash_documents(
-                q, k, v, cu_q, cu_k, key_lengths, causal=causal, window=window, scale=scale, longest=longest
-            )
+        tokens, slots = q.shape[0], cu_q.shape[0] - 1
+        asked = Asked(q.dtype, q.shape[-1], v.shape[-1], softcap, sinks is not None, scale, tokens, slots)
+        attention_provider(q.device, asked)  # refuses here what a graph would refuse when it runs
     out, _ = torch.ops.monograph.varlen_attention(
         q, k, v, cu_q, cu_k, key_lengths, sinks, causal, window, scale, softcap
     )
@@ -117,7 +109,7 @@ class _Sight:
         return seen
 
 
-def _check_arguments(
+def check_arguments(
     op: str,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -213,7 +205,7 @@ def portable_varlen_attention(
     """The operator in aten operations, for any device, some rows of queries at a time: every key is
     multiplied with every query. Right, and bounded in memory, not quick."""
     op = "varlen_attention"
-    _check_arguments(op, q, k, v, cu_q, cu_k, key_lengths, sinks, window, scale, softcap)
+    check_arguments(op, q, k, v, cu_q, cu_k, key_lengths, sinks, window, scale, softcap)
     group = q.shape[1] // k.shape[1]
     kind = torch.float64 if q.dtype == torch.float64 else torch.float32
     keys, values = (t.transpose(0, 1).to(kind).repeat_interleave(group, 0) for t in (k, v))
@@ -289,7 +281,7 @@ def portable_varlen_attention_backward(
     """
     op = "varlen_attention_backward"
     check_tensors(op, q=q, dout=dout, out=out, lse=lse)
-    _check_arguments(op, q, k, v, cu_q, cu_k, key_lengths, sinks, window, scale, softcap)
+    check_arguments(op, q, k, v, cu_q, cu_k, key_lengths, sinks, window, scale, softcap)
     for what, t in (("out", out), ("dout", dout)):
         check_float(op, what, t, q.dtype)
         check_shape(op, what, t, [*q.shape[:2], v.shape[2]])
@@ -347,9 +339,11 @@ def _(dout, q, k, v, out, lse, cu_q, cu_k, key_lengths, sinks, *rest):  # type: 
     return (*(t.new_empty(list(t.shape)) for t in (q, k, v)), dsinks)
 
 
-torch.library.impl("monograph::varlen_attention", "CompositeExplicitAutograd")(portable_varlen_attention)
+torch.library.impl("monograph::varlen_attention", "CompositeExplicitAutograd")(
+    serve("varlen_attention", portable_varlen_attention, OTHERWISE)
+)
 torch.library.impl("monograph::varlen_attention_backward", "CompositeExplicitAutograd")(
-    portable_varlen_attention_backward
+    serve("varlen_attention_backward", portable_varlen_attention_backward, OTHERWISE)
 )
 
 

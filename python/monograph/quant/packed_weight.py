@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -11,9 +12,12 @@ from monograph.ops.dequantize import dequantize as dequantize_op
 from monograph.ops.formats import NF4, BlockShape, Format, format_named
 from monograph.ops.layout import make_layout, read_layout
 from monograph.ops.linear import linear as linear_op
+from monograph.ops.linear_shared import linear_shared as linear_shared_op
 from monograph.ops.quantize import quantize as quantize_op
+from monograph.ops.slice_experts import slice_experts
 from monograph.ops.slice_rows import slice_rows
 from monograph.ops.whole_tensors import require_whole
+from monograph.quant.sorted_columns import inverse_of, permuted
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +26,8 @@ class PackedWeight:
 
     `values` holds the packed elements, [rows, cols * bits / 8] where rows fill whole bytes, else flat.
     `scales` holds numbers as their bytes: (absmax,) or, double-quantised, (absmax codes, groups, map,
-    offset); in the other formats (block scales,) or (block scales, tensor scale).
+    offset); in the other formats (block scales,) or (block scales, tensor scale); beside the blocks of ggml,
+    which hold their scales, none or (row map,).
     Nothing here is hidden state: any path that carries uint8 tensors (state_dict, safetensors, sharding,
     offload) carries a weight.
     """
@@ -36,6 +41,9 @@ class PackedWeight:
     transposed: bool = False
     origin: int = 0  # elements before the weight that values and scales begin with: see ops/layout.py
     grid_rows: int = 0  # rows of the matrices that were quantised one by one; 0 for one grid
+    # int32 [cols] of a matrix whose columns are stored in another order: quant/sorted_columns.py. dequantize
+    # and linear restore it; who reads the bytes takes `stored`.
+    columns: torch.Tensor | None = None
 
     @property
     def double_quant(self) -> bool:
@@ -45,11 +53,22 @@ class PackedWeight:
     def layout(self) -> list[int]:
         """What the operators take besides the tensors: [format number, block size, *shape], or the longer
         form of `monograph.ops.layout` where the weight was cut."""
+        if self.columns is not None:
+            raise ValueError(
+                f"layout: the weight is {self!r}, which operators would multiply in the order of the file; "
+                "wanted weight.stored with x[..., weight.columns], or monograph.linear"
+            )
         return make_layout(self.format.number, self.block_size, self.shape, self.origin, self.grid_rows)
 
     @property
+    def stored(self) -> PackedWeight:
+        """The same bytes as a weight whose columns have the order of the file."""
+        return self if self.columns is None else replace(self, columns=None)
+
+    @property
     def nbytes(self) -> int:
-        return sum(t.numel() for t in (self.values, *self.scales))
+        own = 0 if self.columns is None else self.columns.nbytes
+        return own + sum(t.numel() for t in (self.values, *self.scales))
 
     @property
     def device(self) -> torch.device:
@@ -62,6 +81,9 @@ class PackedWeight:
                 raise ValueError("dequantize: out= is not supported for a transposed weight")
             return replace(self, transposed=False).dequantize(dtype).t()
         require_whole("dequantize", self.values)
+        if self.columns is not None:
+            dense = self.stored.dequantize(dtype).index_select(-1, inverse_of(self.columns))
+            return dense if out is None else out.copy_(dense)
         return dequantize_op(self.values, list(self.scales), self.layout, dtype or self.dtype, out)
 
     def t(self) -> PackedWeight:
@@ -78,19 +100,30 @@ class PackedWeight:
         """
         if self.transposed:
             raise ValueError("slice_rows: the weight is transposed, wanted one that is not")
-        layout = read_layout("slice_rows", self.layout)
+        layout = read_layout("slice_rows", self.stored.layout)
         values, scales, part = slice_rows(self.values, self.scales, layout, first, count)
         return replace(
             self, shape=part.shape, values=values, scales=tuple(scales), origin=part.origin, grid_rows=0
         )
 
+    def slice_experts(self, first: int, count: int) -> PackedWeight:
+        """Experts [first, first + count) of a stack [E, rows, cols] as a stack: views of the same bytes."""
+        if self.transposed or self.columns is not None:
+            raise ValueError("slice_experts: the weight is transposed or sorted, wanted one that is not")
+        layout = read_layout("slice_experts", self.layout)
+        values, scales, part = slice_experts(self.values, self.scales, layout, first, count)
+        return replace(self, shape=part.shape, values=values, scales=tuple(scales), origin=part.origin)
+
     def to(self, device: torch.device | str) -> PackedWeight:
-        return replace(self, values=self.values.to(device), scales=tuple(s.to(device) for s in self.scales))
+        columns = None if self.columns is None else self.columns.to(device)
+        scales = tuple(s.to(device) for s in self.scales)
+        return replace(self, values=self.values.to(device), scales=scales, columns=columns)
 
     def __repr__(self) -> str:
         bits = 8 * self.nbytes / max(prod(self.shape), 1)
         double = ", double_quant" if self.double_quant else ""
         double += ", transposed" if self.transposed else ""
+        double += "" if self.columns is None else ", columns sorted by group"
         return (
             f"PackedWeight({self.format.name}, shape={self.shape}, block_size={self.block_size}{double}, "
             f"{bits:.2f} bits per weight)"
@@ -108,6 +141,8 @@ def canonical(
     if prod(shape) == 0:
         return values, tuple(scales)
     *rows, cols = shape
+    if fmt.shape is BlockShape.INTERLEAVED:
+        return values.reshape(-1, fmt.row_bytes(cols)), tuple(scales)
     if fmt.shape is BlockShape.GROUP:
         values = values.reshape([*rows, fmt.row_bytes(cols)])
     elif cols * fmt.bits % 8 == 0:
@@ -172,4 +207,30 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = No
     """x W^T + bias straight from the packed bytes. Differentiable in x and bias; the base is frozen."""
     if weight.transposed or len(weight.shape) != 2:
         raise ValueError(f"linear: the weight is {weight!r}, wanted two dimensions, not transposed")
-    return linear_op(x, weight.values, list(weight.scales), weight.layout, bias)
+    x, stored = permuted(x, weight.columns), weight.stored
+    return linear_op(x, stored.values, list(stored.scales), stored.layout, bias)
+
+
+def linear_shared(
+    x: torch.Tensor, weights: Sequence[PackedWeight], biases: Sequence[torch.Tensor] = ()
+) -> list[torch.Tensor]:
+    """`linear` of several weights on one x (q, k, v; gate, up): x is read once, its gradient is one pass.
+    Weights whose columns have different orders are computed one by one."""
+    if not all(_same_columns(weight.columns, weights[0].columns) for weight in weights):
+        own = list(biases) if biases else [None] * len(weights)
+        return [linear(x, weight, bias) for weight, bias in zip(weights, own, strict=True)]
+    stored = [weight.stored for weight in weights]
+    return linear_shared_op(
+        permuted(x, weights[0].columns),
+        [weight.values for weight in stored],
+        [weight.scales for weight in stored],
+        [weight.layout for weight in stored],
+        biases,
+    )
+
+
+def _same_columns(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    if a is None or b is None or a is b:
+        return a is b
+    # A graph cannot depend on what they hold.
+    return not torch.compiler.is_compiling() and torch.equal(a, b)

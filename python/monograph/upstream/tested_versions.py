@@ -17,6 +17,10 @@ TRIED = {
     "transformers": ((5, 22), (5, 23)),
     "trl": ((1, 16), (1, 16)),
 }
+# Of libraries that compute operators of ours (ops/providers.py): another version is not taken by itself.
+PROVIDERS = {
+    "flash-attn": ((2, 8), (2, 8)),
+}
 _WARNED: set[str] = set()
 
 
@@ -27,7 +31,7 @@ def untried(library: str) -> tuple[str, str] | None:
     except importlib.metadata.PackageNotFoundError:
         return None
     numbers = re.match(r"(\d+)\.(\d+)", installed)
-    lowest, highest = TRIED[library]
+    lowest, highest = (TRIED | PROVIDERS)[library]
     if numbers is not None and lowest <= (int(numbers[1]), int(numbers[2])) <= highest:
         return None
     tried = ".".join(map(str, lowest))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -152,6 +153,17 @@ NAMES = {
     "has_kernel_for": PrivateName(
         "torch._C:_dispatch_has_kernel_for_dispatch_key", _READ, "which operators have a kernel for a device"
     ),
+    "varlen_backward": PrivateName(
+        "torch.nn.attention.varlen:_varlen_attn_backward", _READ, "attention on CUDA: an operator of ours"
+    ),
+    "all_operators": PrivateName(
+        "torch._C:_dispatch_get_all_op_names", _READ, "providers: the operators that there are"
+    ),
+    "call_at_key": PrivateName(
+        "torch._ops:OpOverload()._op_dk", _READ, "providers: the portable implementation beside a kernel"
+    ),
+    "destroy_library": PrivateName("torch.library:Library._destroy", _READ, "providers: kernels come back"),
+    "DispatchKey": PrivateName("torch._C:DispatchKey", _READ, "providers: the portable implementation"),
     "inductor_config": PrivateName("torch._inductor:config", _READ, "torch_compile_options of a recipe"),
     "list_mode_options": PrivateName(
         "torch._inductor:list_mode_options", _READ, "torch_compile_mode of a recipe"
@@ -229,6 +241,21 @@ def written(operator: Any, args: Any, kwargs: Any) -> list[Any]:
 def schema_of(operator: Any) -> Any:
     """None for what is no operator."""
     return getattr(operator, "_schema", None)
+
+
+def call_portable(operator: Any, *arguments: Any) -> Any:
+    """The implementation of an operator for any device, also where there is a kernel."""
+    return operator._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *arguments)
+
+
+def replaced_kernel(operator: Any, key: str, function: Callable[..., Any]) -> Callable[[], None]:
+    """Until what it gives is called, `function` stands in the place of an operator's kernel."""
+    namespace, _, name = operator._schema.name.partition("::")
+    library = torch.library.Library(namespace, "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there was a kernel
+        library.impl(name, function, key, allow_override=True)
+    return library._destroy
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -122,7 +122,7 @@ def test_two_ranks_agree():
 IMPORTED_LATER = """
 import sys, torch, monograph
 assert "torch._dynamo" not in sys.modules, "import monograph imports torch._dynamo"
-from monograph.ops.has_kernel import may_take_over
+from monograph.ops.providers import may_take_over
 
 @torch.compile(fullgraph=True, backend="eager")
 def choose(x):

@@ -102,7 +102,7 @@ def test_none_is_no_tensor():
         ops.reload(None, elsewhere)
     with pytest.raises(ValueError, match="wait: handle is None, wanted a tensor"):
         ops.wait(None, elsewhere, [3, 5], torch.float32)
-    with pytest.raises(ValueError, match="seeded_dropout: seed is None"):
+    with pytest.raises(RuntimeError, match="seeded_dropout: seed is None"):
         ops.seeded_dropout(torch.randn(3), None, 0, 0.5)
 
 

@@ -6,6 +6,44 @@ from torch import nn
 
 from monograph.ops.seeded_dropout import SeededDropout, seed_dropouts, seeded_dropout
 
+pytestmark = pytest.mark.per_isa
+
+
+def philox(counter, key):
+    """Philox4x32-10 by whole numbers (Salmon, Moraes, Dror and Shaw, 2011)."""
+    c, low, high = [counter % 2**32, counter >> 32, 0, 0], key % 2**32, key >> 32
+    for _ in range(10):
+        first, second = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(second >> 32) ^ c[1] ^ low, second % 2**32, (first >> 32) ^ c[3] ^ high, first % 2**32]
+        low, high = (low + 0x9E3779B9) % 2**32, (high + 0xBB67AE85) % 2**32
+    return c
+
+
+def test_the_words_of_philox():
+    """Those that a GPU draws for this seed and stream."""
+    seed, stream = -(2**60) + 12345, 9
+    key = (seed * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03) % 2**64
+    words = [word for counter in range(50) for word in philox(counter, key)]
+    for probability in (0.1, 0.5, 0.9):
+        y = seeded_dropout(torch.ones(199), torch.tensor(seed), stream, probability)
+        assert (y != 0).tolist() == [word < (1 - probability) * 2**32 for word in words[:199]]
+
+
+def test_float64_has_the_mask_of_float32():
+    x = torch.randn(300, dtype=torch.float64, requires_grad=True)
+    y = seeded_dropout(x, torch.tensor(5), 1, 0.25)
+    other = seeded_dropout(torch.ones(300), torch.tensor(5), 1, 0.25)
+    assert y.dtype == torch.float64
+    assert torch.equal(y, torch.where(other != 0, x / 0.75, 0.0))
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(dx != 0, other != 0)
+
+
+def test_what_is_not_finite_stays_seen():
+    y = seeded_dropout(torch.full((1000,), float("inf")), torch.tensor(1), 0, 0.5)
+    assert 400 < y.isnan().sum() < 600
+    assert torch.all(y.isnan() | (y == float("inf")))
+
 
 def test_mask_scale_and_share():
     x = torch.ones(400, 500)

@@ -189,6 +189,33 @@ def test_kernels_are_known_by_operator_and_key() -> None:
     assert not names.has_kernel_for("monograph_tracer::nowhere", "CUDA")
 
 
+@relies_on("all_operators", "call_at_key", "DispatchKey", "destroy_library")
+def test_a_kernel_is_replaced_until_it_comes_back() -> None:
+    library = torch.library.Library("monograph_tracer", "FRAGMENT")
+    library.define("replaced(Tensor x) -> Tensor")
+    library.impl("replaced", lambda x: x + 1, "CPU")
+    library.impl("replaced", lambda x: x + 2, "CompositeExplicitAutograd")
+    operator = torch.ops.monograph_tracer.replaced.default
+    assert "monograph_tracer::replaced" in names.all_operators()
+    one = torch.zeros(1)
+    assert [operator(one).item(), names.call_portable(operator, one).item()] == [1, 2]
+    back = names.replaced_kernel(operator, "CPU", lambda x: x + 3)
+    assert [operator(one).item(), names.call_portable(operator, one).item()] == [3, 2]
+    back()
+    assert [operator(one).item(), names.call_portable(operator, one).item()] == [1, 2]
+
+
+@relies_on("varlen_backward")
+def test_the_backward_of_torchs_attention_over_documents_takes_what_its_forward_gives() -> None:
+    """By their schemas: there is no CPU kernel. test_attention_on_cuda.py computes with both."""
+    assert callable(names.varlen_backward)  # its import registers the operator
+    found = torch.ops.torch_attn._varlen_attn_backward.default._schema.arguments
+    assert [argument.name for argument in found] == [
+        *("grad_out", "query", "key", "value", "out", "lse", "cu_seq_q", "cu_seq_k", "max_q", "max_k"),
+        *("is_causal", "rng_state", "scale", "window_size"),
+    ]
+
+
 @relies_on("inductor_config", "list_mode_options")
 def test_options_and_modes_of_a_recipe_are_set_for_inductor_and_put_back() -> None:
     assert mode_options("max-autotune")["max_autotune"] is True

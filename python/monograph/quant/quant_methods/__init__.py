@@ -13,8 +13,10 @@ from typing import Any
 from monograph.quant.quant_methods.bitsandbytes import BitsAndBytes
 from monograph.quant.quant_methods.compressed_tensors import CompressedTensors
 from monograph.quant.quant_methods.fp8_block import Fp8Block
+from monograph.quant.quant_methods.gguf import Gguf
 from monograph.quant.quant_methods.gpt_oss import GptOss
 from monograph.quant.quant_methods.modelopt import ModelOpt
+from monograph.quant.quant_methods.monograph_columns import MonographColumns
 from monograph.quant.quant_methods.quant_method import QuantMethod
 
 QUANT_METHODS: tuple[QuantMethod, ...] = (
@@ -23,6 +25,8 @@ QUANT_METHODS: tuple[QuantMethod, ...] = (
     CompressedTensors(),
     ModelOpt(),
     GptOss(),
+    MonographColumns(),
+    Gguf(),
 )
 
 # Layouts that the native tool turns, once and without loss.

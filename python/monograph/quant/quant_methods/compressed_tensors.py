@@ -45,6 +45,7 @@ from monograph.quant.quant_methods.group_tensors import (
     stored_groups,
 )
 from monograph.quant.quant_methods.quant_method import Config, Quantization, QuantMethod, listed
+from monograph.quant.sorted_columns import refuse_columns
 
 
 def _weights(bits: int, strategy: str, **options: Any) -> dict[str, Any]:
@@ -111,10 +112,11 @@ def _format_of(weights: Mapping[str, Any], where: str) -> str:
 class CompressedTensors(QuantMethod):
     name = "compressed-tensors"
     methods = ("compressed-tensors",)
-    saves = ("mxfp4", "mxfp8", "nvfp4-divide", "int4", "int8", "fp8")
+    saves: tuple[str, ...] = ("mxfp4", "mxfp8", "nvfp4-divide", "int4", "int8", "fp8")
     parts = (
         *("weight", "weight_packed", "weight_scale", "weight_global_scale", "weight_zero_point"),
-        *("weight_shape", "weight_g_idx", "input_scale", "input_global_scale", "input_zero_point"),
+        *("weight_shape", "weight_g_idx", "weight_columns"),
+        *("input_scale", "input_global_scale", "input_zero_point"),
     )
 
     def formats(self, config: Mapping[str, Any]) -> list[str]:
@@ -142,6 +144,7 @@ class CompressedTensors(QuantMethod):
             return None
         if "weight_g_idx" in tensors:
             raise ValueError("there is a weight_g_idx, columns in another order; wanted none")
+        refuse_columns(tensors, self.methods[0])
         zero = tensors.get("weight_zero_point")
         if scale is not None and packed is not None and weight is None and "weight_shape" in tensors:
             return packed_integers(packed, scale, tensors["weight_shape"], zero, dtype)
@@ -176,6 +179,8 @@ class CompressedTensors(QuantMethod):
             raise ValueError("config_groups says symmetric: false, wanted weight_zero_point; there is none")
 
     def unpack(self, weight: PackedWeight) -> dict[str, torch.Tensor]:
+        if weight.columns is not None:
+            raise ValueError(f"the weight is {weight!r}, which {self.name} has no name for")
         if weight.format.shape is BlockShape.GROUP:
             return stored_groups(weight)
         name = "weight" if weight.format.bits == 8 else "weight_packed"

@@ -66,6 +66,9 @@ class QuantMethod(ABC):
         """The quantization_config to save for a format of `saves`."""
         raise NotImplementedError(f"{self.name}: nothing is quantised by this method")
 
+    def check_saved(self, config: Mapping[str, Any]) -> None:  # noqa: B027
+        """Raises if a model with this quantization_config cannot be saved with its weights alone."""
+
     @abstractmethod
     def saved_again(self, config: Mapping[str, Any], dense: Sequence[str]) -> Config:
         """The quantization_config of a folder that was loaded and is saved: `config` without what concerns
