@@ -65,6 +65,13 @@ class RangeReader:
             self._read_bytes(piece.name, tensors[piece.name].detach(), begin, end, into)
         return shard
 
+    def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor, or a contiguous view of one, in memory of its own."""
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        if not tensor.is_meta and tensor.numel():
+            self._read_bytes(name, tensor.detach(), 0, tensor.nbytes, made.view(-1).view(torch.uint8))
+        return made
+
     def sample(self, tensors: Mapping[str, torch.Tensor]) -> bytes:
         """4 KiB from the middle of the largest tensor: what tells two models apart without reading them."""
         name, tensor = max(tensors.items(), key=lambda item: item[1].nbytes)

@@ -7,11 +7,14 @@ from typing import Any
 
 from torch import nn
 
+from monograph.distributed.expert_plan import Experts
 from monograph.distributed.layer_bytes import Layout
 from monograph.distributed.plan import Sizes, Unit
 from monograph.distributed.shard import units_of
 from monograph.nn import PackedExperts
+from monograph.nn.packed_experts import DOWN
 from monograph.nn.repeated_layers import repeated_layers
+from monograph.upstream.torch_names import parameters_of
 
 
 def read_sizes(model: nn.Module) -> Sizes:
@@ -24,8 +27,16 @@ def read_sizes(model: nn.Module) -> Sizes:
     causal = wrapped.get_base_model() if hasattr(model, "get_base_model") else wrapped
     head = causal.get_output_embeddings()
     ends = {*causal.get_input_embeddings().modules(), *head.modules()}
+    stacks = [module for module in model.modules() if isinstance(module, PackedExperts)]
+    spread = {id(p) for module in stacks for p in parameters_of(module).values()}
     units = tuple(
-        Unit(one.path, Layout.of(one.tensors, 1).pieces, _gathers(one.users, ends), one.path in layers)
+        Unit(
+            one.path,
+            Layout.of(one.tensors, 1).pieces,
+            _gathers(one.users, ends),
+            one.path in layers,
+            tuple(name for name, p in one.tensors.items() if id(p) in spread),
+        )
         for one in found
     )
     cut = {id(p) for unit in found for p in unit.tensors.values()}
@@ -42,6 +53,29 @@ def read_sizes(model: nn.Module) -> Sizes:
         working=max(sum(sizes) + max(sizes) for sizes in map(_through, through)),
         active=weights + sum(rows * cols for rows, cols, _ in _products(head, chosen)),
         float_bytes=causal.dtype.itemsize,
+        experts=_experts(model, stacks, chosen, causal.dtype.itemsize),
+    )
+
+
+def _experts(model: nn.Module, stacks: list[PackedExperts], chosen: int, float_bytes: int) -> Experts | None:
+    """Of a model with packed experts in its layers, which are all alike."""
+    if not stacks:
+        return None
+    count, hidden, _ = stacks[0].stacks[DOWN].shape
+    own = set(stacks)
+    wrappers: list[Any] = [
+        m for m in model.modules() if hasattr(m, "parameter_name") and hasattr(m, "get_base_layer")
+    ]
+    wrappers = [wrapper for wrapper in wrappers if wrapper.get_base_layer() in own]
+    factors = [p for w in wrappers for part in (w.lora_A, w.lora_B) for p in part.parameters()]
+    return Experts(
+        layers=len(stacks),
+        count=count,
+        chosen=chosen,
+        hidden=hidden,
+        float_bytes=float_bytes,
+        nbytes=sum(p.nbytes for m in stacks for p in parameters_of(m).values() if p is not None),
+        trained=sum(p.numel() for p in factors if p.requires_grad),
     )
 
 

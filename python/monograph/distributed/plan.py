@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 
-from monograph.distributed.layer_bytes import Layout, Piece
+from monograph.distributed.expert_plan import Experts
+from monograph.distributed.layer_bytes import Layout, Piece, aligned
 from monograph.distributed.tree import Order, chunk_length, padded
 
 FLOAT = 4  # bytes: the adapter, its moments and its gradient are float32
@@ -32,6 +33,14 @@ class Unit:
     pieces: tuple[Piece, ...]
     gathers: int  # of a micro-batch: forward, and again in backward if it is needed there
     layer: bool  # one of the repeated layers
+    experts: tuple[str, ...] = ()  # the pieces that are packed experts
+
+    def without_experts(self) -> Unit:
+        kept: list[Piece] = []
+        for piece in (p for p in self.pieces if p.name not in self.experts):
+            end = kept[-1].offset + kept[-1].nbytes if kept else 0
+            kept.append(piece._replace(offset=aligned(end)))
+        return replace(self, pieces=tuple(kept), experts=())
 
     def layout(self, ranks: int) -> Layout:
         return Layout(self.pieces, ranks)
@@ -50,6 +59,7 @@ class Sizes:
     working: int
     active: int  # weights that a token is multiplied with
     float_bytes: int  # of an activation
+    experts: Experts | None = None
 
     @property
     def base_bytes(self) -> int:
@@ -58,14 +68,20 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Mesh:
-    """`shard` neighbouring ranks hold one replica together; ranks / shard replicas."""
+    """`shard` neighbouring ranks hold one replica together; ranks / shard replicas. experts: neighbouring
+    ranks over which the experts are spread."""
 
     ranks: int
     shard: int
+    experts: int = 1
 
     def __post_init__(self) -> None:
         if self.shard < 1 or self.ranks < 1 or self.ranks % self.shard:
             raise ValueError(f"shard size is {self.shard}, wanted a divisor of {self.ranks}, the ranks")
+        if self.experts < 1 or self.ranks % self.experts:
+            raise ValueError(
+                f"expert_parallel_size is {self.experts}, wanted a divisor of {self.ranks}, the ranks"
+            )
 
 
 @dataclass(frozen=True)
@@ -101,13 +117,15 @@ class Collective:
     @property
     def moved(self) -> int:
         """Bytes that a rank sends, or receives if that is more, in all calls; its own share stays."""
+        if self.operator == "exchange":  # of what goes to others alone
+            return self.calls * self.input
         if self.operator == "all_reduce":
             return self.calls * 2 * self.input * (self.ranks - 1) // self.ranks
         return self.calls * max(self.input, self.output) * (self.ranks - 1) // self.ranks
 
     def seconds(self, link: Link) -> float:
         """Of a ring, without overlap."""
-        hops = self.calls * (self.ranks - 1) * (2 if self.operator == "all_reduce" else 1)
+        hops = self.calls * (self.ranks - 1) * {"all_reduce": 2, "exchange": 4}.get(self.operator, 1)
         return self.moved / link.bytes_a_second + hops * link.latency
 
 
@@ -146,7 +164,11 @@ class Plan:
 def make_plan(sizes: Sizes, mesh: Mesh, step: Step) -> Plan:
     leaves = step.virtual_shards or step.micro_batches
     order = Order.of(step.micro_batches, leaves, 0, mesh.ranks)
-    rows = [(unit, unit.layout(mesh.shard)) for unit in sizes.units]
+    spread = sizes.experts if mesh.experts > 1 else None
+    if mesh.experts > 1 and spread is None:
+        raise ValueError(f"expert_parallel_size is {mesh.experts}, and the model has no packed experts")
+    units = sizes.units if spread is None else tuple(unit.without_experts() for unit in sizes.units)
+    rows = [(unit, unit.layout(mesh.shard)) for unit in units]
     collectives: list[Collective] = []
     if mesh.shard > 1:
         collectives += [
@@ -170,6 +192,17 @@ def make_plan(sizes: Sizes, mesh: Mesh, step: Step) -> Plan:
         "one layer": step.tokens * sizes.working * sizes.float_bytes,
         "logits": min(step.tokens, LOSS_TOKENS) * sizes.vocabulary * FLOAT,
     }
+    if spread is not None:
+        sent = step.tokens * spread.sent_for_a_token(mesh.experts)
+        sent += spread.factors_for_a_micro_batch(mesh.experts)
+        each = ceil(sent / spread.layers)
+        collectives.append(
+            Collective("experts", "exchange", mesh.experts, order.most * spread.layers, each, each)
+        )
+        memory |= {
+            "experts": spread.held_bytes(mesh.experts),
+            "exchange": spread.buffer_bytes(mesh.experts, step.tokens),
+        }
     flops = float(FLOPS_PER_WEIGHT) * sizes.active * step.tokens * order.most
     return Plan(mesh, memory, tuple(collectives), order.most, flops)
 
@@ -213,6 +246,6 @@ def sliced_saving(trained: int, ranks: int) -> int:
 
 
 def routed_bytes(layers: int, hidden: int, chosen: int, float_bytes: int) -> int:
-    """What expert parallelism would send for a token: to each of its experts and back, in forward, in its
-    repetition and in backward, in `layers` layers with experts."""
-    return 3 * 2 * layers * chosen * hidden * float_bytes
+    """What expert parallelism sends for a token at most, whatever the number of ranks: each slot alone, all
+    experts on other ranks. x out and a row back in forward; x and dy out and dx back in backward."""
+    return 5 * layers * chosen * hidden * float_bytes

@@ -18,7 +18,7 @@ from monograph.distributed.file_ranges import RangeReader
 from monograph.distributed.fully_sharded import refuse_fully_sharded
 from monograph.distributed.layer_bytes import Layout
 from monograph.distributed.same_models import adapter_modules, compare, constants_of_adapters, digests
-from monograph.distributed.shard_placeholder import ShardPlaceholder
+from monograph.distributed.shard_placeholder import ExpertPlaceholder, ShardPlaceholder
 from monograph.distributed.sharded_layer import ShardedLayer, ShardGroup, ShardSpec
 from monograph.distributed.world import World, gathered_over
 from monograph.nn.repeated_layers import has_regions, repeated_layers
@@ -140,7 +140,13 @@ def _frozen(module: nn.Module, adapters: set[nn.Module]) -> list[tuple[str, nn.P
     """The frozen parameters that a module holds itself."""
     if module in adapters:
         return []
-    return [(name, p) for name, p in parameters_of(module).items() if p is not None and not p.requires_grad]
+    own = parameters_of(module).items()
+    # Spread experts are another rank's business: they are not gathered.
+    return [
+        (name, p)
+        for name, p in own
+        if p is not None and not p.requires_grad and not isinstance(p, ExpertPlaceholder)
+    ]
 
 
 def units_of(model: nn.Module) -> list[_Unit]:
@@ -222,7 +228,8 @@ def _check_alike(model: nn.Module, units: list[_Unit], reader: RangeReader, grou
                 found[f"{unit.path}.{piece.name}"] = f"{piece.dtype} {list(piece.shape)}"
             sample = hashlib.sha256(reader.sample(unit.tensors)).hexdigest()[:16]
             found[f"a sample of {unit.path}"] = f"of SHA-256 {sample}"
-        whole = ((n, p) for n, p in model.named_parameters() if not p.requires_grad and id(p) not in cut)
+        frozen = ((n, p) for n, p in model.named_parameters() if not p.requires_grad and id(p) not in cut)
+        whole = ((n, p) for n, p in frozen if not isinstance(p, ExpertPlaceholder))
         return found | digests(whole) | digests(model.named_buffers())
 
     compare("shard", described, groups)

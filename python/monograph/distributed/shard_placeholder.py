@@ -61,7 +61,7 @@ class ShardPlaceholder(nn.Parameter):
             if name in _LOOKS or (name == "__get__" and attribute not in _VALUES):
                 return func(*args, **kwargs)
             if name == "detach":
-                return ShardPlaceholder(own, own.place, own.ranks)
+                return type(own)(own, own.place, own.ranks)
             if name == "requires_grad_" and False in (*args[1:], *kwargs.values()):
                 return own
             if name == "__set__" and attribute == "requires_grad" and args[1] is False:
@@ -81,11 +81,22 @@ class ShardPlaceholder(nn.Parameter):
         own.refuse(f"{attribute}.{name}" if attribute else name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardPlaceholder:
-        memo[id(self)] = made = ShardPlaceholder(self, self.place, self.ranks)
+        memo[id(self)] = made = type(self)(self, self.place, self.ranks)
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.refuse("pickle or torch.save")
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"ShardPlaceholder({self.place}, {self.dtype}, ranks={self.ranks})"
+        return f"{type(self).__name__}({self.place}, {self.dtype}, ranks={self.ranks})"
+
+
+class ExpertPlaceholder(ShardPlaceholder):
+    """The same for the tensors of experts: what this rank has of them are those of its own experts."""
+
+    def refuse(self, how: str) -> NoReturn:
+        raise RuntimeError(
+            f"{how}: the experts of {self.place} are spread over {self.ranks} ranks (expert_parallel), and "
+            "each has its own alone; wanted the model as it was loaded: the adapter's folder and that of the "
+            "base have all of it"
+        )

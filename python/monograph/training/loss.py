@@ -74,11 +74,13 @@ def readable_head(head: nn.Module) -> nn.Linear | None:
     return head if isinstance(head, nn.Linear) and known and not _changed_from_outside(head) else None
 
 
-def head_weight(head: nn.Linear) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
-    """values, scales and layout of a readable head, as our operators take them."""
+def head_operands(
+    hidden: torch.Tensor, head: nn.Linear
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[int]]:
+    """x, values, scales and layout of a readable head on `hidden`, as our operators take them."""
     if isinstance(head, QuantLinear):
-        return head.values, head.scales, head.layout
-    return head.weight.contiguous(), [], plain_layout(head.weight.shape)
+        return head.permuted(hidden), *head.operands
+    return hidden, head.weight.contiguous(), [], plain_layout(head.weight.shape)
 
 
 def token_losses(
@@ -93,9 +95,8 @@ def token_losses(
         # The operator keeps dx and nothing of a frozen weight: a sharded head is gathered once.
         with whole_if_sharded(linear):
             bias = None if linear.bias is None else linear.bias.to(hidden.dtype)
-            values, scales, layout = head_weight(linear)
             return linear_cross_entropy(
-                hidden, values, scales, layout, labels, bias, softcap=softcap, scale=scale
+                *head_operands(hidden, linear), labels, bias, softcap=softcap, scale=scale
             )
     logits = _active(head)(hidden).float() * scale
     if softcap:
@@ -138,7 +139,9 @@ def causal_lm_loss(
         labels = next_labels(labels)
     losses = token_losses(hidden, head, labels, softcap=softcap, scale=scale)
     count = (labels != IGNORED).sum().clamp(min=1) if num_items is None else num_items
-    return losses.sum() / count
+    # As a chain of float32 the sum of a long row would lose digits. Other devices may have no float64.
+    wide = torch.float64 if losses.device.type in ("cpu", "cuda") else torch.float32
+    return (losses.sum(dtype=wide) / count).float()
 
 
 def causal_parts(model: nn.Module, asked_by: str = "forward_loss") -> tuple[nn.Module, nn.Module, nn.Module]:

@@ -19,6 +19,7 @@ from monograph.distributed import (
     alone,
     sum_over_ranks,
 )
+from monograph.distributed.expert_parallel import expert_group_of
 from monograph.distributed.fully_sharded import refuse_fully_sharded
 from monograph.distributed.replica_check import bits_of, fingerprint
 from monograph.distributed.shard import sharded_units
@@ -32,6 +33,7 @@ from monograph.training.regions import outer_graph
 from monograph.training.step_graphs import MODES, WHOLE, WITH_REGIONS, ModelLoss, StepGraphs
 from monograph.training.step_offload import StepOffload
 from monograph.training.step_warnings import tell_alone, tell_no_target
+from monograph.training.traced_exchanges import traced_exchanges
 from monograph.upstream.torch_names import dynamo_config, mark_dynamic, maybe_mark_dynamic
 from monograph.upstream.untested import mode_on_this_torch
 
@@ -109,7 +111,8 @@ class TrainStep(StepGraphs):
         self.model, self.mode, self.dynamic, self.seed = model, mode, dynamic, seed
         guard_packed(model)
         self._routers = add_router_loss(model)
-        self._sharded = bool(sharded_units(model))
+        self._experts = expert_group_of(model)
+        self._sharded = bool(sharded_units(model)) or self._experts is not None
         if world is None:
             tell_alone(model)
         self._module = ModelLoss(model)
@@ -248,6 +251,16 @@ class TrainStep(StepGraphs):
             "learning_rate (bits)": bits_of(learning_rate),
             "sum of the trained parameters (bits)": fingerprint(self.state.flat),
             **self._same.numbers(self._identity.named_modules),
+            **self._exchanges(),
+        }
+
+    def _exchanges(self) -> dict[str, int]:
+        """What spread experts have sent so far, and will by the traces of their layers."""
+        if self._experts is None:
+            return {}
+        return {
+            "calls of spread experts (hash)": self._experts.made,
+            "calls of spread experts in the traces of layers (hash)": traced_exchanges(self.model),
         }
 
     def _accumulated(

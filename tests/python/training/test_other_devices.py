@@ -29,8 +29,8 @@ WHERE = "shadow"
 PORTABLE = torch._C.DispatchKey.CompositeExplicitAutograd
 # Their handles lie on the host: test_offload_device.py has them.
 BETWEEN_TWO_DEVICES = {"offload", "reload", "wait"}
-# Its argument is the name of a folder, as bytes on the host.
-NAMES_A_FILE = {"checkpoint_sha256"}
+# Their argument is the name of a folder or file, as bytes on the host.
+NAMES_A_FILE = {"checkpoint_sha256", "read_gguf"}
 # They read where documents end, or which tokens count: loops and sizes depend on it.
 READ_BY_THE_HOST = {
     "gated_delta_rule",

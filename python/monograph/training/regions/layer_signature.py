@@ -107,9 +107,9 @@ def state_of(layer: nn.Module) -> State:
         if isinstance(module, SeededDropout):
             streams.append(module.stream)
         for group in (parameters_of(module), buffers_of(module)):
-            # What stands for sharded tensors is read by nobody; `shard_spec` says what they are.
+            # What stands for tensors that are elsewhere is read by nobody.
             named = ((prefix + name, t) for name, t in group.items() if t is not None)
-            tensors.update((name, t) for name, t in named if type(t) is not ShardPlaceholder)
+            tensors.update((name, t) for name, t in named if not isinstance(t, ShardPlaceholder))
         constants.append((path, type(module)))
         for name, value in vars(module).items():
             if name in _OWN or name in _LEFT_OUT or name.startswith("region_"):
