@@ -11,7 +11,7 @@ from torch import nn
 
 from monograph.diagnosis import regions
 from monograph.diagnosis.progress import Progress
-from monograph.diagnosis.report import Report
+from monograph.diagnosis.report import Report, providers_of
 from monograph.diagnosis.sharding import GatherCount, compare_ranks, look_at_shards, tracing_of
 from monograph.diagnosis.tracing import breaks, counting, forget, packed_shapes, recompiles
 from monograph.distributed.fully_sharded import refuse_fully_sharded
@@ -68,7 +68,7 @@ def doctor(
     def run(batch: Any) -> torch.Tensor:
         return compute(model, batch)
 
-    report = Report()
+    report = Report(providers=providers_of(parameters[0].device.type))
     gathers = GatherCount()
     was_training = model.training
     model.train()

@@ -6,6 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
+from monograph.ops.providers import choices
+from monograph.ops.show_config import kernels_in_use
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -28,6 +31,11 @@ class Gathers:
     @property
     def holds(self) -> bool:
         return self.forward == len(self.units) and self.backward <= len(self.units)
+
+
+def providers_of(device_type: str) -> dict[str, str]:
+    """Who computes each operator there."""
+    return {operator: choice.provider for operator, choice in choices(device_type).items()}
 
 
 @dataclass
@@ -58,7 +66,9 @@ class Report:
     received_bytes: dict[str, int] = field(default_factory=dict)
     whole_bytes: dict[str, int] = field(default_factory=dict)
     gradient_bytes: int = 0
+    providers: dict[str, str] = field(default_factory=dict)  # who computes an operator on the device
     other_ranks: list[str] = field(default_factory=list)  # what they found otherwise
+    isa: str = field(default_factory=kernels_in_use)  # which the kernels of the CPU use
 
     @property
     def holds(self) -> bool:
@@ -81,6 +91,8 @@ class Report:
             f"copies of a weight  {len(self.weight_copies)}  (wanted 0)",
             *(f"  {name}" for name in self.weight_copies),
             *self._times(),
+            f"kernels         {self.isa}",
+            *self._providers(),
             *(f"note            {note}" for note in self.notes),
             *self._ranks(),
             "The step is one graph." if self.holds else "The promise does not hold; see above.",
@@ -92,6 +104,14 @@ class Report:
             return []
         wanted = 2 * self.region_kinds
         return [f"inner graphs    {self.inner_graphs}  (wanted {wanted}), of {self.regions} regions"]
+
+    def _providers(self) -> list[str]:
+        """Whoever is not ours."""
+        others: dict[str, list[str]] = {}
+        for operator, provider in self.providers.items():
+            if provider != "monograph":
+                others.setdefault(provider, []).append(operator)
+        return [f"by {name:<13}{', '.join(operators)}" for name, operators in sorted(others.items())]
 
     def _ranks(self) -> list[str]:
         if self.ranks == 1:

@@ -14,7 +14,7 @@ import torch
 
 from monograph.diagnosis import regions
 from monograph.diagnosis.progress import Progress
-from monograph.diagnosis.report import Report
+from monograph.diagnosis.report import Report, providers_of
 from monograph.diagnosis.tracing import breaks, counting, forget, packed_shapes, recompiles
 from monograph.hf.accelerate.sharding import unheeded_sharding
 from monograph.hf.transformers.activation_checkpointing import (
@@ -48,7 +48,8 @@ def doctor_trainer(trainer: Trainer, steps: int, inductor: bool, progress: Progr
     if steps < 1:
         raise ValueError(f"doctor: steps is {steps}, wanted 1 or more")
     model: Any = trainer.model
-    report = Report()
+    where = next(model.parameters()).device.type
+    report = Report(providers=providers_of(where))
     if (note := unheeded_sharding(asked=bool(trainer.args.fsdp))) is not None:
         report.notes.append(note)
         progress.say(note)

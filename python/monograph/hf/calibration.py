@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from monograph.distributed.expert_parallel import expert_group_of
 from monograph.distributed.replica_check import check_same_values
 from monograph.distributed.shard import shard_group_of
 from monograph.hf.transformers.experts import experts_kind, is_experts
@@ -186,6 +187,11 @@ def _real_tokens(batch: Mapping[str, Any]) -> torch.Tensor | None:
 def input_sketches(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> dict[str, InputSketch]:
     """A sketch of the inputs of each linear layer that these batches reach, by its name in the checkpoint."""
     causal, body, head = causal_parts(model, "calibrate")
+    if (spread := expert_group_of(model)) is not None:
+        raise ValueError(
+            f"calibrate: the experts are spread over {spread.size} ranks, where what they are given is not "
+            "seen; wanted the adapter on a whole model, on one process"
+        )
     path = next(path for path, module in causal.named_modules() if module is head)
     watch, group = _Watch(), shard_group_of(model)
     device = next(causal.parameters()).device

@@ -2,9 +2,9 @@
 
 import pytest
 
-from monograph.hf.transformers import attention
 from monograph.hf.transformers.loading import default_attention
 from support.attention_models import after_optimize, build
+from support.provider_rows import give_kernels
 
 
 def test_a_choice_of_the_user_is_kept():
@@ -19,7 +19,7 @@ def test_no_score_matrix_on_a_device_without_a_kernel(monkeypatch):
     assert after_optimize(build("meta")) == "sdpa"
     with pytest.raises(ValueError, match="attention=True on meta: it has no kernel there"):
         after_optimize(build("meta"), attention=True)
-    monkeypatch.setattr(attention, "has_kernel", lambda name, device: False)
+    give_kernels(monkeypatch, False)
     assert after_optimize(build()) == "sdpa"
 
 

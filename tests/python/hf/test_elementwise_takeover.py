@@ -20,20 +20,20 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("config_class", "norms", "norm", "activation", "attentions"),
+    ("config_class", "norms", "norm", "activation", "attentions", "rotaries"),
     [
-        (LlamaConfig, 5, (False, True), 0, 2),
-        (Qwen3Config, 9, (False, True), 0, 2),
-        (Gemma3TextConfig, 13, (True, False), 1, 2),
-        (Olmo2Config, 9, (False, False), 0, 0),  # one norm for all heads
+        (LlamaConfig, 5, (False, True), 0, 2, 1),
+        (Qwen3Config, 9, (False, True), 0, 2, 1),
+        (Gemma3TextConfig, 13, (True, False), 1, 2, 0),  # angles by the type of the layer
+        (Olmo2Config, 9, (False, False), 0, 0, 0),  # one norm for all heads; angles in float32
     ],
 )
-def test_modules_are_recognised(config_class, norms, norm, activation, attentions):
+def test_modules_are_recognised(config_class, norms, norm, activation, attentions, rotaries):
     model = build(config_class)
     names = list(model.state_dict())
     wide = copy.deepcopy(model).double()
     eager = copy.deepcopy(model)
-    assert take_over(model) == take_over(model) == (norms, 2, attentions, attentions)
+    assert take_over(model) == take_over(model) == (norms, 2, attentions, attentions, rotaries)
     assert {m.monograph_norm for m in model.modules() if hasattr(m, "monograph_norm")} == {norm}
     assert model.model.layers[1].mlp.monograph_activation == activation
     assert list(model.state_dict()) == names
@@ -86,8 +86,8 @@ def test_unknown_variants_are_left_alone():
         watched,
         owned,
     ]
-    assert take_over(nn.ModuleList(left)) == (0, 0, 0, 0)
-    assert take_over(nn.ModuleList([LlamaRMSNorm(64), LlamaMLP(config)])) == (1, 1, 0, 0)
+    assert take_over(nn.ModuleList(left)) == (0, 0, 0, 0, 0)
+    assert take_over(nn.ModuleList([LlamaRMSNorm(64), LlamaMLP(config)])) == (1, 1, 0, 0, 0)
 
 
 def adapted(config_class, dtype):

@@ -63,6 +63,11 @@ CASES = {
     ),
     "modelopt-nvfp4": ("nvfp4", lambda *where: producer_folders.modelopt(*where, "NVFP4")),
     "modelopt-mxfp8": ("mxfp8", lambda *where: producer_folders.modelopt(*where, "MXFP8")),
+    "modelopt-fp8": ("fp8-row-fp32", lambda *where: producer_folders.modelopt(*where, "FP8")),
+    "modelopt-fp8-row": (
+        "fp8-row-fp32",
+        lambda *where: producer_folders.modelopt(*where, "FP8_PER_CHANNEL_PER_TOKEN"),
+    ),
 }
 
 

@@ -1,6 +1,7 @@
 """from_pretrained refuses what it cannot read, and names what it found and what it wanted."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -69,10 +70,11 @@ REFUSED = {
         "quant_algo is W4A8_NVFP4_FP8, wanted",
     ),
     "mo-awq": ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "quant_algo is NVFP4_AWQ, wanted"),
-    "mo-fp8": (
-        {"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}},
-        "quant_algo is FP8, wanted",
+    "mo-int8": (
+        {"quant_method": "modelopt", "quantization": {"quant_algo": "W8A16"}},
+        "quant_algo is W8A16, wanted",
     ),
+    "mo-fp8-group": ({"quant_method": "modelopt", "quant_algo": "FP8", "group_size": 128}, "wanted none"),
     "mo-group": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "is 32, wanted 16"),
 }
 
@@ -118,6 +120,24 @@ def test_tensors_that_do_not_fit_are_refused(source, tmp_path):
     producer_folders.write_folder(source, tmp_path, tensors(source) | {name: codes}, config)
     with pytest.raises(RuntimeError, match="conversion"):  # transformers collects the errors, and prints ours
         mg.from_pretrained(tmp_path)
+
+
+def test_mixed_fp8_of_modelopt_is_not_saved():
+    """FP8 without the scales of activations has no name there; alone it is saved as compressed-tensors."""
+    layers = {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4", "group_size": 16}}
+    mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    assert ModelOpt().formats(mixed) == ["fp8-row-fp32", "nvfp4"]
+    with pytest.raises(ValueError, match="quantized_layers mixes FP8, NVFP4"):
+        ModelOpt().check_saved(mixed)
+    ModelOpt().check_saved(mixed | {"quantized_layers": {"b": layers["b"]}})
+    alone = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "model.layers.0*"]}
+    ModelOpt().check_saved(alone)
+    again = ModelOpt().saved_again(alone, ["x"])
+    assert again["quant_method"] == "compressed-tensors"
+    name, pattern, added = again["ignore"]
+    assert (name, added) == ("lm_head", "x")
+    assert re.match(pattern.removeprefix("re:"), "model.layers.0.mlp.down_proj")
+    assert not re.match(pattern.removeprefix("re:"), "model.layers.1.mlp.down_proj")
 
 
 def test_packed_experts_without_their_scales_are_refused(tmp_path):

@@ -135,6 +135,16 @@ def test_dense_experts_are_one_graph(family):
     assert counter.frame_count == 1
 
 
+def test_dense_experts_that_were_called_are_one_graph():
+    """As a graph of torch 2.11 needs it."""
+    torch._dynamo.reset()
+    model = tiny_model("gpt_oss").train()
+    model.config.use_cache = False
+    model.set_experts_implementation("monograph")
+    want = model(tokens()).logits
+    assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(tokens()).logits, want)
+
+
 def test_autocast_returns_the_dtype_of_the_input():
     """As transformers' own implementations do; the products run in bfloat16."""
     model = tiny_model("gpt_oss")

@@ -21,7 +21,7 @@ from torch import nn
 from monograph.hf.peft.lora_linear import rounded_once
 from monograph.hf.transformers.experts import experts_forward, experts_kind, is_experts
 from monograph.nn.packed_experts import LowRank, PackedExperts
-from monograph.ops.has_kernel import may_take_over
+from monograph.ops.providers import may_take_over
 from monograph.quant.packed_weight import PackedWeight
 from monograph.upstream.peft_names import (
     ParamWrapper,

@@ -167,25 +167,27 @@ class LoraLinear(StartedLora):
 
     def _lora(self, x: torch.Tensor, names: list[str]) -> torch.Tensor:
         base = self.base_layer
-        if isinstance(base, QuantLinear):
-            packed = (base.values, base.scales, base.layout)
-        else:
-            packed = (base.weight, [], plain_layout(base.weight.shape))
         bias = self._total_bias(names, x.dtype)
         a, b = self._factors(names, x.dtype)
+        # The factors have the order of x; beside a weight in another one, x and a have that one.
+        if isinstance(base, QuantLinear):
+            packed, stored_x, stored_a = base.operands, base.permuted(x), base.permuted(a)
+        else:
+            packed, stored_x, stored_a = (base.weight, [], plain_layout(base.weight.shape)), x, a
         if not any(self._drops(name) for name in names):
             with torch.no_grad():
                 u = plain_linear(x, a)
-            return linear(x, *packed, bias, u, b, a)
+            return linear(stored_x, *packed, bias, u, b, stored_a)
         # Each adapter has its own mask, so that u no longer is a product of x itself.
         parts = [
             plain_linear(self.lora_dropout[name](x), self._factors([name], x.dtype)[0]) for name in names
         ]
-        return linear(x, *packed, bias, parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1), b)
+        u = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        return linear(stored_x, *packed, bias, u, b)
 
     def _dora(self, x: torch.Tensor, name: str) -> torch.Tensor:
         base: QuantLinear = self.base_layer
-        packed = (base.values, base.scales, base.layout)
+        packed = base.operands
         # float32, as PEFT's: in bf16 a gain of 1.003 is 1.
         gain = self.lora_magnitude_vector[name].weight.float() / self._dora_norm(name)
         bias = self._total_bias([name], x.dtype)
@@ -193,12 +195,13 @@ class LoraLinear(StartedLora):
         if not self._drops(name):
             with torch.no_grad():
                 u = plain_linear(x, a)
-            y = linear_scaled(x, *packed, gain, u, b, a)
+            y = linear_scaled(base.permuted(x), *packed, gain, u, b, base.permuted(a))
             return y if bias is None else y + bias
         # As PEFT defines it: the dropped x feeds the low-rank part and the magnitude's share of the base.
         dropped = self.lora_dropout[name](x)
         low = plain_linear(plain_linear(dropped, a), b)
-        y = linear(x, *packed, bias) + (gain - 1) * linear(dropped, *packed) + gain * low
+        share = (gain - 1) * linear(base.permuted(dropped), *packed)
+        y = linear(base.permuted(x), *packed, bias) + share + gain * low
         return y.to(x.dtype)
 
     @torch.no_grad()
@@ -207,7 +210,7 @@ class LoraLinear(StartedLora):
         base = self.base_layer
         a = self.lora_A[name].weight.float() * self.scaling[name]
         b = self.lora_B[name].weight.float()
-        product = linear(a.contiguous(), base.values, base.scales, base.layout).t()  # [rows, rank]
+        product = linear(base.permuted(a.contiguous()), *base.operands).t()  # [rows, rank]
         squares = (
             base.row_squares.view(torch.float32) + 2 * (b * product).sum(1) + ((b @ (a @ a.t())) * b).sum(1)
         )

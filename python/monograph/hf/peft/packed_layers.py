@@ -19,10 +19,12 @@ from monograph.hf.peft import residual_adapters
 from monograph.hf.peft.lora_experts import LoraExperts
 from monograph.hf.peft.lora_linear import LoraLinear
 from monograph.hf.peft.lora_start import ASKED, DENSE_TARGET, RESIDUAL
+from monograph.nn.packed_embedding import PackedEmbedding
 from monograph.nn.packed_experts import PackedExperts
 from monograph.nn.quant_linear import QuantLinear
 from monograph.upstream.peft_names import BaseTunerLayer, dispatch_default, replace_dispatch
 
+_PACKED = (QuantLinear, PackedExperts, PackedEmbedding)
 _peft_model: Any = PeftModel
 _dispatch_default = dispatch_default  # before it is replaced
 _count_stored = _peft_model.get_nb_trainable_parameters
@@ -39,7 +41,18 @@ def install() -> None:
 @wraps(_make)
 def _checked_make(self: Any, model: Any, peft_config: Any, *arguments: Any, **options: Any) -> None:
     refuse_packed_copies(model, getattr(peft_config, "modules_to_save", None))
+    _refuse_packed_tokens(model, getattr(peft_config, "trainable_token_indices", None))
     _make(self, model, peft_config, *arguments, **options)
+
+
+def _refuse_packed_tokens(model: Any, indices: Any) -> None:
+    """PEFT's layer of trained tokens would decode the whole table in each step."""
+    table: Any = getattr(model, "get_input_embeddings", lambda: None)()
+    if indices and isinstance(table, PackedEmbedding):
+        raise ValueError(
+            f"trainable_token_indices: the table of tokens is packed ({table.format.name}); wanted one of "
+            "16 or 32 bits"
+        )
 
 
 def refuse_packed_copies(model: Any, names: Sequence[str] | None, key: str = "modules_to_save") -> None:
@@ -48,7 +61,8 @@ def refuse_packed_copies(model: Any, names: Sequence[str] | None, key: str = "mo
         if not any(path == name or path.endswith(f".{name}") for name in names or ()):
             continue
         packed = next(
-            (inner for inner in module.modules() if isinstance(inner, QuantLinear | PackedExperts)), None
+            (inner for inner in module.modules() if isinstance(inner, _PACKED)),
+            None,
         )
         if packed is not None:
             experts = isinstance(packed, PackedExperts)
@@ -99,8 +113,12 @@ def _count(model: Any) -> tuple[int, int]:
     """A packed weight counts by its elements, as bitsandbytes' do."""
     trainable, total = _count_stored(model)
     for layer in model.modules():
-        if isinstance(layer, QuantLinear):
-            stored = sum(tensor.numel() for tensor in (layer.values, *layer.scales))
+        if isinstance(layer, PackedEmbedding):
+            if layer.is_head:
+                continue  # counted there
+            total += layer.num_embeddings * layer.embedding_dim - layer.values.numel()
+        elif isinstance(layer, QuantLinear):
+            stored = sum(getattr(layer, name).numel() for name in layer.stored_names)
             total += layer.out_features * layer.in_features - stored
         elif isinstance(layer, PackedExperts):
             for name in layer.stacks:

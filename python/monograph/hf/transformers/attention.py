@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from monograph.ops.attention_choice import Asked, attention_path
-from monograph.ops.has_kernel import has_kernel
+from monograph.ops.attention_choice import Asked, attention_provider
+from monograph.ops.providers import PORTABLE, choose
 from monograph.ops.varlen_attention import varlen_attention
 from monograph.packing.packed_rows_hook import require
 from monograph.packing.stateful_layers import refuse_in_config
@@ -157,16 +157,16 @@ def device_of(model: torch.nn.Module) -> torch.device:
 
 
 def why_not_on(model: PreTrainedModel, device: torch.device) -> str | None:
-    """Why attention of this model is not computed there by a kernel, ours or torch's; None if it is."""
-    if device.type != "meta" and has_kernel("varlen_attention", device):
-        return None
-    if device.type != "cuda":
-        return "it has no kernel there and would compute every score"
+    """Why attention of this model is not computed there but by the portable form; None if it is."""
+    nobody = "it has no kernel there and would compute every score"
+    if device.type == "meta":
+        return nobody
     try:
-        attention_path(device, _asked(model))
+        provider = attention_provider(device, _asked(model))
     except ValueError as error:
         return str(error)
-    return None
+    asked = choose("varlen_attention", device.type).asked
+    return nobody if provider == PORTABLE and not asked else None
 
 
 def put_on(model: PreTrainedModel, wanted: bool | None) -> None:
@@ -270,7 +270,6 @@ def attention_forward(
         softcap=softcap or 0.0,
         sinks=None if s_aux is None else s_aux.float(),
         key_lengths=lengths,
-        longest=(q_length, kv_length),
     )
     return out.reshape(batch, q_length, heads, value.shape[3]), None
 

@@ -74,6 +74,13 @@ class MonographConfig(QuantizationConfigMixin):
         self.dense_modules: list[str] | None = None
         self.stacked_experts = False  # whether the saved model has packed experts
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """Also of a folder with quant_method "monograph", where transformers alone reads the config."""
+        if "config_groups" in config_dict:
+            config_dict = loading_dict(config_dict)
+        return super().from_dict(config_dict, return_unused_kwargs, **kwargs)
+
     @property
     def method(self) -> QuantMethod:
         return quant_method_saving(self.format) if self.stored is None else quant_method_of(self.stored)

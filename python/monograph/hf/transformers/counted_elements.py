@@ -6,13 +6,13 @@ import math
 from types import MethodType
 from typing import Any
 
-import torch
-
-from monograph.nn import PackedExperts, QuantLinear
+from monograph.nn import PackedEmbedding, PackedExperts, QuantLinear
 from monograph.upstream.torch_names import parameters_of
 
 
-def _elements(layer: QuantLinear | PackedExperts) -> int:
+def _elements(layer: QuantLinear | PackedExperts | PackedEmbedding) -> int:
+    if isinstance(layer, PackedEmbedding):
+        return layer.num_embeddings * layer.embedding_dim
     if isinstance(layer, QuantLinear):
         return layer.in_features * layer.out_features
     return sum(math.prod(stack.shape) for stack in layer.stacks.values())
@@ -24,9 +24,11 @@ def num_parameters(model: Any, only_trainable: bool = False, exclude_embeddings:
     if only_trainable:
         return total
     for layer in model.modules():
-        if isinstance(layer, (QuantLinear, PackedExperts)):
+        if isinstance(layer, PackedEmbedding) and layer.is_head:
+            continue  # counted there
+        if isinstance(layer, (QuantLinear, PackedExperts, PackedEmbedding)):
             own = parameters_of(layer).values()
-            stored = sum(p.numel() for p in own if p is not None and p.dtype == torch.uint8)
+            stored = sum(p.numel() for p in own if p is not None and not p.is_floating_point())
             total += _elements(layer) - stored
     return total
 

@@ -16,6 +16,7 @@ from monograph.hf.transformers.fused_attention import FusedAttention, take_atten
 from monograph.hf.transformers.fused_layer import FusedLayer, take_layer
 from monograph.hf.transformers.fused_mlp import FusedMlp, take_mlp
 from monograph.hf.transformers.fused_norm import FusedNorm, take_norm
+from monograph.hf.transformers.fused_rotary import FusedRotary, take_rotary
 
 
 class Taken(NamedTuple):
@@ -25,11 +26,12 @@ class Taken(NamedTuple):
     mlps: int
     attentions: int
     layers: int
+    rotaries: int
 
     def __str__(self) -> str:
         return (
             f"{self.norms} norms, {self.mlps} gated MLPs, the positions of {self.attentions} attentions, "
-            f"a residual sum of {self.layers} layers"
+            f"a residual sum of {self.layers} layers, {self.rotaries} tables of angles"
         )
 
 
@@ -38,6 +40,7 @@ _KINDS = (
     (FusedMlp, take_mlp),
     (FusedAttention, take_attention),  # has norms in it
     (FusedLayer, take_layer),  # likewise
+    (FusedRotary, take_rotary),
 )
 
 

@@ -93,6 +93,8 @@ def stack(matrices: list[list[PackedWeight]]) -> PackedWeight:
     """`matrices[expert]` lie one behind the other in an expert; all experts as one weight [E, rows, cols]."""
     flat = [matrix for expert in matrices for matrix in expert]
     first = flat[0]
+    if any(matrix.columns is not None for matrix in flat):
+        raise ValueError(f"experts are {first!r}, wanted columns in order: act-order is for linear layers")
     if first.format.shape is BlockShape.GROUP:
         wanted = "wanted nf4, fp4, mxfp4, mxfp8, nvfp4 or fp8-block: experts of this format are not read yet"
         raise ValueError(f"experts are {first!r}, {wanted}")

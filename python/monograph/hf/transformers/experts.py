@@ -22,6 +22,8 @@ from monograph.upstream.transformers_names import ALL_EXPERTS_FUNCTIONS, apply_g
 NAME = "monograph"
 _MARKS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")  # of `use_experts_implementation`
 _ROWS, _COLUMNS = 64, 16
+# Whether a graph can call a function with a module while it is traced.
+_TRACED_WITH_MODULES = torch.__version__ >= "2.12"
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -100,7 +102,12 @@ def experts_forward(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, **low: Any
 ) -> torch.Tensor:
     """What `experts_implementation="monograph"` calls for dense experts, frozen or trained."""
-    _learn_kind(self)
+    if _TRACED_WITH_MODULES or not torch.compiler.is_compiling():
+        _learn_kind(self)
+    elif not hasattr(self, "experts_kind"):
+        raise RuntimeError(
+            f"{NAME} experts in a graph of torch 2.11: call the model once before compiling it"
+        )
     kind: ExpertsKind = self.experts_kind
     first, second = (getattr(self, name).contiguous() for name in kind.names)
     biases = tuple(getattr(self, f"{name}_bias") for name in kind.names) if kind.bias else (None, None)

@@ -47,17 +47,18 @@ class FusedMlp(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_proj(x), self.up_proj(x)
         here = runs_here(_OPERATORS[self.monograph_activation], gate, up)
-        if not here or _is_other(self.act_fn, self.monograph_act_fn):
+        if not here or self.monograph_act_is_other():
             return self.down_proj(self.act_fn(gate) * up)
         return self.down_proj(_GATED[self.monograph_activation](gate, up))
 
-
-# A graph decides it once, without a guard per module: torch keeps to hooks of tracing time, too.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _is_other(function: Any, known: str) -> bool:
-    if not isinstance(function, nn.Module) or any(hooks(function)) or has_any_global_hook():
-        return True
-    return repr(function) != known
+    # A graph decides it once, without a guard per module: torch keeps to hooks of tracing time, too. A
+    # method, because torch 2.11 takes no module as an argument of such a function.
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def monograph_act_is_other(self) -> bool:
+        function: Any = self.act_fn
+        if not isinstance(function, nn.Module) or any(hooks(function)) or has_any_global_hook():
+            return True
+        return repr(function) != self.monograph_act_fn
 
 
 def take_mlp(module: Any) -> bool:

@@ -40,6 +40,12 @@ class FusedNorm(nn.Module):
             return super().forward(hidden_states)
         return rms_norm(hidden_states, self.weight, **options_of(self))[0]
 
+    # A graph decides it once, without a guard per module: torch keeps to hooks of tracing time, too. A
+    # method, because torch 2.11 takes no module as an argument of such a function.
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def monograph_may_be_passed(self) -> bool:
+        return not any(hooks(self)) and not has_any_global_hook() and "forward" not in self.__dict__
+
 
 def options_of(norm: FusedNorm) -> dict[str, Any]:
     """Of `rms_norm` and `rotary`."""
@@ -47,12 +53,9 @@ def options_of(norm: FusedNorm) -> dict[str, Any]:
     return {"eps": _epsilon(norm), "one_plus_weight": one_plus, "round_before_weight": rounded}
 
 
-# A graph decides it once, without a guard per module: torch keeps to hooks of tracing time, too.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def may_be_passed(norm: nn.Module) -> bool:
     """Whether an operator that has the norm in it computes what a call of the module does."""
-    hooked = any(hooks(norm)) or has_any_global_hook()
-    return isinstance(norm, FusedNorm) and not hooked and "forward" not in norm.__dict__
+    return isinstance(norm, FusedNorm) and norm.monograph_may_be_passed()
 
 
 def _epsilon(norm: Any) -> Any:

@@ -21,7 +21,7 @@ from monograph.hf.transformers.fused_head import FusedHead
 from monograph.hf.transformers.shared_rows import SharedRows
 from monograph.nn.quant_linear import QuantLinear
 from monograph.ops.linear_log_probs import linear_log_probs
-from monograph.training.loss import head_weight, logits_map
+from monograph.training.loss import head_operands, logits_map
 
 
 class Heard:
@@ -49,7 +49,7 @@ class Heard:
             head = self._head
             bias = None if head.bias is None else head.bias.to(steps.dtype)
             return linear_log_probs(
-                steps, *head_weight(head), tokens, bias, softcap=self._softcap, scale=scale
+                *head_operands(steps, head), tokens, bias, softcap=self._softcap, scale=scale
             ).log_probs
         logits = steps.float() * scale
         if self._softcap:

@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from safetensors import safe_open
@@ -15,15 +16,19 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    GenerationConfig,
     PreTrainedModel,
 )
 
 from monograph.distributed.file_ranges import read_small_tensors
 from monograph.hf.transformers import attention, recurrent_layers
 from monograph.hf.transformers.config import loading_dict
+from monograph.hf.transformers.gguf_folder import gguf_folder, gguf_of, gguf_state, packed_keys, share_table
 from monograph.hf.transformers.quantizer import MonographConfig
 from monograph.memory.base_memory.read_ahead import limit_base_memory
 from monograph.memory.base_memory.sizes import bytes_of
+from monograph.ops.read_gguf import is_gguf
 from monograph.packing.stateful_layers import guard_packed
 
 MODELOPT_FILE = "hf_quant_config.json"
@@ -56,7 +61,8 @@ def stored_quantization(
     config = AutoConfig.from_pretrained(folder, **known) if config is None else config
     stored = getattr(config, "quantization_config", None)
     if stored is not None:
-        return stored
+        plain = stored.get("quant_method") == "gguf" and not stored.get("packed")
+        return None if plain else stored
     files = {name: known[name] for name in _FILE_OPTIONS if name in known}
     path = _file_of(folder, MODELOPT_FILE, files)
     if path is None:
@@ -107,6 +113,38 @@ def default_attention(device_map: Any) -> str | None:
     return attention.NAME if all(str(device) == "cpu" for device in devices) else None
 
 
+def _class_of_gguf(model_class: Any, config: Any) -> Any:
+    """The class itself: transformers' auto classes want a folder."""
+    (name,) = config.architectures
+    if model_class is AutoModelForSequenceClassification:
+        name = name.replace("ForCausalLM", "ForSequenceClassification")
+    elif model_class is not None and model_class is not AutoModelForCausalLM:
+        return model_class
+    return getattr(transformers, name)
+
+
+def _load_gguf(
+    file: str, folder: str, quantization: MonographConfig | None, model_class: Any, config: Any, options: Any
+) -> PreTrainedModel:
+    """The model of a mapped file; plain floats are quantised while they load if `quantization` is given."""
+    state = gguf_state(file)
+    packed = packed_keys(state)
+    if packed and quantization is not None:
+        raise ValueError(f"{file}: already quantised ({packed[0]}); wanted quantization=None")
+    if not packed:
+        del config.quantization_config
+    if any(key.startswith("lm_head.weight_") for key in packed):
+        config.tie_word_embeddings = False  # one tensor all the same, in two modules that read it
+    model = _class_of_gguf(model_class, config).from_pretrained(
+        None, config=config, state_dict=state, quantization_config=quantization, **options
+    )
+    model.name_or_path = model.config.name_or_path = file
+    share_table(model, state)
+    if os.path.isfile(os.path.join(folder, "generation_config.json")):
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model
+
+
 def from_pretrained(
     folder: str | os.PathLike[str],
     quantization: MonographConfig | None = None,
@@ -128,6 +166,9 @@ def from_pretrained(
     that transformers keeps in float32 for a model stay so. `folder` may be a name on the Hub: `revision`,
     `token`, `subfolder`, `cache_dir` and `trust_remote_code` hold for its config as well.
 
+    `folder` may be a GGUF file of this machine: config, tokenizer and weights are those of the file, its
+    blocks are mapped as they lie there, the table of tokens too (docs/how_to/gguf.md).
+
     A folder that is quantised is taken as it is, if bitsandbytes, `monograph quantize`, transformers (fp8),
     compressed-tensors or ModelOpt wrote it: its packed bytes are mapped from the file, not copied or
     repacked, and what it left dense stays dense. docs/reference/formats.md has the table. Only weights are
@@ -145,11 +186,14 @@ def from_pretrained(
         model = mg.from_pretrained("Llama-3.1-8B", mg.MonographConfig("nf4", double_quant=True))
     """
     dtype = _one_dtype(dtype, options.pop("torch_dtype", None))
+    if is_gguf(folder):
+        folder = gguf_folder(folder)
     where = {name: options[name] for name in _CONFIG_OPTIONS if options.get(name) is not None}
     config = options.pop("config", None) or AutoConfig.from_pretrained(folder, **where)
     stored = stored_quantization(folder, config, **where)
+    file = gguf_of(folder)
     if stored is not None:
-        if quantization is not None:
+        if file is None and quantization is not None:
             method = stored.get("quant_method")
             raise ValueError(f"{folder}: already quantised by {method!r}; wanted quantization=None")
         try:
@@ -168,14 +212,13 @@ def from_pretrained(
         bytes_of(base_memory)
         if os.path.isdir(folder):
             read_small_tensors(folder)
-    model = (model_class or auto_class(config)).from_pretrained(
-        folder,
-        config=config,
-        quantization_config=quantization,
-        dtype=dtype,
-        attn_implementation=chosen,
-        **options,
-    )
+    options |= {"dtype": dtype, "attn_implementation": chosen}
+    if file is not None:
+        model = _load_gguf(file, os.fspath(folder), quantization, model_class, config, options)
+    else:
+        model = (model_class or auto_class(config)).from_pretrained(
+            folder, config=config, quantization_config=quantization, **options
+        )
     if chosen is None and len({parameter.device.type for parameter in model.parameters()}) == 1:
         attention.put_on(model, None)
     recurrent_layers.take_over(model)

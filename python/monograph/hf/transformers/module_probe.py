@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.ops.has_kernel import may_take_over
+from monograph.ops.providers import may_take_over
 
 KERNEL_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 ROWS = 16
@@ -22,8 +22,9 @@ def runs_here(operator: str, *tensors: torch.Tensor) -> bool:
 
 
 def lies_where(operator: str, module: nn.Module) -> bool:
-    """Whether the operator has a kernel for each device that parameters of the module are on."""
-    return all(may_take_over(kind, operator) for kind in {p.device.type for p in module.parameters()})
+    """Whether the operator has a kernel for each device that parameters and buffers of the module are on."""
+    devices = {tensor.device.type for tensor in (*module.parameters(), *module.buffers())}
+    return all(may_take_over(kind, operator) for kind in devices)
 
 
 def draw(seed: int, *shape: int) -> torch.Tensor:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 
+import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from monograph.hf.transformers.config import MonographConfig
+from monograph.hf.transformers.config import MonographConfig, loading_dict
+from monograph.hf.transformers.gguf_folder import gguf_folder, gguf_state, share_table
 from monograph.hf.transformers.meta_model import meta_model
+from monograph.hf.transformers.quantizer import Deserialize, MonographQuantizer
+from monograph.ops.read_gguf import is_gguf
 
 
 def planned_model(path: str, format_name: str | None, double_quant: bool) -> PreTrainedModel:
@@ -15,6 +19,10 @@ def planned_model(path: str, format_name: str | None, double_quant: bool) -> Pre
 
     double_quant holds for nf4 and fp4. Of a folder that is quantised the format must be named.
     """
+    if is_gguf(path):
+        if format_name is not None:
+            raise ValueError(f"{path}: a GGUF file has formats of its own, wanted no --format")
+        return _model_of_gguf(path)
     folder = os.path.dirname(path) if os.path.isfile(path) else path
     if not os.path.isfile(os.path.join(folder, "config.json")):
         raise ValueError(f"{path}: has no config.json, wanted a folder of transformers or that file")
@@ -31,3 +39,26 @@ def planned_model(path: str, format_name: str | None, double_quant: bool) -> Pre
         del config.quantization_config
     config.use_cache = False
     return meta_model(config, quantization)
+
+
+def _model_of_gguf(path: str) -> PreTrainedModel:
+    """By the types of the file's tensors."""
+    config = AutoConfig.from_pretrained(gguf_folder(path))
+    quantizer = MonographQuantizer(
+        MonographConfig.from_dict(loading_dict(config.quantization_config)), pre_quantized=True
+    )
+    del config.quantization_config
+    config.use_cache = False
+    model = meta_model(config, None)
+    packing = Deserialize(quantizer)
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    state = gguf_state(path)
+    for key, tensor in state.items():
+        module, part = key.rpartition(".")[::2]
+        if part != "bias":
+            parts.setdefault(module, {})[part] = tensor.to("meta")
+    for module, tensors in parts.items():
+        if "weight" not in tensors:
+            packing.convert(dict(tensors), model=model, full_layer_name=f"{module}.weight")
+    share_table(model, state)
+    return model

@@ -36,9 +36,10 @@ from monograph.hf.transformers.expert_loading import (
 from monograph.hf.transformers.experts import experts_kind, is_experts
 from monograph.hf.transformers.recurrent_layers import take_over as take_over_recurrent
 from monograph.nn.dense_source import remember_dense
+from monograph.nn.packed_embedding import PackedEmbedding
 from monograph.nn.packed_experts import PackedExperts
 from monograph.nn.quant_linear import QuantLinear, dense_linear
-from monograph.ops.formats import GROUP_CODES
+from monograph.ops.formats import GGML_FORMATS, GROUP_CODES
 from monograph.packing.stateful_layers import guard_packed
 from monograph.quant.packed_weight import PackedWeight, quantize
 from monograph.upstream.transformers_names import (
@@ -94,20 +95,30 @@ class _Replace(ConversionOps):
             if missing_keys is not None:
                 missing_keys.discard(full_layer_name)
             return {}
-        if not isinstance(dense, nn.Linear):
-            raise ValueError(f"{full_layer_name}: packed in a {type(dense).__name__}, wanted nn.Linear")
-        parent, child = path.rpartition(".")[::2]
-        wanted = (dense.out_features, dense.in_features)
+        wanted = tuple(getattr(dense, name).shape)
         if packed.shape != wanted:
             raise ValueError(f"{full_layer_name}: the checkpoint has shape {packed.shape}, wanted {wanted}")
         # A producer may have stored another dtype; the model's is what was asked for.
-        layer = QuantLinear(replace(packed, dtype=dense.weight.dtype), dense.bias)
+        layer = _packed_layer(full_layer_name, dense, replace(packed, dtype=dtype))
         layer.train(dense.training)
+        parent, child = path.rpartition(".")[::2]
         mark_initialized(layer)
         setattr(model.get_submodule(parent), child, layer)
         if missing_keys is not None:
             missing_keys.discard(full_layer_name)
         return {}
+
+
+def _packed_layer(name: str, dense: nn.Module, packed: PackedWeight) -> nn.Module:
+    """What takes the place of a dense layer."""
+    if isinstance(dense, nn.Linear):
+        return QuantLinear(packed, dense.bias)
+    scale = getattr(dense, "scalar_embed_scale", None)  # of the Gemmas
+    if isinstance(dense, nn.Embedding) and (type(dense) is nn.Embedding or scale is not None):
+        made = PackedEmbedding(packed, dense.padding_idx, scale)
+        made.dense_type = type(dense)
+        return made
+    raise ValueError(f"{name}: packed in a {type(dense).__name__}, wanted nn.Linear")
 
 
 class Quantize(_Replace):
@@ -316,16 +327,23 @@ class MonographQuantizer(HfQuantizer):
             for path, layer in model.named_modules()
             if isinstance(layer, PackedExperts) and layer.stacks
         }
+        for name, layer in model.named_modules():
+            if isinstance(layer, PackedEmbedding):
+                raise ValueError(f"{name} has format {layer.format.name}, which no quant method saves")
         if not layers and not stacks:
             self.remove_quantization_config(model)
             return None, {}
+        if self.quantization_config.stored is not None:
+            self.quantization_config.method.check_saved(self.quantization_config.stored)
         dense = dense_linears(model)
         if dense != self.dense_at_load:
             self.quantization_config.dense_modules = dense
         state = model.state_dict()
         for name, layer in layers.items():
+            if layer.format.name in GGML_FORMATS:
+                raise ValueError(f"{name} has format {layer.format.name}, which no quant method saves")
             parts = self.quantization_config.method.unpack(layer.packed)  # refuses what is sharded
-            for part in ("values", *layer.scale_names):
+            for part in layer.stored_names:
                 del state[f"{name}.{part}"]
             state.update({f"{name}.{part}": tensor for part, tensor in parts.items()})
         method = self.quantization_config.method
@@ -345,6 +363,8 @@ class MonographQuantizer(HfQuantizer):
             if isinstance(layer, QuantLinear):
                 dense = dense_linear(nn.Parameter(layer.dequantize(dtype)), layer.bias)
                 model.set_submodule(name, dense)
+            elif isinstance(layer, PackedEmbedding):
+                model.set_submodule(name, layer.dense(dtype))
             elif isinstance(layer, PackedExperts):
                 for weight in list(layer.stacks):
                     layer.put_dense(weight, layer.dequantize(weight, dtype))

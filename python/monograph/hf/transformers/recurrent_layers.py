@@ -24,7 +24,7 @@ from monograph.hf.transformers.recurrent_documents import (
 )
 from monograph.ops.causal_conv1d import causal_conv1d
 from monograph.ops.gated_delta_rule import gated_delta_rule
-from monograph.ops.has_kernel import may_take_over
+from monograph.ops.providers import may_take_over
 from monograph.ops.rms_norm_gated import rms_norm_gated
 from monograph.packing.stateful_layers import KeepsDocumentsApart, know_boundaries
 from monograph.upstream.instance_class import put_before
@@ -77,12 +77,6 @@ def _convolved(
     return causal_conv1d(x.flatten(0, 1), weight, conv.bias, documents.cu, state, silu=silu)[0]
 
 
-# A graph decides it once, without a guard per module: torch keeps to hooks of tracing time, too.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _may_be_passed(norm: Any) -> bool:
-    return norm.activation == "silu" and not any(hooks(norm)) and "forward" not in norm.__dict__
-
-
 def _sigmoid(b: torch.Tensor) -> torch.Tensor:
     """In float64, as `_log_decay`."""
     return b.double().sigmoid().to(b.dtype)
@@ -119,6 +113,13 @@ class DeltaNet(KeepsDocumentsApart):
     def monograph_ends(self) -> tuple[Any, nn.Module]:
         return self.norm, self.out_proj
 
+    # A graph decides it once, without a guard per module: torch keeps to hooks of tracing time, too. A
+    # method, because torch 2.11 takes no module as an argument of such a function.
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def monograph_may_pass_norm(self) -> bool:
+        norm = self.monograph_ends()[0]
+        return norm.activation == "silu" and not any(hooks(norm)) and "forward" not in norm.__dict__
+
     @force_accelerate_hooks("conv1d")  # type: ignore[untyped-decorator]
     def forward(
         self,
@@ -154,7 +155,7 @@ class DeltaNet(KeepsDocumentsApart):
             cache_params.update_recurrent_state(documents.of_rows(final), self.layer_idx)
         norm, project = self.monograph_ends()
         z = z.reshape(out.shape)
-        if _may_be_passed(norm):
+        if self.monograph_may_pass_norm():
             y = rms_norm_gated(out, z, norm.weight, eps=norm.variance_epsilon)
         else:
             y = norm(out.flatten(0, 1), z.flatten(0, 1))

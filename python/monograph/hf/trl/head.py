@@ -20,10 +20,10 @@ from torch import nn
 
 from monograph.distributed.sharded_layer import ShardedLayer, whole_and_again
 from monograph.nn.quant_linear import QuantLinear
-from monograph.ops.has_kernel import may_take_over
 from monograph.ops.linear_cross_entropy import IGNORED
 from monograph.ops.linear_log_probs import linear_log_probs
-from monograph.training.loss import head_weight, next_labels, readable_head
+from monograph.ops.providers import may_take_over
+from monograph.training.loss import head_operands, next_labels, readable_head
 from monograph.upstream.trl_names import fused_head_variables
 
 
@@ -117,8 +117,7 @@ def take_over(model: nn.Module) -> bool:
         targets = wanted if shift_labels is not None else next_labels(wanted)
         with whole_and_again(head) if isinstance(head, ShardedLayer) else nullcontext():
             found = linear_log_probs(
-                hidden,
-                *head_weight(head),
+                *head_operands(hidden, head),
                 targets,
                 None if head.bias is None else head.bias.to(hidden.dtype),
                 softcap=settings.final_logit_softcapping or 0.0,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from monograph.memory.mapped_memory import MappedMemory
+from monograph.nn.packed_embedding import PackedEmbedding
 from monograph.nn.repeated_layers import repeated_layers
 
 SMALL = 1 << 20  # bytes: such tensors may be copies, and are read with what lies beside them
@@ -71,8 +72,9 @@ def _table_of_tokens(model: Any) -> tuple[set[str], bool]:
     if not hasattr(model, "get_input_embeddings") or not hasattr(model, "get_output_embeddings"):
         return set(), False
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
-    names = {f"{path}.weight" for path, module in model.named_modules() if module is table}
-    weights = [getattr(layer, "weight", None) for layer in (table, head)]
+    own = "values" if isinstance(table, PackedEmbedding) else "weight"
+    names = {f"{path}.{own}" for path, module in model.named_modules() if module is table}
+    weights = [getattr(layer, own, None) for layer in (table, head)]
     tied = all(weight is not None for weight in weights) and weights[0] is weights[1]
     return names, tied
 

@@ -1,0 +1,142 @@
+"""A GGUF file as a model of transformers: its settings as a folder, its tensors as views of the mapped file.
+
+folder = gguf_folder("llama-Q4_K_M.gguf")      # config.json, tokenizer.json ...: what AutoTokenizer reads
+state = gguf_state("llama-Q4_K_M.gguf")        # the keys that quant_methods/gguf.py packs
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from typing import Any
+
+import torch
+
+from monograph.nn.packed_embedding import PackedEmbedding
+from monograph.nn.quant_linear import QuantLinear
+from monograph.ops.formats import GGML_FORMATS
+from monograph.ops.read_gguf import read_gguf
+from monograph.quant.ggml_weight import rotary_row_map
+from monograph.quant.quant_methods.gguf import ROWS
+
+_FILES = {
+    "config": "config.json",
+    "tokenizer": "tokenizer.json",
+    "tokenizer_config": "tokenizer_config.json",
+    "generation_config": "generation_config.json",
+}
+# PEFT looks for a config.json below the name of the base, to see whether the vocabulary grew.
+warnings.filterwarnings("ignore", r"Could not find a config file in .*\.gguf - will assume")
+_TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def gguf_folder(path: str | os.PathLike[str]) -> str:
+    """What stands beside the weights, in a folder that lasts as long as the process; the same for a file that
+    has not changed."""
+    path = os.path.abspath(os.path.expanduser(path))
+    status = os.stat(path)
+    return _folder_of(path, status.st_size, status.st_mtime_ns)
+
+
+def gguf_of(folder: str | os.PathLike[str]) -> str | None:
+    """The file that a folder of `gguf_folder` was made of; None for any other."""
+    try:
+        with open(os.path.join(folder, _FILES["config"]), encoding="utf-8") as file:
+            stored = json.load(file).get("quantization_config") or {}
+    except (OSError, ValueError, AttributeError):
+        return None
+    return stored.get("file") if stored.get("quant_method") == "gguf" else None
+
+
+@functools.lru_cache(maxsize=8)
+def _described(path: str, size: int, modified: int) -> dict[str, Any]:
+    return read_gguf(path)
+
+
+@functools.lru_cache(maxsize=8)
+def _folder_of(path: str, size: int, modified: int) -> str:
+    said = _described(path, size, modified)
+    if "no_tokenizer" in said:
+        raise ValueError(f"{said['no_tokenizer']}; monograph dequantize makes a folder that may take another")
+    folder = tempfile.mkdtemp(prefix="monograph-gguf-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for key, name in _FILES.items():
+        if key not in said:
+            continue
+        value = said[key]
+        if key == "config":
+            packed = any(tensor["type"] not in _DENSE for tensor in said["tensors"])
+            stored = {"quant_method": "gguf", "file": path, "packed": packed}
+            value = value | {"quantization_config": stored}
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+            json.dump(value, file, ensure_ascii=False)
+    return folder
+
+
+def gguf_tensors(path: str) -> list[dict[str, Any]]:
+    """name, type, shape, offset and bytes of each tensor, as `monograph.ops.read_gguf` gives them."""
+    status = os.stat(path)
+    return _described(path, status.st_size, status.st_mtime_ns)["tensors"]
+
+
+def gguf_state(path: str) -> dict[str, torch.Tensor]:
+    """A state dict of views of the file: no page of it is read. Plain floats whose rows have another order,
+    and norms that are stored with a one added, are new tensors."""
+    tensors = gguf_tensors(path)
+    if experts := next((one["name"] for one in tensors if ".experts." in one["name"]), None):
+        raise ValueError(
+            f"{path}: {experts}: gate and up projections of experts are stacks of their own in GGUF, which "
+            "are not trained as they lie; monograph dequantize makes a folder of it"
+        )
+    mapped = torch.from_file(path, shared=False, size=os.path.getsize(path), dtype=torch.uint8)
+    state: dict[str, torch.Tensor] = {}
+    for tensor in tensors:
+        at = tensor["offset"]
+        _add(state, tensor, mapped[at : at + tensor["bytes"]], path)
+    packed = next((key for key in state if key.startswith(f"{_TABLE}_")), None)
+    if packed is not None and not any(key.startswith(_HEAD) for key in state):
+        state[packed.replace(_TABLE, _HEAD)] = state[packed]  # one tensor, read as table and as head
+    return state
+
+
+def packed_keys(state: dict[str, torch.Tensor]) -> list[str]:
+    return [key for key in state if not key.endswith((".weight", ".bias"))]
+
+
+def share_table(model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
+    """A table of tokens that is the head too is one parameter, as it is one tensor of `state`. Without one it
+    is what an earlier call has found."""
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if not isinstance(table, PackedEmbedding) or not isinstance(head, QuantLinear):
+        return
+    if state is not None:
+        kind = table.format.name
+        own = state.get(f"{_TABLE}_{kind}")
+        table.is_head = own is not None and state.get(f"{_HEAD}_{kind}") is own
+    if table.is_head:
+        head.values = table.values
+
+
+def _add(state: dict[str, torch.Tensor], tensor: dict[str, Any], found: torch.Tensor, path: str) -> None:
+    name, kind, shape = tensor["name"], tensor["type"], tensor["shape"]
+    order = None
+    if "head_rows" in tensor:
+        order = rotary_row_map(shape[0], shape[0] // tensor["head_rows"])
+    if kind in _DENSE:
+        dense = found.view(_DENSE[kind]).reshape(shape)
+        if order is not None:
+            dense = dense[order.long()]
+        state[name] = dense.float() - 1 if tensor.get("subtract_one") else dense
+    elif kind in GGML_FORMATS and len(shape) == 2 and name.endswith(".weight"):
+        state[f"{name}_{kind}"] = found.reshape(shape[0], -1)
+        if order is not None:
+            state[name.removesuffix("weight") + ROWS] = order
+    else:
+        wanted = f"wanted a matrix in f32, f16, bf16, {', '.join(GGML_FORMATS)}"
+        raise ValueError(f"{path}: {name} is {kind} of {len(shape)} dimensions, {wanted}")
