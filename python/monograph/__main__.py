@@ -25,7 +25,6 @@ ELSEWHERE = {
     "merge-lora": "merge",
     "inference": "generate",
     "chat": "generate",
-    "finetune": "train",
     "fine-tune": "train",
     "sft": "train",
     "tokenize": "preprocess",

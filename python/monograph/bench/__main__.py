@@ -21,9 +21,11 @@ BENCHES = (
     "linear",
     "attention",
     "lora",
+    "gram",
     "elementwise",
     "delta_rule",
     "experts",
+    "ep_experts",
     "packing",
     "loss",
     "step",
@@ -39,8 +41,17 @@ BENCHES = (
     "tree",
 )
 
-# Caps the peer to the same instruction set; read by oneDNN at its first call.
-ONEDNN_CAPS = {"scalar": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE", "avx512_bf16": "AVX512_CORE_BF16"}
+# Cap the peers to the same instruction set; read by oneDNN, MKL and ATen at their first calls.
+PEER_CAPS = {
+    "ONEDNN_MAX_CPU_ISA": {
+        "scalar": "SSE41",
+        "avx2": "AVX2",
+        "avx512": "AVX512_CORE",
+        "avx512_bf16": "AVX512_CORE_BF16",
+    },
+    "MKL_ENABLE_INSTRUCTIONS": {"scalar": "SSE4_2", "avx2": "AVX2"},
+    "ATEN_CPU_CAPABILITY": {"scalar": "default", "avx2": "avx2"},
+}
 
 
 def main() -> None:
@@ -56,7 +67,9 @@ def main() -> None:
         default=[1, 2],
         help="thread counts, e.g. 1,2 (the default)",
     )
-    parser.add_argument("--isa", help="cap our kernels and oneDNN: scalar, avx2, avx512, avx512_bf16 or amx")
+    parser.add_argument(
+        "--isa", help="cap our kernels, oneDNN, MKL and ATen: scalar, avx2, avx512, avx512_bf16 or amx"
+    )
     parser.add_argument("--plot", help="draw the result to this file (linear, step, base_memory)")
     parser.add_argument("--format", default="nf4", help="of linear, quantize, dequantize; nf4 by default")
     parser.add_argument(
@@ -72,13 +85,14 @@ def main() -> None:
     parser.add_argument(
         "--case",
         type=names,
-        help="only these cases, e.g. a,b,own (step, trl, load, delta_rule, shard_memory, base_memory)",
+        help="only these cases, e.g. a,b,own (step, trl, load, delta_rule, shard_memory, base_memory),\n"
+        "a shape, 4096x4096 (linear)",
     )
-    parser.add_argument("--peers", type=names, help="only these peers, e.g. packed_eager (step, trl)")
+    parser.add_argument("--peers", type=names, help="only these peers, e.g. packed_eager (linear, step, trl)")
     parser.add_argument(
         "--tokens",
         type=lambda text: [int(part) for part in text.split(",")],
-        help="only these lengths, e.g. 1,2048 (experts); tokens of a step (base_memory)",
+        help="only these lengths, e.g. 1,2048 (linear, experts); tokens of a step (base_memory)",
     )
     parser.add_argument("--profile", action="store_true", help="where our step spends its time (step)")
     parser.add_argument(
@@ -90,7 +104,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.isa and os.environ.get("MONOGRAPH_ISA") != arguments.isa:
         os.environ["MONOGRAPH_ISA"] = arguments.isa
-        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", ONEDNN_CAPS.get(arguments.isa, "DEFAULT"))
+        for variable, caps in PEER_CAPS.items():
+            if arguments.isa in caps:
+                os.environ.setdefault(variable, caps[arguments.isa])
         os.execv(sys.executable, [sys.executable, "-m", "monograph.bench", *sys.argv[1:]])
 
     from monograph.bench.report import Report

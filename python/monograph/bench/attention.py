@@ -2,7 +2,8 @@
 
 `sdpa_dense` is one call with a block mask, `sdpa_loop` one causal call per document, `sdpa_causal` the plain
 causal call where there is one document. `tile_share` is the useful work (the visible half of each document's
-square) over the bare tile loop of the same rounds. `decode` is one query against a long past, forward only.
+square) over the bare tile loop of the same rounds, `vector_share` that over the bare loop of multiply-adds
+where there is no AMX. `decode` is one query against a long past, forward only.
 """
 
 from __future__ import annotations
@@ -122,15 +123,17 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
             for name, lengths, dense in cases:
                 rounds = 3 if len(lengths) > 8 or arguments.quick else 7
                 works = _works(lengths, kv_heads, dense)
-                result = paired_rounds(works, "ours", rounds, least_ms=1.0, watch_tiles=True)
+                result = paired_rounds(works, "ours", rounds, least_ms=1.0, watch_limit=True)
                 case: dict[str, Any] = {"lengths": name, "heads": HEADS, "kv_heads": kv_heads}
                 report.case(case | {"head_dim": SIZE, "threads": threads}, result, "ours")
                 key = f"{name.replace(' ', '_')}_kv{kv_heads}_{threads}_threads"
                 for peer, ratio in result.ratio.items():
                     groups.setdefault(f"{key}_{peer}", []).append(ratio)
-                if result.tile_tflops:
-                    share = _useful_flops(lengths) / result.best_ms["ours"] / 1e9 / result.tile_tflops
-                    groups.setdefault(f"{key}_tile_share", []).append(share)
+                speed = _useful_flops(lengths) / result.best_ms["ours"] / 1e9
+                limits = {"tile": result.tile_tflops, "vector": result.vector_tflops}
+                for limit, fastest in limits.items():
+                    if fastest:
+                        groups.setdefault(f"{key}_{limit}_share", []).append(speed / fastest)
             with torch.inference_mode():
                 result = paired_rounds(_decode_works(8192, kv_heads), "ours", 15)
             case = {"lengths": "decode 1 of 8192", "heads": HEADS, "kv_heads": kv_heads, "head_dim": SIZE}

@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
                 leaves, ours, peer = _CASES[op](tokens, heads)
                 works = passes(leaves, {"ours": ours, "transformers": peer}, which == "both")
                 rounds = 3 if op == "rule" or arguments.quick else 7
-                result = paired_rounds(works, "ours", rounds, least_ms=5.0, watch_tiles=True)
+                result = paired_rounds(works, "ours", rounds, least_ms=5.0, watch_limit=True)
             case = {"op": op, "tokens": tokens, "heads": heads, "pass": which, "threads": threads}
             report.case(case, result, "ours")
             key = f"{op}_{tokens}x{heads}_{which}_{threads}_threads_transformers"

@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
         job = {"width": name, "tokens": tokens, "rank": rank, "threads": threads, "pass": which}
         peers = {peer: Stopped({**job, "peer": peer}) for peer in _peers(arguments, name, tokens)}
         try:
-            result = paired_rounds({**works, **peers}, "ours", rounds, least_ms=20.0, watch_tiles=True)
+            result = paired_rounds({**works, **peers}, "ours", rounds, least_ms=20.0, watch_limit=True)
         finally:
             for process in peers.values():
                 process.end()

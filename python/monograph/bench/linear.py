@@ -2,11 +2,12 @@
 
 Shapes of Llama-3.1-8B and Qwen3-0.6B; for the formats of gpt-oss and DeepSeek theirs too. At 16 tokens or
 fewer the weights rotate over more memory than the last-level cache holds, as they do in a model. `bf16` is
-F.linear on dense weights, `fp32` the same in fp32 from 64 tokens on: what is fastest without a unit for bf16;
+F.linear on dense weights, `fp32` the same in fp32: what is fastest without a unit for bf16;
 `bitsandbytes` is what its matmul_4bit and its backward do: dequantise the whole
 weight, then multiply. For the formats it lacks, `nf4` is ours on the same shape, double-quantised, and
-`torchao` its dequantise and multiply, at 128 tokens by 4096 x 4096 only. `tile_share` is the speed at 2048
-tokens over the bare tile loop of the same rounds.
+`torchao` its dequantise and multiply, at 128 tokens by 4096 x 4096 only; groups of a row and ggml's blocks
+have `nf4` alone. `tile_share` is the speed at 2048 tokens over the bare tile loop of the same rounds,
+`vector_share` that over the bare loop of multiply-adds where there is no AMX.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import torch
 from monograph.bench.memory import recycle_large_blocks
 from monograph.bench.report import Report
 from monograph.bench.rounds import Paired, Work, geometric_mean, paired_rounds
-from monograph.bench.weights import AbsmaxWeights, ElementWeights, Weights
-from monograph.ops.formats import ABSMAX_FORMATS, format_named
+from monograph.bench.weights import AbsmaxWeights, ElementWeights, RowWeights, Weights
+from monograph.ops.formats import ABSMAX_FORMATS, BlockShape, format_named
 from monograph.ops.linear import linear, linear_dx
 
 LLAMA = [(4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336)]
@@ -64,16 +65,21 @@ def _works(weights: Weights, nf4: Weights | None, tokens: int, forward: bool) ->
         works["nf4"] = _rotating(lambda i: packed(nf4, i))
     if nf4 is None or (weights.peer and tokens == 128 and weights.shape == (4096, 4096)):
         works[weights.peer] = _rotating(peer)
-    if tokens >= 64:
-        wide, dense = x.float(), weights.dense[0].float()
-        works["fp32"] = lambda: torch.nn.functional.linear(wide, dense) if forward else wide @ dense
+    wide, dense = x.float(), weights.dense[: 2 if tokens <= 16 else 1].float()
+
+    def fp32(i: int) -> object:
+        one = dense[i % dense.shape[0]]
+        return torch.nn.functional.linear(wide, one) if forward else wide @ one
+
+    works["fp32"] = _rotating(fp32)
     return works
 
 
 def _cases(arguments: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
     others = [] if arguments.format in ABSMAX_FORMATS else OTHERS
     shapes, tokens = QUICK if arguments.quick else (LLAMA + QWEN, TOKENS)
-    shapes = shapes + others
+    shapes = [s for s in shapes + others if not arguments.case or f"{s[0]}x{s[1]}" in arguments.case]
+    tokens = arguments.tokens or tokens
     yield from ((rows, cols, m) for rows, cols in shapes for m in tokens)
 
 
@@ -89,10 +95,14 @@ def _measure(
     if arguments.format in ABSMAX_FORMATS:
         weights = AbsmaxWeights(rows, cols, copies, not plain, arguments.format)
     else:
-        weights = ElementWeights(rows, cols, copies, arguments.format)
+        by_rows = format_named(arguments.format).shape in (BlockShape.GROUP, BlockShape.INTERLEAVED)
+        weights = (RowWeights if by_rows else ElementWeights)(rows, cols, copies, arguments.format)
         nf4 = AbsmaxWeights(rows, cols, copies, True, "nf4")
     rounds = 5 if arguments.quick else 7
-    return paired_rounds(_works(weights, nf4, m, forward), "ours", rounds, least_ms=5.0, watch_tiles=True)
+    works = _works(weights, nf4, m, forward)
+    if arguments.peers is not None:
+        works = {name: work for name, work in works.items() if name in ("ours", *arguments.peers)}
+    return paired_rounds(works, "ours", rounds, least_ms=5.0, watch_limit=True)
 
 
 def _summary(report: Report) -> dict[str, float]:
@@ -106,21 +116,25 @@ def _summary(report: Report) -> dict[str, float]:
                     ratio["bitsandbytes"]
                 )
             continue
-        if case["m"] >= 128:
-            groups.setdefault(f"{name}_bf16_m_from_128", []).append(ratio["bf16"])
-        if case["m"] <= 16:
-            groups.setdefault(f"{name}_bf16_m_to_16", []).append(ratio["bf16"])
+        for peer in ("bf16", "fp32"):
+            if peer in ratio and case["m"] >= 128:
+                groups.setdefault(f"{name}_{peer}_m_from_128", []).append(ratio[peer])
+            if peer in ratio and case["m"] <= 16:
+                groups.setdefault(f"{name}_{peer}_m_to_16", []).append(ratio[peer])
         for peer in ("nf4", "torchao"):
             if peer in ratio and case["m"] >= 128:
                 groups.setdefault(f"{name}_{peer}_m_from_128", []).append(ratio[peer])
             if peer in ratio and case["m"] <= 16:
                 groups.setdefault(f"{name}_{peer}_m_to_16", []).append(ratio[peer])
-                groups.setdefault(f"{name}_nf4_over_bf16_m_to_16", []).append(ratio["bf16"] / ratio[peer])
+                if "bf16" in ratio:
+                    less = ratio["bf16"] / ratio[peer]
+                    groups.setdefault(f"{name}_nf4_over_bf16_m_to_16", []).append(less)
         if case["m"] <= 128 and "bitsandbytes" in ratio:
             groups.setdefault(f"{name}_bitsandbytes_m_to_128", []).append(ratio["bitsandbytes"])
-        if case["m"] == 2048 and line.get("tile_tflops"):
-            speed = 2 * case["m"] * case["n"] * case["k"] / line["ours_ms"] / 1e9
-            groups.setdefault(f"{name}_tile_share_m_2048", []).append(speed / line["tile_tflops"])
+        for limit in ("tile", "vector"):
+            if case["m"] == 2048 and (fastest := line.get(f"{limit}_tflops")):
+                speed = 2 * case["m"] * case["n"] * case["k"] / line["ours_ms"] / 1e9
+                groups.setdefault(f"{name}_{limit}_share_m_2048", []).append(speed / fastest)
     return {name: geometric_mean(values) for name, values in groups.items()}
 
 

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
         for rows, cols in SHAPES[:1] if arguments.quick else SHAPES:
             for tokens in (128, 1024):
                 works = _works(rows, cols, tokens)
-                result = paired_rounds(works, "fused", 7, least_ms=5.0, watch_tiles=True)
+                result = paired_rounds(works, "fused", 7, least_ms=5.0, watch_limit=True)
                 case = {"m": tokens, "n": rows, "k": cols, "format": "nf4", "dtype": "bfloat16"}
                 report.case(case | {"threads": threads, "rank": RANK}, result, "fused")
                 for name, ratio in result.ratio.items():

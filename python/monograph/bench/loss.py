@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
             if arguments.quick and name != "qwen3-0.6b":
                 continue
             rounds = 3 if arguments.quick else 5
-            result = paired_rounds(_works(vocabulary, width, tokens), "ours", rounds, watch_tiles=True)
+            result = paired_rounds(_works(vocabulary, width, tokens), "ours", rounds, watch_limit=True)
             case = {"m": tokens, "n": vocabulary, "k": width, "dtype": "bfloat16", "threads": threads}
             report.case(case, result, "ours")
             for peer, ratio in result.ratio.items():

@@ -26,9 +26,10 @@ class Report:
             "ratio": {name: round(r, 3) for name, r in result.ratio.items()},
             "limit_ms": round(result.best_ms[limit], 4) if limit else None,
         }
-        if result.tile_tflops:
-            line["tile_tflops"] = round(result.tile_tflops, 3)
-            line["rounds_repeated"] = result.repeated
+        for name in ("tile_tflops", "vector_tflops"):
+            if speed := getattr(result, name):
+                line[name] = round(speed, 4)
+                line["rounds_repeated"] = result.repeated
         self.lines.append(line)
         print(json.dumps(line) if self.as_json else _human(line), flush=True)
 

@@ -30,3 +30,8 @@ def limit_move(values: torch.Tensor, out: torch.Tensor) -> None:
 def limit_tiles(steps: int) -> float:
     """Floating-point operations of `steps` steps of the bare tile loop; 0 where there is no AMX."""
     return float(torch.ops.monograph.limit_tiles(steps))
+
+
+def limit_vectors(steps: int) -> float:
+    """Floating-point operations of `steps` steps of the bare loop of multiply-adds on vectors."""
+    return float(torch.ops.monograph.limit_vectors(steps))

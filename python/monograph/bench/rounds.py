@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from monograph.bench.roofline import limit_tiles
+from monograph.bench.roofline import limit_tiles, limit_vectors
 
 Work = Callable[[], object]
 
 # Four products of 16x32 by 32x16 a step: 20000 steps are about 0.5 ms on one core.
 _TILE_STEPS = 20000
+# Twelve vectors a step: as long with AVX-512, twice that with AVX2.
+_VECTOR_STEPS = 150000
 
 
 @dataclass
@@ -21,8 +23,9 @@ class Paired:
 
     best_ms: dict[str, float]
     ratio: dict[str, float]
-    repeated: int  # rounds thrown away because the matrix unit was slow
+    repeated: int  # rounds thrown away because the unit that multiplies was slow
     tile_tflops: float  # best speed of the bare tile loop; 0 without AMX
+    vector_tflops: float = 0.0  # of the bare loop of multiply-adds where there is no AMX
 
 
 def _time(work: Work, repeats: int) -> float:
@@ -32,19 +35,23 @@ def _time(work: Work, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats * 1e3
 
 
-def tile_speed() -> float:
-    """TFLOP/s of the bare tile loop on this core, now; 0 where there is no AMX."""
+def _speed(loop: Callable[[int], float], steps: int) -> float:
     start = time.perf_counter()
-    operations = limit_tiles(_TILE_STEPS)
+    operations = loop(steps)
     return operations / (time.perf_counter() - start) / 1e12
 
 
+def bare_speed() -> float:
+    """TFLOP/s on this core, now, of the bare tile loop, of that of multiply-adds where there is no AMX."""
+    return _speed(limit_tiles, _TILE_STEPS) or _speed(limit_vectors, _VECTOR_STEPS)
+
+
 def paired_rounds(
-    works: Mapping[str, Work], ours: str, rounds: int, least_ms: float = 2.0, watch_tiles: bool = False
+    works: Mapping[str, Work], ours: str, rounds: int, least_ms: float = 2.0, watch_limit: bool = False
 ) -> Paired:
     """Times every work once a round, in turn, each repeated to last at least `least_ms`.
 
-    With `watch_tiles` each round also times the bare tile loop before and after; a round in which it is
+    With `watch_limit` each round also times the bare loop before and after; a round in which it is
     below 80 % of the run's best is repeated (at most three times as many rounds in all).
     """
     repeats = {}
@@ -55,9 +62,9 @@ def paired_rounds(
     fastest, tried = 0.0, 0
     while tried < 3 * rounds:
         tried += 1
-        before = tile_speed() if watch_tiles else 0.0
+        before = bare_speed() if watch_limit else 0.0
         times = {name: _time(work, repeats[name]) for name, work in works.items()}
-        after = tile_speed() if watch_tiles else 0.0
+        after = bare_speed() if watch_limit else 0.0
         fastest = max(fastest, before, after)
         kept.append((min(before, after), times))
         good = [t for speed, t in kept if speed >= 0.8 * fastest]
@@ -66,7 +73,8 @@ def paired_rounds(
     good = [t for speed, t in kept if speed >= 0.8 * fastest] or [t for _, t in kept]
     best = {name: min(t[name] for t in good) for name in works}
     ratio = {n: statistics.median(t[n] / t[ours] for t in good) for n in works if n != ours}
-    return Paired(best, ratio, tried - len(good), fastest)
+    tiles = limit_tiles(1) > 0
+    return Paired(best, ratio, tried - len(good), fastest if tiles else 0.0, 0.0 if tiles else fastest)
 
 
 def geometric_mean(values: list[float]) -> float:

@@ -6,11 +6,14 @@ from math import prod
 
 import torch
 
-from monograph.ops.formats import SCALE_GROUP, format_named
+from monograph.ops.formats import SCALE_GROUP, BlockShape, format_named
 from monograph.ops.layout import make_layout
-from monograph.ops.quantize import dynamic_map
+from monograph.ops.quantize import dynamic_map, quantize
 
 BLOCK = 64
+GROUP = 128  # of int4; int8 and FP8 have a row
+# Where ggml's blocks have fp16 numbers, if not at their beginning alone.
+_HALVES = {"q6_k": (208,), "q4_k": (0, 2), "q5_k": (0, 2), "q4_1": (0, 2), "q5_1": (0, 2)}
 
 
 class Weights:
@@ -111,3 +114,27 @@ class ElementWeights(Weights):
         if self.fmt.bits == 4:
             return to_dtype(values, e8m0, torch.float4_e2m1fn_x2, 32, torch.bfloat16)
         return to_dtype(values.view(torch.float8_e4m3fn), e8m0, torch.float8_e4m3fn, 32, torch.bfloat16)
+
+
+class RowWeights(Weights):
+    """Groups of a row, and ggml's blocks: formats whose rows products decode through a pointer."""
+
+    def __init__(self, rows: int, cols: int, copies: int, fmt: str) -> None:
+        info = format_named(fmt)
+        grouped = info.shape is BlockShape.GROUP
+        block = GROUP if info.bits == 4 else cols
+        super().__init__(rows, cols, copies, fmt, block if grouped else info.default_block)
+        self.scales: list[torch.Tensor] = []
+        if grouped:
+            values, *self.scales = quantize(self.dense[0], info.number, block, False, False)
+            self.values = values.reshape(rows, -1).repeat(copies, 1, 1)
+            return
+        blocks = rows * cols // info.default_block
+        self.values = torch.randint(0, 256, (copies, blocks, info.block_bytes), dtype=torch.uint8)
+        half = torch.tensor([1e-3], dtype=torch.float16).view(torch.uint8)
+        for at in _HALVES.get(fmt, (0,)):
+            self.values[:, :, at : at + 2] = half
+        self.values = self.values.reshape(copies, rows, -1)
+
+    def packed(self, i: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        return self.values[i % self.copies], self.scales

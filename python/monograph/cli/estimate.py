@@ -1,8 +1,8 @@
 """`python -m monograph estimate MODEL`: the bytes that training takes, before anything is loaded.
 
-MODEL is a folder with a config.json of transformers, or that file; weights need not be there. Base, adapter,
-moments and gradients are counted to the byte by the rules that loading and training follow. Activations are
-the peak of an eager step with checkpointing whose tensors have no memory.
+MODEL is a folder with a config.json of transformers, or that file; weights need not be there. Or it is a GGUF
+file. Base, adapter, moments and gradients are counted to the byte by the rules that loading and training
+follow. Activations are the peak of an eager step with checkpointing whose tensors have no memory.
 
     python -m monograph estimate Llama-3.1-8B --format nf4 --rank 16 --tokens 4096
     python -m monograph estimate config.json --format mxfp4 --tokens 8192 --no-checkpointing --json
@@ -33,6 +33,7 @@ def run(arguments: list[str]) -> int:
             rank=options.rank,
             tokens=options.tokens,
             checkpointing=not options.no_checkpointing,
+            expert_ranks=options.expert_parallel_size,
         )
     except (OSError, ValueError) as error:
         print(f"monograph estimate: {error}", file=sys.stderr)
@@ -50,7 +51,7 @@ def run(arguments: list[str]) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser("estimate", __doc__)
     add = parser.add_argument
-    add("model", help="a folder with a config.json of transformers, or the file")
+    add("model", help="a folder with a config.json of transformers, that file, or a GGUF file")
     add(
         "--format",
         default=None,
@@ -59,34 +60,46 @@ def _parser() -> CommandParser:
     add("--no-double-quant", action="store_true", help="float32 scales for nf4 and fp4")
     add("--rank", type=int, default=16, help="of LoRA on all linear layers; default 16")
     add("--tokens", type=int, default=4096, help="of a micro-batch; default 4096")
+    add("--expert-parallel-size", type=int, default=1, help="ranks over which experts are spread; default 1")
     add("--no-checkpointing", action="store_true", help="keep all activations of the forward")
     return parser
 
 
 def estimate(
-    model: str, *, format_name: str | None, double_quant: bool, rank: int, tokens: int, checkpointing: bool
+    model: str,
+    *,
+    format_name: str | None,
+    double_quant: bool,
+    rank: int,
+    tokens: int,
+    checkpointing: bool,
+    expert_ranks: int = 1,
 ) -> dict[str, int]:
-    """Bytes by what they are for: one process, one micro-batch a step."""
+    """Bytes by what they are for: one process, one micro-batch of it a step."""
     from peft import LoraConfig
 
     from monograph.distributed.model_sizes import read_sizes
     from monograph.distributed.plan import Mesh, Step, make_plan
     from monograph.hf.optimize import add_lora
     from monograph.hf.transformers.activation_checkpointing import enable_checkpointing
+    from monograph.hf.transformers.gguf_folder import share_table
     from monograph.hf.transformers.planned_model import planned_model
     from monograph.training.fake_step import activation_bytes
 
     # Memory that nobody writes to costs nothing.
     base = planned_model(model, format_name, double_quant).to_empty(device="cpu")
     base.tie_weights()  # to_empty gives a tied head memory of its own
+    share_table(base)
     if checkpointing:
         enable_checkpointing(base, {"use_reentrant": False})
     tuned = add_lora(base, LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM"))
     tuned.train()
     sizes = read_sizes(tuned)
-    plan = make_plan(sizes, Mesh(1, 1), Step(tokens, 1))
+    plan = make_plan(sizes, Mesh(expert_ranks, 1, expert_ranks), Step(tokens, expert_ranks))
+    spread = {name: plan.memory[name] for name in ("experts", "exchange") if name in plan.memory}
     return {
-        "base": sizes.base_bytes,
+        "base": sizes.base_bytes - (sizes.experts.nbytes if spread and sizes.experts is not None else 0),
+        **spread,
         "adapter": plan.memory["adapter"],
         "moments": plan.memory["moments"],
         "gradients": plan.memory["gradients"],

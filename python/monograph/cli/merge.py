@@ -65,13 +65,18 @@ def run(arguments: list[str]) -> int:
 
 def native_arguments(recipe: Recipe, written: Sequence[str] = (), adapter: str | None = None) -> list[str]:
     """The call of the native program that merges the adapter of a recipe; `written` options go first."""
-    from monograph.recipe.config.model_folder import model_folder
+    from monograph.recipe.config.model_folder import model_folder, stored_path
     from monograph.recipe.run.base_fingerprint import NAME
 
     adapter = adapter or trained_adapter(recipe)
     if adapter is None:
         raise ValueError(f"there is no adapter in output_dir ({recipe.output_dir}); train first")
     base = model_folder(recipe)
+    if (gguf := stored_path(base)) != base:
+        raise ValueError(
+            f"base_model: {gguf} is a GGUF file, into which nothing is merged; monograph adapter convert "
+            "--for llama.cpp writes the adapter for it, monograph dequantize a folder to merge into"
+        )
     options = {"--adapter": [adapter], "--out": [os.path.normpath(recipe.output_dir) + "-merged"]}
     record = os.path.join(adapter, NAME)
     if not os.path.isfile(record):  # a checkpoint has that of its run

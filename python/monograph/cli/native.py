@@ -17,6 +17,7 @@ COMMANDS = {
     "dequantize": "a packed model folder back to bf16, fp16 or fp32",
     "merge": "merge PEFT adapters into a base model",
     "export": "a model folder as one GGUF file for llama.cpp and Ollama",
+    "finetune": "fine-tune a packed base with LoRA, without Python",
     "adapter": "check an adapter for a server, or write the form that the server applies",
     "verify": "check structure, index, numbers and checksums of a checkpoint",
     "diff": "how two checkpoints differ, weight by weight, across formats",

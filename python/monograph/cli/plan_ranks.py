@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     shard = options.shard_size or options.ranks
     batches = options.micro_batches or options.ranks
     try:
-        mesh = Mesh(options.ranks, shard)
+        mesh = Mesh(options.ranks, shard, options.expert_parallel_size)
         sizes = _sizes(options)
         plan = make_plan(sizes, mesh, Step(options.tokens, batches, options.virtual_shards))
     except (OSError, ValueError) as error:
@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     add("model", help="a folder with a config.json of transformers, or the file")
     add("--ranks", type=int, required=True, help="processes")
     add("--shard-size", type=int, default=0, help="ranks that hold one replica together; default: all")
+    add("--expert-parallel-size", type=int, default=1, help="ranks over which experts are spread; default 1")
     add("--tokens", type=int, default=4096, help="of a micro-batch; default 4096")
     add("--micro-batches", type=int, default=0, help="of a step, over all ranks; default: one for each rank")
     add("--virtual-shards", type=int, default=0, help="leaves of the tree; default: the micro-batches")
@@ -82,6 +83,7 @@ def _as_json(sizes: Sizes, plan: Plan, seconds: dict[str, float], compute: float
             "schema_version": 1,
             "ranks": plan.mesh.ranks,
             "shard_size": plan.mesh.shard,
+            "expert_parallel_size": plan.mesh.experts,
             "base_bytes": sizes.base_bytes,
             "trained": sizes.trained,
             "memory_bytes": dict(plan.memory),
@@ -96,6 +98,7 @@ def _as_json(sizes: Sizes, plan: Plan, seconds: dict[str, float], compute: float
 
 def _as_text(sizes: Sizes, plan: Plan, seconds: dict[str, float], compute: float) -> str:
     gathers = sum(c.moved for c in plan.gathers)
+    routed = sum(c.moved for c in plan.collectives if c.operator == "exchange")
     lines = [
         f"{sizes.layers} layers, {_gb(sizes.base_bytes)} GB of base, {sizes.trained / 1e6:.1f} M trained",
         f"{plan.mesh.ranks} ranks, {plan.mesh.ranks // plan.mesh.shard} replicas of {plan.mesh.shard}",
@@ -106,13 +109,27 @@ def _as_text(sizes: Sizes, plan: Plan, seconds: dict[str, float], compute: float
         "",
         f"a step of {plan.rounds} micro-batch(es) a rank moves, GB of a rank",
         f"  {'base':14}{_gb(gathers):>10}   {sum(c.calls for c in plan.gathers)} gathers",
-        f"  {'gradient':14}{_gb(plan.moved - gathers):>10}",
+        f"  {'gradient':14}{_gb(plan.moved - gathers - routed):>10}",
+        *_routed_lines(sizes, plan, routed),
         "",
         "seconds, without overlap",
         *(f"  {rate + ' Gbit/s':14}{took:>10.2f}" for rate, took in seconds.items()),
         f"  {'computing':14}{compute:>10.2f}",
     ]
     return "\n".join(lines)
+
+
+def _routed_lines(sizes: Sizes, plan: Plan, routed: int) -> list[str]:
+    """What spread experts send: with even routes, and each slot alone."""
+    ranks, experts = plan.mesh.experts, sizes.experts
+    if experts is None or ranks == 1:
+        return []
+    token, alone = experts.sent_for_a_token(ranks), experts.each_slot_alone(ranks)
+    factors = experts.factors_for_a_micro_batch(ranks)
+    return [
+        f"  {'experts':14}{_gb(routed):>10}   {token / 1e6:.2f} MB a token with even routes, at most "
+        f"{alone / 1e6:.2f} MB if each slot went alone, and {_gb(int(factors))} GB of factors a micro-batch"
+    ]
 
 
 def _gb(size: int) -> str:

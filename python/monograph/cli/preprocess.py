@@ -16,6 +16,7 @@ def run(arguments: list[str]) -> int:
     parser = CommandParser("preprocess", __doc__)
     parser.add_argument("--debug", action="store_true", help="print documents, targets coloured")
     parser.add_argument("--debug-num-examples", type=int, default=5, metavar="N", help="so many; 5")
+    parser.add_argument("--tokens", metavar="FILE", help="also write them to a file for `monograph finetune`")
     return run_recipe(parser, arguments, _preprocess, ranks="first")
 
 
@@ -26,11 +27,18 @@ def _preprocess(recipe: Recipe, options: argparse.Namespace) -> int:
     from monograph.recipe.data.encode import load_tokenizer
     from monograph.recipe.data.prepare import prepare
     from monograph.recipe.data.show_labels import show_labels
+    from monograph.recipe.data.token_file import write_token_file
 
     tokenizer = load_tokenizer(recipe, model_folder(recipe))
     if isinstance(recipe, TrlRecipe) and recipe.method.rows != "documents":
+        if options.tokens:
+            raise ValueError(
+                "--tokens: TRL tokenises the rows of this recipe itself; wanted one without `rl`"
+            )
         return _show_rows(recipe, tokenizer, options)
     prepared = prepare(recipe, tokenizer)
+    if options.tokens:
+        write_token_file(options.tokens, prepared.train, tokenizer.pad_token_id or 0, prepared.tokens_sha256)
     if options.debug:
         some = prepared.train.select(range(min(options.debug_num_examples, len(prepared.train))))
         show_labels(list(some), tokenizer, Console())

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from monograph.cli.command_parser import CommandParser
+from monograph.ops.providers import using
 from monograph.recipe import ConfigError, Recipe, read_config
 from monograph.recipe.run import full_disk
 
@@ -54,7 +55,8 @@ def run_recipe(
     for notice in read.notices if rank == "0" and not options.quiet else ():
         print(f"note: {notice}", file=sys.stderr)
     try:
-        return work(read.recipe, options)
+        with using(read.recipe.providers):
+            return work(read.recipe, options)
     except ConfigError as error:  # what only a run can look up, as names of callbacks
         _say(str(error), rank)
         return 2

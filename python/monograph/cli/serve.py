@@ -22,7 +22,7 @@ def served_path(recipe: Recipe) -> str:
 
 def convert(recipe: Recipe, quiet: bool = False) -> int:
     """The exit code of `monograph adapter convert`; 0 where the recipe was told of no such form."""
-    from monograph.recipe.config.model_folder import model_folder
+    from monograph.recipe.config.model_folder import model_folder, stored_path
 
     if features := features_not_served(recipe):
         print(f"no form for {recipe.serve_with} was written: {', '.join(features)}", file=sys.stderr)
@@ -30,6 +30,7 @@ def convert(recipe: Recipe, quiet: bool = False) -> int:
     adapter = trained_adapter(recipe)
     if adapter is None or recipe.serve_with is None:
         return 0
-    command = ["adapter", "convert", model_folder(recipe), adapter, "--for", recipe.serve_with]
+    base = stored_path(model_folder(recipe))
+    command = ["adapter", "convert", base, adapter, "--for", recipe.serve_with]
     silent = ["--quiet"] if quiet else []
     return native.run_beside([*command, "--out", served_path(recipe), "--force", *silent])

@@ -14,7 +14,8 @@ from support.native_tool import ROOT, program, run
 
 pytestmark = pytest.mark.slow
 COMMANDS = [
-    "inspect", "quantize", "dequantize", "merge", "export", "adapter", "verify", "diff", "completion", "man",
+    "inspect", "quantize", "dequantize", "merge", "export", "finetune", "adapter", "verify", "diff",
+    "completion", "man",
 ]  # fmt: skip
 PYTHON_COMMANDS = ["example", "preprocess", "train", "generate", "doctor", "estimate"]
 

@@ -327,7 +327,7 @@ def test_other_architectures_and_tied_embeddings_are_refused_for_llama_cpp(tmp_p
     saved("plain", tmp_path, target_modules=["embed_tokens", "q_proj"], tie_word_embeddings=True)
     (finding,) = check(tmp_path, "llama.cpp")
     assert finding["rule"] == "tied-head"
-    config = json.loads((tmp_path / "base" / "config.json").read_text()) | {"model_type": "phi3"}
+    config = json.loads((tmp_path / "base" / "config.json").read_text()) | {"model_type": "falcon"}
     (tmp_path / "base" / "config.json").write_text(json.dumps(config))
     message = run(
         "adapter",
@@ -340,4 +340,4 @@ def test_other_architectures_and_tied_embeddings_are_refused_for_llama_cpp(tmp_p
         tmp_path / "x.gguf",
         code=3,
     ).stderr
-    assert "'phi3'" in message or '"phi3"' in message
+    assert "'falcon'" in message or '"falcon"' in message

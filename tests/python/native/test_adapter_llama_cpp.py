@@ -4,8 +4,6 @@ Needs PyPI's xllamacpp, which CI does not install.
 """
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,11 +11,11 @@ import transformers
 from peft import PeftModel
 
 from support.llama_cpp_model import write_model
+from support.llama_cpp_run import TOKENS, served
 from support.merge_reference import adapter_on
 from support.native_tool import run
 
 pytest.importorskip("xllamacpp")
-TOKENS = [1, 20, 33, 47, 5, 60, 71, 18]
 DENSE = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 EXPERTS = {"target_modules": DENSE[:4], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
 TWO = {"num_experts_per_tok": 2}
@@ -42,34 +40,6 @@ MODELS = {
     ),
     "Mixtral": ({"num_local_experts": 4, **TWO}, EXPERTS),
 }
-# In a process of its own: what llama.cpp does not like it aborts.
-ASK = """
-import json, sys
-import xllamacpp
-model, adapter, tokens = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-params = xllamacpp.CommonParams()
-params.model.path, params.n_ctx, params.n_parallel, params.warmup = model, 64, 1, False
-params.cpuparams.n_threads = 1
-params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-if adapter:
-    params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(adapter, 1.0)]
-answer = xllamacpp.Server(params).handle_completions(
-    {"prompt": tokens, "n_predict": 1, "n_probs": 320, "temperature": 0.0, "cache_prompt": False}
-)
-rows = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-print("LOGPROBS", json.dumps({row["id"]: row["logprob"] for row in rows}))
-"""
-
-
-def served(model, adapter=""):
-    """Log-probabilities of the next token by llama.cpp."""
-    command = [sys.executable, "-c", ASK, str(model), str(adapter), json.dumps(TOKENS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    found = [line for line in done.stdout.splitlines() if line.startswith("LOGPROBS ")]
-    assert found, done.stderr[-2000:]
-    rows = json.loads(found[0].removeprefix("LOGPROBS "))
-    return torch.tensor([rows[str(i)] for i in range(320)])
 
 
 def log_probs(model):

@@ -106,18 +106,6 @@ def test_what_cannot_be_turned_is_named(tmp_path, source, settings, message):
     assert not (tmp_path / "rows").exists()
 
 
-def test_columns_out_of_order_are_named(tmp_path, source):
-    write_words(source, tmp_path / "words", Words())
-    path = tmp_path / "words" / "model.safetensors"
-    state = load_file(path)
-    name = next(name for name in state if name.endswith("g_idx"))
-    state[name] = state[name].flip(0).contiguous()
-    save_file(state, path)
-    done = run("convert", tmp_path / "words", tmp_path / "rows", code=3)
-    assert "g_idx takes columns out of order (desc_act), which is not supported" in done.stderr
-    assert name.removesuffix(".g_idx") in done.stderr
-
-
 def test_a_folder_without_words_is_named(tmp_path, source):
     done = run("convert", source, tmp_path / "rows", code=3)
     assert "holds no GPTQ, AWQ or AutoRound weight" in done.stderr

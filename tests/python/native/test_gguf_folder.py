@@ -11,8 +11,9 @@ import torch
 import transformers
 from transformers.convert_slow_tokenizer import generate_merges
 
+from support.gguf_by_package import tiny, write_by_package
 from support.gguf_files import write_out
-from support.gguf_models import COMMON, PROMPT, TEXT, model_of, save, tokenizer_of
+from support.gguf_models import PROMPT, TEXT, model_of, save, tokenizer_of
 from support.native_tool import run, run_json
 
 FAMILIES = ["Llama", "Mistral", "Qwen3", "Gemma3"]
@@ -131,79 +132,29 @@ def test_merges_are_those_that_transformers_makes_of_scores(tmp_path):
     assert len(wanted) > 1000
 
 
-def add_tokenizer(writer):
-    """The tokenizer as convert_hf_to_gguf.py writes it, by the gguf package."""
-    tokenizer = json.loads(tokenizer_of("Qwen3").to_str())
-    tokens = {id: token for token, id in tokenizer["model"]["vocab"].items()}
-    types = dict.fromkeys(tokens, gguf.TokenType.NORMAL)
-    for token in tokenizer["added_tokens"]:
-        tokens[token["id"]] = token["content"]
-        types[token["id"]] = gguf.TokenType.CONTROL if token["special"] else gguf.TokenType.USER_DEFINED
-    size = COMMON["vocab_size"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list([tokens.get(i, f"[PAD{i}]") for i in range(size)])
-    writer.add_token_types([types.get(i, gguf.TokenType.UNUSED) for i in range(size)])
-    writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
-    writer.add_eos_token_id(2)
-    writer.add_chat_template("{{ messages }}")
+HALF = {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+LONG_ROPE = HALF | {
+    "rope_type": "longrope", "long_factor": [1.5, 2.25, 3.0, 4.5], "short_factor": [1.0, 1.25, 1.5, 2.0],
+    "attention_factor": 1.125,
+}  # fmt: skip
+PHI = {"rope_parameters": HALF | {"rope_type": "default"}, "sliding_window": 12}
 
 
-def write_by_package(model, path, architecture, change=lambda writer: None, leave=(), experts=None):
-    """A model of transformers through the gguf package's own table of names."""
-    config = model.config
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if architecture.endswith("moe"):
-        writer.add_expert_count(experts or config.num_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if architecture.startswith("qwen3"):
-        writer.add_key_length(config.head_dim)
-        writer.add_value_length(config.head_dim)
-    add_tokenizer(writer)
-    change(writer)
-    number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
-    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
-    for name, values in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        stored = values.float().numpy()
-        if architecture.startswith("gemma") and name.endswith("norm.weight"):
-            stored = stored + 1
-        if name.endswith("shared_expert_gate.weight"):
-            stored = stored[0]
-        if name.endswith("mlp.experts.gate_up_proj"):
-            half = stored.shape[1] // 2
-            parts = {"gate": stored[:, :half], "up": stored[:, half:]}
-        elif name.endswith("mlp.experts.down_proj"):
-            parts = {"down": stored}
-        else:
-            found = names.get_name(name, try_suffixes=(".weight", ".bias"))
-            if found not in leave:
-                writer.add_tensor(found, np.ascontiguousarray(stored))
-            continue
-        for part, stack in parts.items():
-            layer = name.split(".")[2]
-            writer.add_tensor(f"blk.{layer}.ffn_{part}_exps.weight", np.ascontiguousarray(stack))
-    write_out(writer)
+def phi_pairs(config):
+    """As convert_hf_to_gguf.py writes them."""
 
+    def change(writer):
+        writer.add_rope_dimension_count(8)
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+        rope = config.rope_parameters
+        if rope["rope_type"] == "longrope":
+            writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+            for name in ("long", "short"):
+                factors = np.array(rope[f"{name}_factor"], dtype=np.float32)
+                writer.add_tensor(f"rope_factors_{name}.weight", factors)
 
-def tiny(kind, **settings):
-    torch.manual_seed(3)
-    config = getattr(transformers, kind + "Config")(**(COMMON | {"rms_norm_eps": 1e-5} | settings))
-    model = getattr(transformers, kind + "ForCausalLM")(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
+    return change
 
 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
@@ -214,11 +165,14 @@ MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, 
     [
         ("Qwen2", "qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
         ("Qwen3Moe", "qwen3moe", MOE | {"head_dim": 32}),
+        ("Phi3", "phi3", PHI),
+        ("Phi3", "phi3", PHI | {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 32}),
     ],
 )
 def test_families_that_are_read_and_not_written(tmp_path, kind, architecture, settings):
     model = tiny(kind, **settings)
-    write_by_package(model, tmp_path / "it.gguf", architecture)
+    change = phi_pairs(model.config) if kind == "Phi3" else lambda writer: None
+    write_by_package(model, tmp_path / "it.gguf", architecture, change)
     run("dequantize", tmp_path / "it.gguf", tmp_path / "out", "--to", "fp32")
     found = loaded("AutoModelForCausalLM", tmp_path / "out", dtype=torch.float32)
     ids = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(1))
@@ -226,6 +180,7 @@ def test_families_that_are_read_and_not_written(tmp_path, kind, architecture, se
         assert torch.equal(found(ids).logits, model(ids).logits)
     before, after = model.config.to_dict(), found.config.to_dict()
     free = {"_name_or_path", "architectures", "dtype", "bos_token_id", "transformers_version"}
+    free |= {"partial_rotary_factor"}  # of rope_parameters, where it must be equal
     assert {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)} <= free
     tokenizer = loaded("AutoTokenizer", tmp_path / "out")
     assert tokenizer(PROMPT).input_ids == tokenizer_of("Qwen3").encode(PROMPT).ids
@@ -272,6 +227,11 @@ def extra(method, *values):
         (extra("add_value_length", 8), "config.json", "value_length"),
         (extra("add_rope_scaling_type", gguf.RopeScalingType.LONGROPE), "config.json", "longrope"),
         (extra("add_bos_token_id", 400), "config.json", "bos_token_id"),
+        (extra("add_expert_count", 4), "config.json", "expert_count is of a model with experts"),
+        (extra("add_eot_token_id", 400), "tokenizer.json", "eot_token_id is no token"),
+        (extra("add_bool", "tokenizer.ggml.add_sep_token", True), "tokenizer.json", "add_sep_token"),
+        (extra("add_string", "tokenizer.chat_template.tool_use", "x"), "tokenizer.json", "tool_use"),
+        (extra("add_uint32", "tokenizer.ggml.fim_pre_token_id", 5), None, ""),  # nothing of transformers
         (extra("add_array", "tokenizer.ggml.scores", [1.0]), None, ""),  # of the other kind: not read
     ],
 )
@@ -288,11 +248,60 @@ def test_what_is_not_understood_is_not_written_and_a_line_says_why(tmp_path, cha
     assert "not written: " + file in run("dequantize", tmp_path / "it.gguf", tmp_path / "again").stdout
 
 
+def test_generation_ends_with_a_turn_too(tmp_path):
+    model = tiny("Qwen2")
+    for change, wanted in ((extra("add_eot_token_id", 7), [2, 7]), (extra("add_eot_token_id", 2), 2)):
+        out = tmp_path / str(wanted)
+        write_by_package(model, tmp_path / "it.gguf", "qwen2", change)
+        run("dequantize", tmp_path / "it.gguf", out)
+        assert loaded("AutoModelForCausalLM", out).generation_config.eos_token_id == wanted
+        assert loaded("AutoTokenizer", out).eos_token == "</s>"
+
+
 def test_biases_of_another_model_are_no_qwen2(tmp_path):
     leave = {f"blk.{layer}.attn_k.bias" for layer in (0, 1)}
     write_by_package(tiny("Qwen2"), tmp_path / "it.gguf", "qwen2", leave=leave)
     (why,) = run_json("dequantize", tmp_path / "it.gguf", tmp_path / "out")["missing"]
     assert "biases" in why
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["output_norm.weight", "blk.1.attn_norm.weight", "blk.0.attn_v.weight", "blk.0.attn_v.bias"],
+)
+def test_a_tensor_that_transformers_would_make_up_is_missed_by_name(tmp_path, name):
+    write_by_package(tiny("Qwen2"), tmp_path / "it.gguf", "qwen2", leave={name})
+    (why,) = run_json("dequantize", tmp_path / "it.gguf", tmp_path / "out")["missing"]
+    assert "config.json" in why
+    assert f"'{name}' is missing" in why or "biases" in why
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "what"),
+    [
+        ("output.bias", [400], "is one too many"),
+        ("blk.1.attn_q_norm.weight", [16], "is one too many"),
+        ("blk.1.ffn_up.weight", [128, 32], "is [128, 32], wanted [96, 64]"),
+        ("blk.1.ffn_down.weight", [1, 64, 96], "is [1, 64, 96], wanted [64, 96]"),
+    ],
+)
+def test_a_tensor_that_transformers_would_leave_out_is_named(tmp_path, name, shape, what):
+    change = extra("add_tensor", name, np.zeros(shape, np.float32))
+    write_by_package(tiny("Qwen2"), tmp_path / "it.gguf", "qwen2", change, leave={name})
+    (why,) = run_json("dequantize", tmp_path / "it.gguf", tmp_path / "out")["missing"]
+    assert f"tensor '{name}' {what}" in why
+
+
+def test_a_factor_without_a_kind_of_scaling_is_linear(tmp_path):
+    """As llama.cpp reads it."""
+    for factor, wanted in ((4.0, {"rope_type": "linear", "factor": 4.0}), (1.0, None)):
+        write_by_package(
+            tiny("Qwen2"), tmp_path / "it.gguf", "qwen2", extra("add_rope_scaling_factor", factor)
+        )
+        run("dequantize", tmp_path / "it.gguf", tmp_path / f"out{factor}")
+        config = json.loads((tmp_path / f"out{factor}" / "config.json").read_text())
+        assert config["rope_scaling"] == wanted
 
 
 def test_a_file_is_known_by_its_first_bytes(folders, tmp_path):

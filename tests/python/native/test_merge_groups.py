@@ -133,6 +133,25 @@ def test_what_the_adapter_does_not_change_keeps_its_bytes(llama, adapter, packed
         assert changed == {f"model.layers.{i}.{module}" for i in range(2) for module in modules}
 
 
+@pytest.mark.parametrize("format", ["int4", "nf4", "fp8"])
+def test_layers_that_the_base_keeps_in_16_bits_stay_so(llama, adapter, format, tmp_path):
+    groups = ["--block-size", "64"] if format == "int4" else []
+    run("quantize", llama, tmp_path / "base", "--to", format, *groups, "--exclude", r"layers\.1\.mlp")
+    report = run_json(*merging(tmp_path / "base", adapter, "--to", format, "--out", tmp_path / "out"))
+    assert "3 weights of linear layers are not packed in the base and stay so" in report["notes"]
+    before, after = tensors_of(tmp_path / "base"), tensors_of(tmp_path / "out")
+    assert after.keys() == before.keys()
+    plain = [key for key in before if "layers.1.mlp" in key]
+    assert [after[key].dtype for key in plain] == [torch.bfloat16] * 3
+    assert [key for key in plain if not torch.equal(before[key], after[key])] == [DOWN]  # the adapter's
+    check(
+        tmp_path / "out",
+        expected({DOWN: before[DOWN]}, load_file(adapter / "adapter_model.safetensors"), 2.0),
+    )
+    settings = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("base", "out")]
+    assert settings[0]["quantization_config"] == settings[1]["quantization_config"]
+
+
 def test_feedback_keeps_more_of_the_change_than_nearest(adapter, packed, tmp_path):
     """Along the adapter, as for the other formats: docs/explain/merge.md."""
     options, case, folder = packed
@@ -271,6 +290,11 @@ def test_what_cannot_be_is_refused_by_name(llama, adapter, packed, tmp_path):
     assert "--as-block-size 64: wanted 0, the row, the only one of fp8" in wrong
     double = refused(llama, "--as", "int8", "--as-double-quant")
     assert "--as-double-quant: int8 has no double quantisation" in double
+    for options in (["--block-size", "32"], ["--to", "bf16", "--asymmetric"], ["--double-quant"]):
+        name = next(option for option in reversed(options) if option.startswith("--"))
+        assert f"{name}: is for --to a packed format" in refused(folder, *options)
+    for options in (["--as-block-size", "32"], ["--as-asymmetric"], ["--as-double-quant"]):
+        assert f"{options[0]}: is for --as, which says how" in refused(folder, *options)
     message = refused(folder, "--to", "int4", "--block-size", "128", code=3)
     assert "rows have 192 elements, format int4-bf16 wants a multiple of 128" in message
     stack, one = tmp_path / "stack", tmp_path / "one"

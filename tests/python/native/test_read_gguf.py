@@ -132,8 +132,7 @@ def test_what_cannot_be_right_is_refused_by_name(tmp_path):
     assert [(one["weight"], one["count"], one["first"]) for one in report] == [
         ("blk.0.ffn_up.weight", 1, 3 * 32 + 5)
     ]
-    for words in (["quantize", path, tmp_path / "out"], ["diff", path, path]):
-        assert "monograph dequantize makes a folder of it" in run(*words, code=3).stderr
+    assert "dequantize makes a folder of it" in run("quantize", path, tmp_path / "out", code=3).stderr
     for option in ("--check", "--write-manifest"):
         assert "GGUF" in run("verify", path, option, tmp_path / "m.json", code=2).stderr
 

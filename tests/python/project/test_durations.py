@@ -1,4 +1,4 @@
-"""tests/durations.json and --part: parts of about equal time, each test in one of them."""
+"""tests/durations.json; --part: parts of about equal time; --within: tests for a short time."""
 
 import json
 import random
@@ -69,9 +69,43 @@ def test_the_committed_file_names_files_that_exist():
     assert [file for file in known if not (ROOT / "tests" / "python" / file).exists()] == []
 
 
-def half(number):
-    """The tests of one file that `--part` takes, and the last line, `3/8 tests collected (5 deselected)`."""
-    options = ["--collect-only", "-q", "-p", "no:cacheprovider", "--part", f"{number}/2"]
+def within(limit, changed=()):
+    tests = [
+        f"tests/python/{file}::test_{name}" for file in ("nn/test_a.py", "ops/test_b.py") for name in "xyz"
+    ]
+    known = {
+        "nn/test_a.py": {"test_x": 1.0, "test_y": 2.0, "test_z": 3.0},
+        "ops/test_b.py": {"test_x": 5.0, "test_y": 4.0, "test_z": 6.0},
+    }
+    return [test.removeprefix("tests/python/") for test in durations.within(tests, known, limit, changed)]
+
+
+def test_for_a_short_time_the_quickest_are_taken_in_the_order_given():
+    assert within(0.5) == []
+    assert within(6) == ["nn/test_a.py::test_x", "nn/test_a.py::test_y", "nn/test_a.py::test_z"]
+    assert within(10) == [
+        "nn/test_a.py::test_x",
+        "nn/test_a.py::test_y",
+        "nn/test_a.py::test_z",
+        "ops/test_b.py::test_y",
+    ]
+    assert len(within(21)) == 6
+
+
+@pytest.mark.parametrize(
+    "changed", ["tests/python/ops/test_b.py", "python/monograph/ops/linear.py", "core/monograph/simd/x.h"]
+)
+def test_what_has_changed_comes_first(changed):
+    assert within(10, [changed]) == ["nn/test_a.py::test_x", "ops/test_b.py::test_x", "ops/test_b.py::test_y"]
+
+
+def test_a_file_of_no_room_changes_no_choice():
+    assert within(6, ["README.md", "tools/check_tree.py"]) == within(6)
+
+
+def collected(*options):
+    """The tests of one file that are taken, and the last line, `3/8 tests collected (5 deselected)`."""
+    options = ["--collect-only", "-q", "-p", "no:cacheprovider", *options]
     command = [sys.executable, "-m", "pytest", *options, "tests/python/project/test_check_tree.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
@@ -79,11 +113,18 @@ def half(number):
 
 
 def test_the_option_takes_a_part_of_what_is_selected():
-    (first, counted), (second, _) = half(1), half(2)
+    (first, counted), (second, _) = collected("--part", "1/2"), collected("--part", "2/2")
     assert first
     assert second
     assert not first & second
     assert (len(first), len(first | second)) == (int(counted[1]), int(counted[2]))
+
+
+def test_the_option_takes_no_more_than_the_time_allows():
+    some, counted = collected("--within", "0.05")
+    assert 0 < len(some) == int(counted[1]) < int(counted[2])
+    assert durations.seconds_of(some, durations.read())
+    assert sum(durations.seconds_of(some, durations.read()).values()) <= 0.05
 
 
 @pytest.mark.parametrize("wrong", ["0/4", "5/4", "2", "a/b", "1/0"])

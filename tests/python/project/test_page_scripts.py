@@ -16,6 +16,7 @@ from peft import LoraConfig
 import monograph as mg
 from monograph.packing import PackedCollator
 from monograph.recipe import check_keys
+from support.gguf_bases import mixed_base
 from support.hub_models import FIRST, make_tiny
 from support.native_tool import ROOT
 from support.page_blocks import blocks
@@ -53,6 +54,8 @@ def folder(tmp_path_factory):
     (root / "my-qwen3-next").symlink_to(root / "Qwen3.5-4B")
     for name, recipe in FOLDERS.items():
         make_tiny(FIRST[recipe], root / name)
+    (root / "gguf").mkdir()
+    mixed_base("Qwen3", root / "gguf")[0].rename(root / "my-llama-Q8_0.gguf")
     (root / "scratch").mkdir()
     return root
 
@@ -160,8 +163,9 @@ HAS = {
     "docs/how_to/broken_graph.md": [trainer],
     "docs/how_to/experts.md": [nothing],
     "docs/how_to/gptq_awq.md": [nothing],
+    "docs/how_to/gguf.md": [nothing],
     "docs/how_to/preferences.md": [nothing],
-    "docs/reference/formats.md": [nothing],
+    "docs/reference/formats.md": [nothing, nothing],
     "docs/reference/training.md": [micro_batches, ranks, nothing],
     "docs/start/problems.md": [libraries, libraries, trainer],
     "docs/start/tutorial.md": [script],

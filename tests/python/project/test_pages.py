@@ -9,7 +9,7 @@ from support.native_tool import ROOT
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 HOW_TO = """
 chat preferences experts gptq_awq gguf larger_than_memory several_processes resume merge serve broken_graph
-memory_estimate tool_alone
+memory_estimate tool_alone train_without_python
 """
 
 

@@ -87,7 +87,6 @@ def test_the_loss_of_the_routers_is_that_of_the_recipe(keys, tmp_path):
         ({"peft_use_dora": True}, "peft_use_dora is true and lora_target_parameters are given"),
         ({"peft_init_lora_weights": "pissa"}, "their start is PEFT's own"),
         ({"router_aux_loss_coef": 0.01}, "without output_router_logits; write output_router_logits: true"),
-        ({"expert_parallel_size": 2}, "ranks share the data, and with shard_size the base; leave it out"),
     ],
 )
 def test_what_a_recipe_refuses(keys, tmp_path, change, message):

@@ -1,4 +1,4 @@
-"""How long tests take, as tests/durations.json keeps it, and parts of them of about equal time.
+"""How long tests take, as tests/durations.json keeps it: parts of equal time, and tests for a short time.
 
     {"ops/test_linear.py": {"others": 0.03, "test_a_long_one[nf4]": 4.2}}
 
@@ -90,6 +90,36 @@ def parts(tests: Iterable[str], known: Durations, count: int) -> list[list[str]]
         weights[lightest] += _sum(group, seconds)
         chosen[lightest].update(group)
     return [[test for test in seconds if test in part] for part in chosen]
+
+
+def within(tests: Iterable[str], known: Durations, limit: float, changed: Iterable[str]) -> list[str]:
+    """Tests that take `limit` seconds together at most, in the order given.
+
+    First those of what `changed` names, from the root of the tree on: a test file, or a source by its room;
+    then the others. Of both, the quickest tests.
+    """
+    near = {name for path in changed for name in _near(path)}
+    seconds = seconds_of(tests, known)
+
+    def turn(test: str) -> tuple[bool, float]:
+        file = place(test)[0]
+        return file not in near and file.partition("/")[0] not in near, seconds[test]
+
+    chosen, left = set[str](), limit
+    for test in sorted(seconds, key=turn):
+        if seconds[test] <= left:
+            left -= seconds[test]
+            chosen.add(test)
+    return [test for test in seconds if test in chosen]
+
+
+def _near(path: str) -> list[str]:
+    """The test file or the rooms that a changed file belongs to."""
+    if path.startswith("tests/python/"):
+        return [path.removeprefix("tests/python/")]
+    if path.startswith("python/monograph/"):
+        return [path.split("/")[2]]
+    return {"ops": ["ops"], "core": ["ops", "native"], "cli": ["native", "cli"]}.get(path.split("/")[0], [])
 
 
 def _sum(tests: list[str], seconds: Mapping[str, float]) -> float:

@@ -60,11 +60,11 @@ HUGE_AND_EMPTY = ((2**62, 0), (0, 2**62), (2**40, 0), (0, 2**31, 2**31), (2**31,
 
 
 def operators() -> list[str]:
-    """The names of all operators that the library and its Python files registered, but for regions: those are
-    called by a layer that was taken over (test_regions.py)."""
+    """The names of all operators that the library and its Python files registered, but for regions and
+    experts over ranks: a layer that was taken over calls those (test_regions.py, test_ep_layer.py)."""
     names = torch._C._dispatch_get_all_op_names()
     found = {name.split("::")[1].split(".")[0] for name in names if name.startswith("monograph::")}
-    return sorted(found - {"region", "region_backward"})
+    return sorted(found - {"region", "region_backward", "ep_experts", "ep_experts_backward"})
 
 
 # What can be wrong with a tensor. Copies are of exact size, so that a sanitizer sees each byte beyond.
@@ -224,9 +224,10 @@ def describe(value: Any) -> str:
 def portable(name: str) -> Callable[..., Any] | None:
     """The implementation in aten operations, by the convention of its name."""
     for module in pkgutil.iter_modules(monograph.ops.__path__, "monograph.ops."):
-        found = getattr(importlib.import_module(module.name), f"portable_{name}", None)
-        if found is not None:
-            return found
+        with contextlib.suppress(ImportError):  # a provider whose library is not installed
+            found = getattr(importlib.import_module(module.name), f"portable_{name}", None)
+            if found is not None:
+                return found
     return None
 
 
@@ -238,7 +239,10 @@ def well_said(name: str, error: Exception) -> bool:
     if "negation inputs" in text or text == "Expected Tensor but got None" or "MathBitsFallback" in text:
         return True  # torch's fallback for negated tensors takes none that is written
     own = re.match(r"(monograph::)?([a-z_0-9]+)(\(\))?:? ", text)
-    made_of = own is not None and (own[2] == name or own[2] in name or name.startswith("linear"))
+    # experts_slots and its gradient are made of experts and its own.
+    made_of = own is not None and (
+        own[2] in (name, name.replace("_slots", "")) or own[2] in name or name.startswith("linear")
+    )
     return isinstance(error, (RuntimeError, ValueError, TypeError)) and own is not None and made_of
 
 

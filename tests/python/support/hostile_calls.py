@@ -23,6 +23,7 @@ from support.hostile_file_calls import (  # noqa: F401  (found here by the names
     read_ahead_events,
     read_ahead_numbers,
     read_ahead_open,
+    read_gguf,
     reload,
     spill_close,
     spill_counts,
@@ -80,6 +81,13 @@ def linear_scaled(r: Random) -> list[Any]:
     x, low = floats(r, *lead, cols, dtype=dtype), floats(r, *lead, rank, dtype=dtype)
     packed = weight(r, rows, cols)
     return [x, *packed, 1 + 0.01 * floats(r, rows), low, floats(r, rows, rank), floats(r, rank, cols)]
+
+
+def gram(r: Random) -> list[Any]:
+    lead, rows, cols = _sizes(r)
+    dtype, out = r.choice(DTYPES), r.choice(DTYPES)
+    sums = floats(r, rows, cols, dtype=torch.float32) if r.random() < 0.5 else None
+    return [floats(r, *lead, rows, dtype=dtype), floats(r, *lead, cols, dtype=dtype), sums, out]
 
 
 def linear_dx(r: Random) -> list[Any]:
@@ -350,6 +358,20 @@ def adamw(r: Random) -> list[Any]:
 adamw_update = adamw
 
 
+def rotary_angles(r: Random) -> list[Any]:
+    positions = torch.tensor([r.randrange(5000) for _ in range(r.choice((1, 7)))])
+    return [
+        positions,
+        floats(r, r.choice((1, 8)), dtype=torch.float32),
+        r.choice((1.0, 1.2)),
+        r.choice(DTYPES),
+    ]
+
+
+def rotary_frequencies(r: Random) -> list[Any]:
+    return [r.randrange(4), r.choice((2, 64)), [1e4, 8.0, 1.0, 4.0, 8192.0, 32.0, 1.0, 1.0]]
+
+
 def seeded_dropout(r: Random) -> list[Any]:
     return [floats(r, 3, r.choice((4, 33)), dtype=r.choice(DTYPES)), torch.tensor(7), r.randrange(9), 0.5]
 
@@ -365,6 +387,10 @@ def limit_move(r: Random) -> list[Any]:
 
 
 def limit_tiles(r: Random) -> list[Any]:
+    return [r.randrange(4)]
+
+
+def limit_vectors(r: Random) -> list[Any]:
     return [r.randrange(4)]
 
 
@@ -421,3 +447,30 @@ def experts_dw(r: Random) -> list[Any]:
         arguments = experts(r)
     y, pre = torch.ops.monograph.experts(*arguments)
     return [floats(r, *y.shape, dtype=y.dtype), pre, *arguments[:-1]]
+
+
+def experts_slots(r: Random) -> list[Any]:
+    x, _, _, *rest, _ = experts(r)
+    count = rest[2][2] if rest[2][0] >= 0 else rest[2][4]
+    slots = r.choice((0, 1, 7))
+    return [
+        x,
+        torch.tensor([r.randrange(len(x)) for _ in range(slots)], dtype=torch.long),
+        torch.tensor([r.randrange(count) for _ in range(slots)], dtype=torch.long),
+        *rest,
+    ]
+
+
+def experts_slots_backward(r: Random) -> list[Any]:
+    x, rows, ids, *rest = experts_slots(r)
+    weights = floats(r, len(ids), dtype=r.choice((x.dtype, DTYPES[0])))
+    need = [r.random() < 0.8 for _ in range(6)]
+    return [floats(r, *x.shape, dtype=x.dtype), x, rows, ids, weights, *rest, need]
+
+
+def combine_slots(r: Random) -> list[Any]:
+    rows = floats(r, r.choice((0, 1, 9)), r.choice((1, 33)), dtype=r.choice(DTYPES))
+    tokens, k = r.choice((1, 5)), r.choice((1, 3))
+    places = torch.tensor([[r.randrange(-1, len(rows) + 1) for _ in range(k)] for _ in range(tokens)])
+    weights = floats(r, tokens, k, dtype=r.choice((rows.dtype, DTYPES[0])))
+    return [rows, places, r.choice((None, weights))]

@@ -89,6 +89,19 @@ def checkpoint_sha256(r: Random) -> list[Any]:
 
 
 @functools.cache
+def _gguf_file() -> str:
+    from support.gguf_by_package import tiny, write_by_package
+
+    name = str(pathlib.Path(tempfile.mkdtemp(), "it.gguf"))
+    write_by_package(tiny("Qwen2"), name, "qwen2")
+    return name
+
+
+def read_gguf(r: Random) -> list[Any]:
+    return [torch.tensor(list(_gguf_file().encode()), dtype=torch.uint8)]
+
+
+@functools.cache
 def _mapped_file() -> tuple[Any, mmap.mmap, int]:
     """64 KiB of a file: the file, its mapping, the address."""
     file = tempfile.TemporaryFile()  # noqa: SIM115

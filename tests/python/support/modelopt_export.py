@@ -13,6 +13,7 @@ from typing import Any
 import modelopt.torch.quantization as mtq
 import torch
 from modelopt.torch.export import export_hf_checkpoint
+from modelopt.torch.export.quant_utils import from_quantized_weight
 from modelopt.torch.quantization.qtensor import NVFP4QTensor
 from modelopt.torch.quantization.qtensor.mxfp8_tensor import MXFP8QTensor
 from safetensors.torch import load_file, save_file
@@ -21,7 +22,8 @@ from transformers import AutoModelForCausalLM
 
 def quantize(source: str | pathlib.Path, folder: str | pathlib.Path, algorithm: str, dense: Any) -> None:
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
-    config = copy.deepcopy(getattr(mtq, f"{algorithm}_DEFAULT_CFG"))
+    name = algorithm if algorithm == "FP8_PER_CHANNEL_PER_TOKEN" else f"{algorithm}_DEFAULT"
+    config = copy.deepcopy(getattr(mtq, f"{name}_CFG"))
     config["quant_cfg"].append({"quantizer_name": f"*{dense}*", "enable": False})
     mtq.quantize(model, config, forward_loop=lambda model: model(torch.arange(24)[None]))
     export_hf_checkpoint(model, export_dir=folder)
@@ -39,9 +41,13 @@ def dequantized(folder: str | pathlib.Path) -> dict[str, torch.Tensor]:
             double = state[f"{layer}.weight_scale_2"]
             options = {"scale": scale, "double_scale": double, "block_sizes": {-1: 16}}
             found[layer] = tensor.dequantize(torch.bfloat16, **options)
-        else:
+        elif scale.dtype == torch.uint8:
             tensor = MXFP8QTensor(weight.shape, torch.bfloat16, weight)
             found[layer] = tensor.dequantize(torch.bfloat16, scale=scale)
+        else:  # in fp32: asked for bf16, it rounds the scale first, and the product again
+            scale = scale[:, None] if scale.dim() == 1 else scale
+            values = from_quantized_weight(weight, scale, "fp8", torch.float32)
+            found[layer] = values.to(torch.bfloat16)
     return found
 
 

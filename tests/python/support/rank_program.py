@@ -29,6 +29,7 @@ POINTS = (
     "after save",
     "in evaluation",
 )
+EXPERT_POINTS = ("in dispatch", "in combine", "in backward of experts")
 RESTART = "TORCHELASTIC_RESTART_COUNT"
 
 
@@ -100,6 +101,8 @@ class Deadly:
             self._at_phase(world.World, "micro-batch", _raise)
         elif self.point == "load":
             self._before(recipe, "load_model")
+        elif self.point in EXPERT_POINTS:
+            self._in_exchange(world.World)
         elif self.point == "in the sum":
             self._in_the_sum(training)
         elif self.point == "in save":
@@ -155,6 +158,35 @@ class Deadly:
             return plain(*arguments)
 
         training.sum_over_ranks = deadly
+
+    def _in_exchange(self, owner: Any) -> None:
+        """Before this rank sends, at the first call of the step: the others wait for its rows."""
+        from monograph.distributed.expert_exchange import ExpertExchange
+        from monograph.distributed.expert_group import ExpertGroup
+
+        now: dict[str, bool] = {}
+        self._at_phase(owner, "micro-batch", lambda: now.update(step=True))
+        home, back, swap = ExpertExchange._home, ExpertExchange.backward, ExpertGroup.swap
+
+        def deadly_home(exchange: Any, *arguments: Any) -> None:
+            if now.get("step") and self.point == "in combine":
+                self.strike()
+            home(exchange, *arguments)
+
+        def deadly_backward(exchange: Any, *arguments: Any) -> Any:
+            now["backward"] = True
+            return back(exchange, *arguments)
+
+        def deadly_swap(group: Any, *arguments: Any) -> None:
+            wanted = "backward" if self.point == "in backward of experts" else "step"
+            if now.get("step") and now.get(wanted) and self.point != "in combine":
+                self.strike()
+            swap(group, *arguments)
+
+        exchange_class: Any = ExpertExchange
+        group_class: Any = ExpertGroup
+        exchange_class._home, exchange_class.backward = deadly_home, deadly_backward
+        group_class.swap = deadly_swap
 
     def _in_save(self) -> None:
         if rank() == 0:

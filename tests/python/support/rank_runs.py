@@ -140,10 +140,10 @@ def killed(runs: Runs) -> dict[str, Any]:
 CASES = {"over_ranks": over_ranks, "killed": killed}
 
 
-def results_of(root: pathlib.Path, case: str) -> dict[str, Any]:
+def results_of(root: pathlib.Path, case: str, program: str = "support.rank_runs") -> dict[str, Any]:
     """What a case gives, in a process of its own: it forks."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "support.rank_runs", str(root), case]
+    command = [sys.executable, "-m", program, str(root), case]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -20,6 +20,7 @@ class Words:
     bits: int = 4
     group: int = 64  # -1: a row
     symmetric: bool = False
+    act_order: bool = False  # g_idx scatters groups over the inputs, by their number alone: q, k, v have one
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -50,9 +51,31 @@ def _pack_awq(fields: np.ndarray) -> torch.Tensor:
     return _pack(eights.reshape(fields.shape[0], -1).T, 4).T.contiguous()
 
 
-def _weight(
-    words: Words, shape: torch.Size, rng: np.random.Generator
+def _fields(words: torch.Tensor, bits: int) -> np.ndarray:
+    """What `_pack` packed."""
+    found = words.numpy().view(np.uint32)
+    parts = [found >> np.uint32(at) & np.uint32((1 << bits) - 1) for at in range(0, 32, bits)]
+    return np.stack(parts, axis=1).reshape(-1, *found.shape[1:])
+
+
+def sorted_rows(parts: dict[str, torch.Tensor], words: Words) -> dict[str, torch.Tensor]:
+    """One GPTQ weight in rows with its inputs sorted by group: what `convert` writes."""
+    codes = _fields(parts["qweight"], words.bits)
+    columns = np.argsort(parts["g_idx"].numpy(), kind="stable")
+    shape = torch.tensor([codes.shape[1], codes.shape[0]])
+    rows = {"weight": _pack(codes[columns], words.bits).T.contiguous(), "weight_shape": shape}
+    rows |= {"weight_scale": parts["scales"].T.contiguous()}
+    rows |= {"weight_columns": torch.from_numpy(columns.astype(np.int32))}
+    if not words.symmetric:
+        zeros = _fields(parts["qzeros"].T.contiguous(), words.bits) + words.less
+        rows["weight_zero_point"] = _pack(zeros, words.bits)
+    return rows
+
+
+def word_weight(
+    words: Words, shape: tuple[int, ...], rng: np.random.Generator
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The tensors of one weight, and its values in fp32."""
     outputs, inputs = shape
     group = inputs if words.group == -1 else words.group
     full, middle = 1 << words.bits, 1 << (words.bits - 1)
@@ -63,6 +86,8 @@ def _weight(
         zeros[:] = middle
     scales = (rng.random((inputs // group, outputs)) * 0.02 + 0.001).astype(np.float16)
     index = np.arange(inputs) // group
+    if words.act_order:
+        index = np.random.default_rng(inputs).permutation(index)
     dense = (codes - zeros[index]).astype(np.float32) * scales[index].astype(np.float32)
     parts = {"scales": torch.from_numpy(scales)}
     if words.along_outputs:
@@ -82,7 +107,7 @@ def write_words(source: pathlib.Path, folder: pathlib.Path, words: Words) -> dic
         layer = name.removesuffix(".weight")
         if layer in DENSE:
             continue
-        parts, dense[layer] = _weight(words, state.pop(name).shape, rng)
+        parts, dense[layer] = word_weight(words, state.pop(name).shape, rng)
         state |= {f"{layer}.{part}": tensor for part, tensor in parts.items()}
     state = {name: t.to(torch.float16) if t.is_floating_point() else t for name, t in state.items()}
     settings = {"quant_method": words.method, "bits": words.bits, "group_size": words.group}

@@ -9,7 +9,9 @@ from collections.abc import Collection
 from typing import Any
 
 from monograph.memory.base_memory.sizes import bytes_of
+from monograph.ops.read_gguf import is_gguf
 from monograph.recipe.config.base_bits import check_bits
+from monograph.recipe.config.gguf_base import check_gguf, config_of_gguf
 from monograph.recipe.config.key_row import Said, concerns
 from monograph.recipe.config.keys import KEYS, Recipe, TrlRecipe
 from monograph.recipe.config.placement import device_type
@@ -37,12 +39,17 @@ def check_model(recipe: Recipe, said: Said) -> None:
     errors, notices = said.errors, said.notices
     if not recipe.base_model:
         errors.append("base_model: missing; write the folder of the model")
-    elif _looks_local(recipe.base_model) and not os.path.isfile(f"{recipe.base_model}/config.json"):
+    elif (
+        _looks_local(recipe.base_model)
+        and not os.path.isfile(f"{recipe.base_model}/config.json")
+        and not is_gguf(os.path.expanduser(recipe.base_model))
+    ):
         made = recipe.output_dir
         known = os.path.isfile(os.path.join(made, REMEMBERED))
         hint = f"; {made} holds an adapter with its own recipe: write {made} for this file" if known else ""
         errors.append(
-            f"base_model: {recipe.base_model} has no config.json; wanted the folder of a model{hint}"
+            f"base_model: {recipe.base_model} has no config.json; wanted the folder of a model or a GGUF file"
+            f"{hint}"
         )
     start = recipe.lora_model_dir
     if start and _looks_local(start) and not os.path.isfile(f"{start}/adapter_config.json"):
@@ -362,6 +369,8 @@ def _odd_ranks(recipe: Recipe) -> list[str]:
 
 def _json(folder: str, name: str) -> dict[str, Any]:
     """A file of a local folder; empty for a name on the Hub or a file that is wrong, which loading names."""
+    if is_gguf(os.path.expanduser(folder)):
+        return config_of_gguf(os.path.expanduser(folder))
     try:
         with open(os.path.join(os.path.expanduser(folder), name), encoding="utf-8") as file:
             found = json.load(file)
@@ -372,6 +381,7 @@ def _json(folder: str, name: str) -> dict[str, Any]:
 
 MODEL_CHECKS = (
     check_model,
+    check_gguf,
     check_base_memory,
     check_expert_targets,
     check_targets,

@@ -66,7 +66,7 @@ class NativeKeys:
     )
     reward_model: bool = both(False, "trains a model that gives a reward, by TRL", METHOD)
     # The model
-    base_model: str = both("", "folder of the model, or its name on the Hub", BASE_HASH, path=READ)
+    base_model: str = both("", "folder of the model, its Hub name, or a GGUF file", BASE_HASH, path=READ)
     revision_of_model: str | None = both(None, "commit or tag on the Hub", BASE_HASH)
     tokenizer_config: str | None = both(
         None,
@@ -308,6 +308,7 @@ class NativeKeys:
     ) = both(
         None, "what is compiled, see training.md; `graph`, or `inductor` with torch_compile: true; ours", TOLD
     )
+    providers: dict[str, str] | None = both(None, "who computes, see gpu.md: `{rms_norm: portable}`; ours")
     # Several processes
     shard_size: int | None = key(
         None,
@@ -316,10 +317,10 @@ class NativeKeys:
         limit=AT_LEAST_1,
     )
     replicate_size: int | None = key(
-        None,
-        "copies of it: shard_size * replicate_size processes; what they leave by default; ours",
-        SAME_BITS,
-        limit=AT_LEAST_1,
+        None, "copies of it, shard_size * replicate_size processes; ours", SAME_BITS, limit=AT_LEAST_1
+    )
+    expert_parallel_size: int | None = key(
+        None, "ranks that own the experts together; 1: each has all; see below", SAME_BITS, limit=AT_LEAST_1
     )
     fsdp_version: int | None = key(None, "1 or 2: the base is sharded alike", SAME_BITS)
     fsdp_config: dict[str, Any] = key(

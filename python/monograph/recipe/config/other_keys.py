@@ -142,10 +142,15 @@ OTHERS_REFUSED: dict[str, str] = words(
         "write bf16: true, fp16: true, or bf16: false for float32": "torch_dtype",
         "write bf16: true": "fp8 fp8_config",
         "ranks share the data, and with shard_size the base; leave it out": (
-            "fp8_enable_fsdp_float8_all_gather expert_parallel_size expert_parallel_num_nvl_bytes "
-            "expert_parallel_token_capacity expert_parallel_num_rdma_bytes expert_parallel_backend "
-            "expert_parallel_fallback_on_unsupported context_parallel_size context_parapllel_size "
+            "fp8_enable_fsdp_float8_all_gather context_parallel_size context_parapllel_size "
             "sequence_parallel_degree tensor_parallel_size ring_attn_func heads_k_stride"
+        ),
+        "it drops tokens, and here every token is served: memory is bounded without it; leave it out": (
+            "expert_parallel_token_capacity"
+        ),
+        "ranks send each other rows through gloo, without DeepEP and its buffers; leave it out": (
+            "expert_parallel_backend expert_parallel_num_nvl_bytes expert_parallel_num_rdma_bytes "
+            "expert_parallel_fallback_on_unsupported"
         ),
         "the base stays as it is quantised; write adapter: qlora": "qat",
         "`monograph quantize` writes a quantised folder": "quantization",

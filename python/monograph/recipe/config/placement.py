@@ -130,6 +130,16 @@ def sharding_of(recipe: Recipe, ranks: int) -> Sharding:
     return Sharding(shard, replicate)
 
 
+def expert_ranks(recipe: Recipe, ranks: int) -> int:
+    """Over how many of `ranks` processes experts are spread. ValueError if they do not divide them."""
+    size = recipe.expert_parallel_size or 1
+    if ranks % size:
+        raise ValueError(
+            f"expert_parallel_size is {size}, and WORLD_SIZE is {ranks}, wanted a multiple of {size}"
+        )
+    return size
+
+
 def offload_place(recipe: Recipe) -> str | None:
     """ "disk", "host" for `offload` on another device than the CPU, or None."""
     if recipe.gradient_checkpointing == "offload" and device_type(recipe) != "cpu":

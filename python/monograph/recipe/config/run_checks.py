@@ -7,6 +7,7 @@ from typing import Any
 
 from monograph.packing.packed_rows import LARGEST_CAPACITY
 from monograph.recipe.config.dataset_keys import check_entries
+from monograph.recipe.config.expert_checks import check_expert_parallel
 from monograph.recipe.config.key_row import Said, check_limits, concerns
 from monograph.recipe.config.keys import Recipe, TrlRecipe
 from monograph.recipe.config.placement import (
@@ -146,6 +147,22 @@ def check_step_mode(recipe: Recipe, said: Said) -> None:
             f"step_mode is {recipe.step_mode}, which generates no code, and {recipe.wants_inductor} asks for "
             "Inductor's; leave one out, or write step_mode: inductor"
         )
+
+
+@concerns("providers device device_map")
+def check_providers(recipe: Recipe, said: Said) -> None:
+    """An operator that there is, by somebody who computes it on the device, and is installed."""
+    from monograph.ops.providers import PORTABLE, check_asked, row, why_missing
+
+    where = device_type(recipe)
+    for operator, provider in (recipe.providers or {}).items():
+        names = {*row(operator, where), PORTABLE}
+        problems = check_asked({operator: provider})
+        if not problems and provider not in names:
+            problems = [f"{operator} by {provider} on {where}, wanted one of {', '.join(sorted(names))}"]
+        if not problems and (reason := why_missing(provider, asked=True)) is not None:
+            problems = [f"{operator} by {provider}: {reason}"]
+        said.errors += [f"providers: {problem}" for problem in problems]
 
 
 @concerns(
@@ -374,5 +391,6 @@ RUN_CHECKS = (
     check_events,
     check_offload,
     check_step_mode,
+    check_providers,
 )
-PLACE_CHECKS = (check_device, check_sharding)
+PLACE_CHECKS = (check_device, check_sharding, check_expert_parallel)

@@ -79,7 +79,7 @@ def _instead(ids: Sequence[int], *, tied: bool) -> str:
 
 def grow_vocabulary(model: Any, recipe: Recipe, folder: str) -> None:
     """Gives a base the rows that the tokenizer of a recipe needs."""
-    from monograph.nn import QuantLinear
+    from monograph.nn import PackedEmbedding, QuantLinear
     from monograph.recipe.data.encode import load_tokenizer
 
     if not (recipe.tokens or recipe.special_tokens):
@@ -97,13 +97,14 @@ def grow_vocabulary(model: Any, recipe: Recipe, folder: str) -> None:
             f"special_tokens.pad_token: {tokenizer.pad_token!r} is not a token of the model, which has no "
             f"row to spare ({rows}); name one that exists, as pad_token: {tokenizer.eos_token!r}"
         )
-    head = model.get_output_embeddings()
-    if isinstance(head, QuantLinear):
-        raise ValueError(
-            f"{key}: the vocabulary would grow from {rows} to {wanted} rows, and the head of "
-            f"{recipe.base_model} is packed ({head.format.name}); wanted a head of 16 or 32 bits, or tokens "
-            "that exist"
-        )
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    for what, layer in (("head", head), ("table of tokens", table)):
+        if isinstance(layer, QuantLinear | PackedEmbedding):
+            raise ValueError(
+                f"{key}: the vocabulary would grow from {rows} to {wanted} rows, and the {what} of "
+                f"{recipe.base_model} is packed ({layer.format.name}); wanted a {what} of 16 or 32 bits, or "
+                "tokens that exist"
+            )
     if isinstance(recipe, TrlRecipe):
         raise ValueError(
             f"{key}: the vocabulary would grow from {rows} to {wanted} rows, which TRL's trainers do not "

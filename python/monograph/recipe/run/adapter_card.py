@@ -54,8 +54,8 @@ def write_card(
 
 def _front_matter(recipe: Recipe) -> str:
     tags = "".join(f"- {tag}\n" for tag in dict.fromkeys(["lora", str(recipe.adapter), "monograph"]))
-    # A folder of this machine is no name on the Hub.
-    local = os.path.isdir(os.path.expanduser(recipe.base_model))
+    # A folder or file of this machine is no name on the Hub.
+    local = os.path.exists(os.path.expanduser(recipe.base_model))
     named = "" if local else f"base_model: {recipe.base_model}\n"
     kind = "" if recipe.reward_model else "pipeline_tag: text-generation\n"
     return f"---\n{named}library_name: peft\n{kind}tags:\n{tags}---\n"

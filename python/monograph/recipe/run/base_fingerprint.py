@@ -10,10 +10,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from monograph.recipe.config.model_folder import stored_path
+
 NAME = "monograph.json"
 
 
 def _hash_of(folder: str) -> str:
+    """Of a folder, or of a GGUF file."""
     from monograph.ops.checkpoint_sha256 import checkpoint_sha256
 
     try:
@@ -23,11 +26,14 @@ def _hash_of(folder: str) -> str:
 
 
 def _sha256(weight: Any) -> str:
-    """Of the values of a packed weight, or layer."""
+    """Of the values of a packed weight, or layer, and of the order of its columns if they have one."""
     import torch
 
-    values = weight.values.detach().contiguous().view(torch.uint8).flatten().cpu().numpy().data
-    return hashlib.sha256(values).hexdigest()
+    found = hashlib.sha256()
+    for tensor in (weight.values, weight.columns):
+        if tensor is not None:
+            found.update(tensor.detach().contiguous().view(torch.uint8).flatten().cpu().numpy().data)
+    return found.hexdigest()
 
 
 def _of_all(digests: dict[str, str]) -> str:
@@ -66,12 +72,35 @@ def _kind_of(layer: Any, layers: list[Any]) -> tuple[str, int, bool, str]:
     return "nvfp4" if name == "nvfp4-divide" else name, block, layer.double_quant, layer.rule
 
 
+def is_in_parts(model: Any) -> bool:
+    """Whether ranks have parts of the base, and read it together."""
+    from monograph.distributed.expert_parallel import expert_group_of
+    from monograph.distributed.shard import shard_group_of
+
+    return shard_group_of(model) is not None or expert_group_of(model) is not None
+
+
+def _sha256_of_stack(layer: Any, name: str) -> str:
+    """Of a stack whose experts may be spread over ranks: all of them call it, the first one has the hash."""
+    from monograph.distributed.expert_values import values_in_order
+
+    if layer.expert_share is None:
+        return _sha256(layer.packed(name))
+    found = hashlib.sha256()
+    for part in values_in_order(layer, name):
+        found.update(part.cpu().numpy().data)
+    return found.hexdigest()
+
+
 def packing_of(model: Any) -> dict[str, Any] | None:
     """How the base is packed, for core/monograph/adapter/adapter.h; None if layers differ or none is. All
-    ranks that share a sharded base call it."""
+    ranks that have parts of a base call it."""
     from monograph.nn import PackedExperts, QuantLinear
+    from monograph.ops.formats import GGML_FORMATS
 
     packed = [layer for layer in model.modules() if isinstance(layer, QuantLinear)]
+    if any(layer.format.name in GGML_FORMATS for layer in packed):
+        return None  # no folder holds the same values
     kinds = {_kind_of(layer, packed) for layer in packed}
     if len(kinds) != 1:
         return None
@@ -82,7 +111,7 @@ def packing_of(model: Any) -> dict[str, Any] | None:
             name = path.removeprefix("base_model.model.").removesuffix(".base_layer")
             layers[f"{name}.weight"] = _sha256(layer)
         elif isinstance(layer, PackedExperts):
-            stacks |= {f"{_layer_of(path)}.{name}": _sha256(layer.packed(name)) for name in layer.stacks}
+            stacks |= {f"{_layer_of(path)}.{name}": _sha256_of_stack(layer, name) for name in layer.stacks}
     name, block, double_quant, rule = kinds.pop()
     record = {
         "format": name,
@@ -105,13 +134,14 @@ def make_base_fingerprint(
     base = {
         "sha256": base_sha256(folder, read_base_fingerprint(output_dir)),
         "weights": weights,
-        **_files_of(folder),
+        **_files_of(stored_path(folder)),
     }
     return {"schema_version": 1, "base": base | ({} if packed is None else {"packed": packed})}
 
 
 def base_sha256(folder: str, known: Mapping[str, Any]) -> str:
     """The hash of a base; that of a record if it is of these files, unchanged."""
+    folder = stored_path(folder)
     seen = _files_of(folder)
     before = known.get("base", {})
     same = bool(seen["files"]) and all(before.get(name) == value for name, value in seen.items())
@@ -125,11 +155,16 @@ def _sha256_of_files(folder: str, seen: str) -> str:
 
 
 def _files_of(folder: str) -> dict[str, Any]:
+    """Of a folder, or of a GGUF file."""
+    place, names = folder, [os.path.basename(folder)]
+    if os.path.isdir(folder):
+        names = [name for name in sorted(os.listdir(folder)) if name.endswith(".safetensors")]
+    else:
+        place = os.path.dirname(folder)
     files = {}
-    for name in sorted(os.listdir(folder)):
-        if name.endswith(".safetensors"):
-            status = os.stat(os.path.join(folder, name))
-            files[name] = {"size": status.st_size, "modified_ns": status.st_mtime_ns}
+    for name in names:
+        status = os.stat(os.path.join(place, name))
+        files[name] = {"size": status.st_size, "modified_ns": status.st_mtime_ns}
     return {"folder": os.path.abspath(folder), "files": files}
 
 

@@ -12,7 +12,7 @@ from monograph.distributed.world import World
 from monograph.recipe.config.keys import Recipe
 from monograph.recipe.config.model_checks import start_of
 from monograph.recipe.config.model_folder import naming
-from monograph.recipe.config.placement import Sharding, device_of, sharding_of
+from monograph.recipe.config.placement import Sharding, device_of, expert_ranks, sharding_of
 from monograph.recipe.data.new_tokens import check_new_rows_are_trained, grow_vocabulary, has_new_rows
 from monograph.recipe.run.adapter_names import check_names
 from monograph.recipe.run.trained_base import check_trained_base
@@ -155,6 +155,7 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
     """The base with a new adapter, or with that of lora_model_dir, ready to train on these ranks."""
     from peft import PeftModel, get_peft_model
 
+    from monograph.distributed.expert_parallel import expert_parallel
     from monograph.distributed.file_ranges import read_small_tensors
     from monograph.distributed.watchdog import barrier
     from monograph.hf.optimize import optimize
@@ -164,7 +165,8 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
     from monograph.packing.unsupported_attention import refuse_unsupported_attention
 
     held = sharding_of(recipe, 1 if world is None else world.size)
-    if held.shard > 1:
+    spread = expert_ranks(recipe, 1 if world is None else world.size)
+    if max(held.shard, spread) > 1:
         read_small_tensors(folder)
     base = load_base(recipe, folder)
     set_router_loss(recipe, base)
@@ -190,10 +192,13 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
     optimize(model, attention=takes_ours(recipe, device_of(recipe).type))
     if recipe.sample_packing or recipe.packs_evaluation:
         refuse_unsupported_attention(base, "sample_packing: true")
-    if held.shard > 1:
+    if max(held.shard, spread) > 1:
         assert world is not None
-        barrier(world, "load")  # the collectives of shard wait no longer than a timeout
-        _shard(model, world, held)
+        barrier(world, "load")  # the collectives of what follows wait no longer than a timeout
+        if spread > 1:
+            expert_parallel(model, world, spread)
+        if held.shard > 1:
+            _shard(model, world, held)
     return model
 
 

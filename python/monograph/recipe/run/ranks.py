@@ -12,12 +12,18 @@ import torch
 from monograph.distributed.tree import Tree
 from monograph.distributed.world import World
 from monograph.recipe.config.keys import Recipe
-from monograph.recipe.config.placement import check_ranks_of_device, device_of, sharding_of
+from monograph.recipe.config.placement import (
+    check_ranks_of_device,
+    device_of,
+    expert_ranks,
+    sharding_of,
+)
 
 
 def check_ranks(recipe: Recipe, world: World) -> None:
     """Refuses what these ranks cannot do."""
     sharding_of(recipe, world.size)
+    expert_ranks(recipe, world.size)
     check_ranks_of_device(device_of(recipe), world.size)
     steps = recipe.gradient_accumulation_steps
     if recipe.mode in ("whole_step", "inductor_whole_step") and steps > world.size:

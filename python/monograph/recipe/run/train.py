@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from monograph.distributed.replica_check import fingerprint
-from monograph.distributed.shard import shard_group_of
 from monograph.distributed.tree import Tree
 from monograph.distributed.watchdog import barrier, by_first, together
 from monograph.distributed.world import World, alone
@@ -21,7 +20,12 @@ from monograph.recipe.data.encode import load_tokenizer
 from monograph.recipe.data.prepare import prepare, read_prepared
 from monograph.recipe.data.token_rows import check_documents
 from monograph.recipe.run.agreement import Own, agree
-from monograph.recipe.run.base_fingerprint import make_base_fingerprint, packing_of, write_base_fingerprint
+from monograph.recipe.run.base_fingerprint import (
+    is_in_parts,
+    make_base_fingerprint,
+    packing_of,
+    write_base_fingerprint,
+)
 from monograph.recipe.run.batches import Batches, token_counts
 from monograph.recipe.run.checkpoint import (
     checkpoint_to_resume,
@@ -120,8 +124,8 @@ class Run(RunOutput):
             offload=offload_place(recipe),
             offload_folder=offload_folder(recipe),
         )
-        # The packed bytes of a sharded base are read by all ranks together.
-        reads = self.world.first or shard_group_of(self.model) is not None
+        # The packed bytes of a base in parts are read by all ranks together.
+        reads = self.world.first or is_in_parts(self.model)
         packed = packing_of(self.model) if reads else None
         self.base_fingerprint = by_first(self.world, "load", lambda: self._base_fingerprint(folder, packed))
         self.progress = Progress(

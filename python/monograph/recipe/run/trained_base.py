@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from monograph.recipe.config.keys import Recipe
+from monograph.recipe.config.model_folder import stored_path
 from monograph.recipe.run.base_fingerprint import base_sha256, packing_of, read_base_fingerprint
 
 # Of a packing, what must be equal where the files of two bases differ.
@@ -26,7 +27,8 @@ def check_trained_base(recipe: Recipe, adapter: str, folder: str, model: Any) ->
         return
     raise ValueError(
         f"{adapter} was trained on the base with hash {recorded['sha256'][:12]} ({recorded.get('folder')}), "
-        f"{folder} has {found[:12]}; write that base as base_model, or --another-base to go on with this one"
+        f"{stored_path(folder)} has {found[:12]}; write that base as base_model, or --another-base to go on "
+        "with this one"
     )
 
 

@@ -1,0 +1,337 @@
+"""`monograph finetune` writes what `monograph train` writes; either goes on from the other's checkpoint."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import time
+from typing import Any
+
+import pytest
+import yaml
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import monograph as mg
+from monograph.__main__ import main
+from monograph.recipe.run.base_fingerprint import base_sha256
+from monograph.recipe.run.output_folder import held
+from support.native_tool import program, run
+from support.recipe_files import make_model, make_tokenizer, write_jsonl
+
+pytestmark = pytest.mark.slow
+
+# Of a line of metrics.jsonl all but what the clock says.
+FIGURES = ("step", "epoch", "loss", "grad_norm", "learning_rate", "tokens", "targets", "packing_efficiency")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    root = tmp_path_factory.mktemp("finetune")
+    make_tokenizer(root / "model")
+    make_model(root / "model")
+    run("quantize", root / "model", root / "nf4", "--to", "nf4", "--double-quant")
+    run("quantize", root / "model", root / "mxfp4", "--to", "mxfp4")
+    rows = [{"instruction": f"What is {n}?", "output": f"{n} dog " * (1 + n % 5)} for n in range(40)]
+    write_jsonl(root / "train.jsonl", rows)
+    return root
+
+
+def recipe(world: pathlib.Path, **change: Any) -> dict[str, Any]:
+    return {
+        "base_model": str(world / "nf4"),
+        "adapter": "qlora",
+        "lora_target_linear": True,
+        "lora_r": 4,
+        "datasets": [{"path": str(world / "train.jsonl"), "type": "instruction"}],
+        "dataset_prepared_path": str(world / "prepared"),
+        "sequence_len": 96,
+        "sample_packing": True,
+        "learning_rate": 0.01,
+        "step_mode": "eager",
+        "num_epochs": 3,
+        "max_steps": 10,
+        "weight_decay": 0.01,
+        "warmup_ratio": 0.1,
+        "save_strategy": "no",
+    } | change
+
+
+class Two:
+    """One recipe by both trainers."""
+
+    def __init__(self, folder: pathlib.Path, keys: dict[str, Any]) -> None:
+        self.folder, self.keys = folder, keys
+        self.tokens = folder / "tokens.safetensors"
+        assert main(["preprocess", self._config(), "--tokens", str(self.tokens), "--quiet"]) == 0
+
+    def _config(self, **change: Any) -> str:
+        path = self.folder / "recipe.yml"
+        path.write_text(yaml.safe_dump(self.keys | change, sort_keys=False))
+        return str(path)
+
+    def python(self, out: str, **change: Any) -> pathlib.Path:
+        assert main(["train", self._config(output_dir=str(self.folder / out), **change), "--quiet"]) == 0
+        return self.folder / out
+
+    def native(self, out: str, *arguments: Any, **change: Any) -> pathlib.Path:
+        folder = self.folder / out
+        run(
+            "finetune",
+            self._config(**change),
+            "--tokens",
+            self.tokens,
+            "--output-dir",
+            folder,
+            "--threads",
+            2,
+            *arguments,
+        )
+        return folder
+
+
+def adapter(folder: pathlib.Path) -> bytes:
+    return (folder / "adapter_model.safetensors").read_bytes()
+
+
+def figures(folder: pathlib.Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{name: json.loads(line)[name] for name in FIGURES} for line in lines]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"micro_batch_size": 2, "gradient_accumulation_steps": 3, "lora_dropout": 0.1, "seed": 3},
+        {"sample_packing": False, "micro_batch_size": 3, "lr_scheduler": "linear", "bf16": False},
+        {
+            "sample_packing": False,
+            "pad_to_sequence_len": True,
+            "gradient_accumulation_steps": 2,
+            "num_epochs": 0.7,
+        },
+        {
+            "shuffle_merged_datasets": False,
+            "lora_target_linear": None,
+            "lora_target_modules": ["q_proj", "up_proj"],
+        },
+        {
+            "gradient_checkpointing": True,
+            "lr_scheduler": "rex",
+            "peft_use_rslora": True,
+            "virtual_shards": 2,
+            "gradient_accumulation_steps": 5,
+            "adam_beta2": 0.95,
+            "max_grad_norm": 0.1,
+            "logging_steps": 3,
+        },
+    ],
+)
+def test_the_same_adapter(world: pathlib.Path, tmp_path: pathlib.Path, change: dict[str, Any]) -> None:
+    both = Two(tmp_path, recipe(world, **change))
+    theirs, ours = both.python("python"), both.native("native")
+    assert adapter(ours) == adapter(theirs)
+    assert figures(ours) == figures(theirs)
+    written, wanted = (json.loads((f / "adapter_config.json").read_text()) for f in (ours, theirs))
+    written["target_modules"].sort()
+    wanted["target_modules"].sort()
+    del wanted["peft_version"]  # no PEFT wrote ours
+    assert written == wanted
+
+
+def test_another_format_and_mode(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    keys = recipe(world, base_model=str(world / "mxfp4"), step_mode="graph", lora_dropout=0.05)
+    both = Two(tmp_path, keys)
+    assert adapter(both.native("native")) == adapter(both.python("python"))
+
+
+def test_either_goes_on_from_the_other(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    keys = recipe(world, save_strategy="steps", save_steps=4, lora_dropout=0.1)
+    both = Two(tmp_path, keys)
+    whole_python, whole_native = both.python("python"), both.native("native")
+    assert adapter(whole_native) == adapter(whole_python)
+    for step in (4, 8):
+        theirs, ours = (
+            load_file(f / f"checkpoint-{step}" / "optimizer.safetensors")
+            for f in (whole_python, whole_native)
+        )
+        assert theirs.keys() == ours.keys()
+        assert all(theirs[name].equal(ours[name]) for name in theirs)
+    shutil.copytree(whole_python / "checkpoint-4", tmp_path / "a" / "checkpoint-4")
+    shutil.copytree(whole_native / "checkpoint-4", tmp_path / "b" / "checkpoint-4")
+    ours = both.native("a", resume_from_checkpoint="auto")
+    theirs = both.python("b", resume_from_checkpoint="auto")
+    assert adapter(ours) == adapter(theirs) == adapter(whole_python)
+    assert figures(whole_native)[4:] == figures(ours)
+    # A checkpoint of our own.
+    for folder in whole_native.glob("checkpoint-8"):
+        shutil.rmtree(folder)
+    assert adapter(both.native("native", auto_resume_from_checkpoints=True)) == adapter(whole_python)
+    assert figures(whole_native) == figures(whole_python)
+
+
+def test_a_checkpoint_of_another_run_is_refused(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    both = Two(tmp_path, recipe(world, save_steps=2, save_strategy="steps", max_steps=2))
+    both.native("out")
+    again = {"resume_from_checkpoint": "auto", "max_steps": 4}
+    for change, words in (
+        ({"seed": 5}, "seed is 5"),
+        ({"sequence_len": 100}, "capacity is 100"),
+        ({"weight_decay": 0.5}, "weight_decay is 0.5"),
+        ({"base_model": str(world / "mxfp4")}, "the base's hash is"),
+        ({"lora_r": 8}, "lora_r is 8"),
+    ):
+        config = both._config(**(again | change))
+        done = run("finetune", config, "--tokens", both.tokens, "--output-dir", tmp_path / "out", code=3)
+        assert f"resume_from_checkpoint: {words}" in done.stderr
+    assert len(figures(both.native("out", **again))) == 4
+
+
+@pytest.mark.parametrize("change", [{}, {"saves_per_epoch": 2, "save_total_limit": 2}, {"save_steps": 0.4}])
+def test_checkpoints_come_when_theirs_do(
+    world: pathlib.Path, tmp_path: pathlib.Path, change: dict[str, Any]
+) -> None:
+    both = Two(tmp_path, recipe(world, save_strategy=None, max_steps=None, **change))
+    theirs, ours = both.python("python"), both.native("native")
+    names = [sorted(path.name for path in folder.glob("checkpoint-*")) for folder in (theirs, ours)]
+    assert names[0] == names[1] != []
+    assert adapter(ours) == adapter(theirs)
+
+
+def test_a_killed_run_goes_on(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    steps = {"save_strategy": "steps", "save_steps": 1, "num_epochs": 9, "max_steps": 60, "lora_dropout": 0.1}
+    both = Two(tmp_path, recipe(world, **steps))
+    whole = both.native("whole")
+    config = both._config(auto_resume_from_checkpoints=True)
+    out = tmp_path / "killed"
+    command = [str(program()), "finetune", config, "--tokens", str(both.tokens), "--output-dir", str(out)]
+    kills = 0
+    for seconds in random.Random(1).choices([0.01, 0.03, 0.06, 0.1], k=20):
+        running = subprocess.Popen([*command, "--quiet"])
+        try:
+            running.wait(seconds)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+            kills += 1
+    assert kills > 0
+    assert adapter(both.native("killed", auto_resume_from_checkpoints=True)) == adapter(whole)
+    assert figures(out) == figures(whole)
+
+
+def test_control_c_writes_a_checkpoint(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    both = Two(tmp_path, recipe(world, num_epochs=100000, max_steps=None))
+    command = [
+        program(),
+        "finetune",
+        both._config(),
+        "--tokens",
+        both.tokens,
+        "--output-dir",
+        tmp_path / "out",
+    ]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "out" / "metrics.jsonl").exists():
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "; go on with resume_from_checkpoint: auto" in said
+    (checkpoint,) = (tmp_path / "out").glob("checkpoint-*")
+    assert json.loads((checkpoint / "trainer_state.json").read_text())["step"] == int(checkpoint.name[11:])
+
+
+def test_all_the_way_without_python(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    both = Two(tmp_path, recipe(world))
+    ours = both.native("native")
+    run("adapter", "check", world / "nf4", ours, "--for", "vllm")
+    base = {"sha256": base_sha256(str(world / "nf4"), {}), "weights": "dequantized"}
+    assert json.loads((ours / "monograph.json").read_text())["base"] == base
+    wrong = ("merge", world / "mxfp4", "--adapter", ours, "--base", "dequantized", "--out", tmp_path / "wrong")
+    assert "was trained on the base with hash" in run(*wrong, code=3).stderr
+    run("merge", world / "nf4", "--adapter", ours, "--base", "dequantized", "--out", tmp_path / "merged")
+    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert all(bool(parameter.isfinite().all()) for parameter in merged.parameters())
+    loaded = PeftModel.from_pretrained(mg.from_pretrained(world / "nf4"), str(ours))
+    assert any(bool(p.abs().max() > 0) for name, p in loaded.named_parameters() if "lora_B" in name)
+
+
+def test_what_an_earlier_run_left_is_not_mixed_with_this_one(
+    world: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    both = Two(tmp_path, recipe(world, save_steps=2, save_strategy="steps", max_steps=4))
+    out = both.native("out")
+    command = ("finetune", both._config(), "--tokens", both.tokens, "--output-dir", out)
+    assert "output_dir: " in (said := run(*command, code=3).stderr)
+    assert "checkpoint-4 is of an earlier run" in said
+    with held(str(out)):
+        assert "another run writes into" in run(*command, code=3).stderr
+    assert not (out / ".monograph.lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"rl": "dpo"}, ["rl is not a key that the native trainer honours"]),
+        ({"val_set_size": 0.1}, ["val_set_size is not a key"]),
+        ({"no_such_key": 1}, ["no_such_key is not a key"]),
+        ({"peft_use_dora": True}, ["peft_use_dora is not a key"]),
+        ({"lora_r": 0}, ["lora_r is 0", "wanted a whole number, 1 or more"]),
+        ({"lora_target_linear": None}, ["lora_target_modules is missing"]),
+        ({"lora_target_linear": False}, ["lora_target_modules is missing", "lora_target_linear: true"]),
+        ({"lora_target_modules": "q_proj"}, ["lora_target_modules is q_proj, wanted a list"]),
+        ({"fp16": True}, ["fp16 is true, wanted false"]),
+        ({"learning_rate": "fast", "seed": 1.5}, ["learning_rate is fast", "seed is 1.5"]),
+        ({"gradient_checkpointing": "offload"}, ["gradient_checkpointing is offload"]),
+        ({"optimizer": "lion"}, ["optimizer is lion"]),
+        ({"base_model": None}, ["base_model is missing"]),
+    ],
+)
+def test_keys_are_refused_by_name(
+    world: pathlib.Path, tmp_path: pathlib.Path, keys: dict[str, Any], words: list[str]
+) -> None:
+    path = tmp_path / "recipe.yml"
+    path.write_text(yaml.safe_dump(recipe(world, **keys), sort_keys=False))
+    done = run("finetune", path, "--tokens", tmp_path / "none", code=2)
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a\n", "line 1 is 'a', wanted KEY: VALUE"),
+        ("seed: 1\nseed: 2\n", "line 2 seed was written in line 1 already"),
+        ("seed: &x 1\n", "'&x 1', which is no plain scalar"),
+        ("base_model: |\n  text\n", "line 1 has '|'"),
+        ("  seed: 1\n", "line 1 belongs to no key"),
+        ("lora_target_modules: [a,\n  b]\n", "goes on in another line"),
+        ("datasets: [{path: a}]\nseed: {a: 1}\n", "seed is a mapping"),
+    ],
+)
+def test_what_is_no_flat_yaml_is_refused(tmp_path: pathlib.Path, text: str, words: str) -> None:
+    (tmp_path / "recipe.yml").write_text(text)
+    done = run("finetune", tmp_path / "recipe.yml", "--tokens", tmp_path / "none", code=2)
+    assert words in done.stderr
+
+
+def test_a_base_that_is_not_packed(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    both = Two(tmp_path, recipe(world, base_model=str(world / "model"), adapter="lora", max_steps=3))
+    assert adapter(both.native("native")) == adapter(both.python("python"))
+    config = both._config(adapter="qlora")
+    done = run("finetune", config, "--tokens", both.tokens, "--output-dir", tmp_path / "x", code=3)
+    assert "is not packed, and adapter is qlora" in done.stderr
+
+
+def test_a_changed_token_file_is_refused(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    both = Two(tmp_path, recipe(world))
+    data = bytearray(both.tokens.read_bytes())
+    data[-4] ^= 1
+    both.tokens.write_bytes(data)
+    done = run("finetune", both._config(), "--tokens", both.tokens, "--output-dir", tmp_path / "x", code=3)
+    assert "tokens.safetensors: " in done.stderr

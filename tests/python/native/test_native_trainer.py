@@ -1,0 +1,181 @@
+"""The native training step has the bits of TrainStep: parameters, moments, losses and norms."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from support.native_steps import (
+    Case,
+    assert_same_bits,
+    call,
+    make_base,
+    native_steps,
+    packed,
+    padded,
+    python_steps,
+    start,
+)
+
+NF4 = ("nf4", "--double-quant")
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def check(case: Case, folder: pathlib.Path, mode: str = "eager") -> None:
+    adapter = start(case, folder / "adapter")
+    want = python_steps(case, adapter, mode)
+    for threads, recompute in ((1, True), (3, False)):
+        got = native_steps(case, adapter, folder, threads=threads, recompute=recompute)
+        assert_same_bits(got, want)
+
+
+@pytest.mark.per_isa
+@pytest.mark.parametrize("steps", [1, 20])
+def test_llama(tmp_path: pathlib.Path, steps: int) -> None:
+    base = make_base(tmp_path, "llama", NF4, BF16)
+    check(Case(base, BF16, packed(steps)), tmp_path)
+
+
+@pytest.mark.per_isa
+@pytest.mark.parametrize(
+    ("family", "dtype", "batches", "changes"),
+    [
+        ("mistral", BF16, packed, {"sliding_window": 7}),
+        ("mistral", FP32, padded, {"sliding_window": None}),
+        ("qwen2", BF16, padded, {}),
+        ("qwen2", FP32, packed, {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+        ("qwen3", BF16, packed, {"tie_word_embeddings": True}),
+        ("qwen3", FP32, padded, {"attention_bias": True}),
+        ("llama", FP32, packed, {"attention_bias": True, "mlp_bias": True}),
+        (
+            "llama",
+            BF16,
+            packed,
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 500000.0,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                }
+            },
+        ),
+    ],
+)
+def test_families(
+    tmp_path: pathlib.Path, family: str, dtype: torch.dtype, batches: Callable[[int], Any], changes: Any
+) -> None:
+    base = make_base(tmp_path, family, NF4, dtype, **changes)
+    check(Case(base, dtype, batches(3)), tmp_path)
+
+
+@pytest.mark.per_isa
+@pytest.mark.parametrize(
+    "to",
+    [("mxfp4",), ("mxfp8",), ("nvfp4",), ("fp8-block",), ("int4", "--asymmetric"), ("int8",), ("fp4",), None],
+    ids=lambda to: to[0] if to else "bf16",
+)
+def test_formats(tmp_path: pathlib.Path, to: Any) -> None:
+    base = make_base(tmp_path, "llama", to, BF16, intermediate_size=256)
+    check(Case(base, BF16, packed(2)), tmp_path)
+
+
+def test_a_base_in_another_type_than_the_step(tmp_path: pathlib.Path) -> None:
+    base = make_base(tmp_path, "qwen3", NF4, BF16)
+    check(Case(base, FP32, padded(2)), tmp_path)
+
+
+@pytest.mark.parametrize(("micro_batches", "leaves"), [(5, None), (5, 3), (2, 4)])
+def test_micro_batches_are_summed_in_the_same_tree(
+    tmp_path: pathlib.Path, micro_batches: int, leaves: int | None
+) -> None:
+    base = make_base(tmp_path, "llama", NF4, BF16)
+    check(Case(base, BF16, packed(2, micro_batches), leaves=leaves), tmp_path)
+
+
+@pytest.mark.per_isa
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_dropout(tmp_path: pathlib.Path, dtype: torch.dtype) -> None:
+    base = make_base(tmp_path, "qwen2", NF4, dtype)
+    check(Case(base, dtype, packed(3, 2), dropout=0.2), tmp_path)
+
+
+def test_some_projections(tmp_path: pathlib.Path) -> None:
+    base = make_base(tmp_path, "qwen3", NF4, BF16)
+    check(Case(base, BF16, packed(3), rank=5, targets=["q_proj", "v_proj", "down_proj"]), tmp_path)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_as_in_one_graph(tmp_path: pathlib.Path, dropout: float) -> None:
+    base = make_base(tmp_path, "qwen3", NF4, BF16, tie_word_embeddings=True)
+    check(Case(base, BF16, packed(3, 2), dropout=dropout), tmp_path, "graph")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("llama", {"new_key": 1}, ["new_key", "is not a key that the native trainer knows"]),
+        ("llama", {"hidden_act": "gelu"}, ["hidden_act is gelu", "wanted silu"]),
+        ("llama", {"attention_dropout": 0.1}, ["attention_dropout is 0.1", "wanted 0"]),
+        ("llama", {"model_type": "gemma3"}, ["model_type is gemma3", "qwen3"]),
+        ("llama", {"num_hidden_layers": 3}, ["has no model.layers.2."]),
+        ("llama", {"num_hidden_layers": 1}, ["model.layers.1.", "has no place"]),
+        ("llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}, ["rope_type is yarn"]),
+        ("llama", {"head_dim": 16}, ["q_proj.weight is [128, 128], wanted [64, 128]"]),
+        ("mistral", {"sliding_window": "a"}, ["sliding_window is a"]),
+        ("llama", {"tie_word_embeddings": True}, ["has lm_head.weight", "tie_word_embeddings"]),
+    ],
+)
+def test_refusals(tmp_path: pathlib.Path, family: str, changes: Any, words: list[str]) -> None:
+    base = make_base(tmp_path, family, NF4, BF16)
+    case = Case(base, BF16, packed(1))
+    adapter = start(case, tmp_path / "adapter")
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(AssertionError) as caught:
+        native_steps(case, adapter, tmp_path)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_what_another_kernel_would_compute_is_refused(tmp_path: pathlib.Path) -> None:
+    dense = make_base(tmp_path, "llama", None, BF16)
+    some = Case(dense, BF16, packed(1), targets=["q_proj"])
+    adapter = start(some, tmp_path / "some")
+    with pytest.raises(AssertionError, match="k_proj is not packed and has no LoRA"):
+        native_steps(some, adapter, tmp_path)
+    all_of_it = Case(dense, FP32, packed(1))
+    adapter = start(all_of_it, tmp_path / "all")
+    with pytest.raises(AssertionError, match="is not packed and the type of the model is float32"):
+        native_steps(all_of_it, adapter, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["use_dora", "lora_bias", "fan_in_fan_out"])
+def test_what_is_no_lora_is_refused(tmp_path: pathlib.Path, name: str) -> None:
+    base = make_base(tmp_path, "llama", NF4, BF16)
+    case = Case(base, BF16, packed(1))
+    adapter = start(case, tmp_path / "adapter")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {name: True}))
+    with pytest.raises(AssertionError, match=rf"{name} is true|magnitude|lora_bias"):
+        native_steps(case, adapter, tmp_path)
+
+
+def test_a_token_outside_the_vocabulary_is_refused(tmp_path: pathlib.Path) -> None:
+    base = make_base(tmp_path, "llama", NF4, BF16)
+    case = Case(base, BF16, packed(1))
+    adapter = start(case, tmp_path / "adapter")
+    case.batches[0][0]["input_ids"][0, 3] = 256
+    with pytest.raises(AssertionError, match=r"token 256: the embedding of .* has 256 rows"):
+        native_steps(case, adapter, tmp_path)
+
+
+def test_the_program_wants_its_arguments() -> None:
+    with pytest.raises(AssertionError):
+        call("only one")

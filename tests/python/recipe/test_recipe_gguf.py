@@ -1,0 +1,145 @@
+"""base_model: FILE.gguf in a recipe: checked, trained, resumed, generated from, served; what is refused."""
+
+import json
+import subprocess
+import sys
+
+import gguf
+import pytest
+import torch
+
+from monograph.__main__ import main
+from monograph.cli import native
+from monograph.recipe.config.recipe_file import NAME as RECIPE
+from support.gguf_bases import mixed_base
+from support.native_tool import run, run_json
+from support.producer_folders import tensors
+from support.recipe_files import errors_of, small_recipe, write_jsonl
+
+pytestmark = pytest.mark.slow
+
+
+def made(root, **keys):
+    """The folder of a recipe on a GGUF file alone."""
+    file, _ = mixed_base("Qwen3", root)
+    (root / "model").rename(root / "not-there")
+    rows = [{"instruction": f"What is {n}?", "output": f"{n} dog {n % 7}"} for n in range(40)]
+    write_jsonl(root / "train.jsonl", rows)
+    keys = {"base_model": str(file), "torch_compile": False, "max_steps": 4, "save_steps": 2} | keys
+    write(root, small_recipe(root, "instruction", output_dir=str(root / "out"), **keys))
+    return root
+
+
+def write(root, recipe):
+    (root / "recipe.yml").write_text(json.dumps(recipe))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = made(tmp_path_factory.mktemp("gguf"))
+    assert main(["train", str(root / "recipe.yml")]) == 0
+    return root
+
+
+def losses(root):
+    lines = (root / "out" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines if '"loss"' in line]
+
+
+def test_it_is_trained_and_the_record_names_the_file(trained):
+    found = losses(trained)
+    assert found[-1] < found[0]
+    base = json.loads((trained / "out" / "monograph.json").read_text())["base"]
+    assert base["folder"] == str(trained / "it.gguf")
+    assert base["sha256"] == run_json("inspect", trained / "it.gguf", "--hash", "--no-tensors")["sha256"]
+    assert list(base["files"]) == ["it.gguf"]
+    assert base["weights"] == "dequantized"
+    settings = json.loads((trained / "out" / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(trained / "it.gguf")
+    assert (trained / "out" / RECIPE).is_file()
+
+
+def test_a_resumed_run_ends_with_the_same_bits(trained, tmp_path):
+    root = made(tmp_path)
+    recipe = json.loads((root / "recipe.yml").read_text())
+    write(root, recipe | {"resume_from_checkpoint": str(trained / "out" / "checkpoint-2")})
+    assert main(["train", str(root / "recipe.yml")]) == 0
+    whole, again = tensors(trained / "out"), tensors(root / "out")
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_two_processes_with_half_of_the_base_each_make_the_same_adapter(trained, tmp_path):
+    recipe = json.loads((trained / "recipe.yml").read_text())
+    write(tmp_path, recipe | {"output_dir": str(tmp_path / "out"), "shard_size": 2})
+    command = [sys.executable, "-m", "monograph", "train", str(tmp_path / "recipe.yml")]
+    done = subprocess.run([*command, "--nproc-per-node", "2"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    whole, halves = tensors(trained / "out"), tensors(tmp_path / "out")
+    assert whole.keys() == halves.keys()
+    assert all(torch.equal(whole[name], halves[name]) for name in whole)
+
+
+def test_another_file_is_refused_when_resumed(tmp_path, capsys):
+    root = made(tmp_path, max_steps=2)
+    assert main(["train", str(root / "recipe.yml")]) == 0
+    file = root / "it.gguf"
+    raw = bytearray(file.read_bytes())
+    raw[-2000] ^= 1
+    file.write_bytes(raw)
+    recipe = json.loads((root / "recipe.yml").read_text())
+    write(root, recipe | {"max_steps": 4, "auto_resume_from_checkpoints": True})
+    assert main(["train", str(root / "recipe.yml")]) != 0
+    assert "hash" in capsys.readouterr().err
+
+
+def test_the_adapter_answers_and_is_served(trained, capsys):
+    assert main(["generate", str(trained / "out"), "--prompt", "What is 3?", "--max-new-tokens", "4"]) == 0
+    out = trained / "lora.gguf"
+    run("adapter", "convert", trained / "it.gguf", trained / "out", "--for", "llama.cpp", "--out", out)
+    fields = gguf.GGUFReader(out).fields
+    assert fields["general.architecture"].contents() == "qwen3"
+    assert run("adapter", "check", trained / "it.gguf", trained / "out", "--for", "llama.cpp", code=0)
+    message = run("adapter", "check", trained / "it.gguf", trained / "out", "--for", "vllm", code=3).stderr
+    assert "is a GGUF file, and vllm wants a folder" in message
+
+
+def test_another_file_is_no_base_of_the_adapter(trained, tmp_path):
+    raw = bytearray((trained / "it.gguf").read_bytes())
+    raw[-2000] ^= 1
+    (tmp_path / "other.gguf").write_bytes(raw)
+    words = ["adapter", "convert", tmp_path / "other.gguf", trained / "out", "--for", "llama.cpp"]
+    message = run(*words, "--out", tmp_path / "lora.gguf", code=3).stderr
+    assert "was trained on the base with hash" in message
+    run(*words, "--out", tmp_path / "lora.gguf", "--another-base")
+
+
+def test_nothing_is_merged_into_the_file(trained, capsys, monkeypatch):
+    monkeypatch.setattr(native, "exec_native", lambda words: 0)
+    assert main(["merge", str(trained / "recipe.yml")]) == 3
+    assert "is a GGUF file, into which nothing is merged" in capsys.readouterr().err
+    message = run(
+        "merge", trained / "it.gguf", "--adapter", trained / "out", "--out", trained / "m", code=3
+    ).stderr
+    assert "is a GGUF file" in message
+
+
+def test_doctor_and_estimate(trained, capsys):
+    assert main(["doctor", str(trained / "recipe.yml"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert not said["breaks"]
+    assert not said["weight_copies"]
+    assert main(["estimate", str(trained / "it.gguf"), "--rank", "4", "--tokens", "64", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["bytes"]
+    stored = sum(int(one.n_bytes) for one in gguf.GGUFReader(trained / "it.gguf").tensors)
+    assert abs(found["base"] - stored) < 0.02 * stored
+
+
+def test_what_does_not_go_with_it(trained):
+    keys = json.loads((trained / "recipe.yml").read_text())
+    (merged,) = errors_of(keys | {"merge_lora": True})
+    assert "merge_lora: base_model is the GGUF file" in merged
+    (served,) = errors_of(keys | {"serve_with": "vllm"})
+    assert "which vllm does not run; write llama.cpp" in served
+    (grown,) = errors_of(keys | {"base_model": str(trained / "gone.gguf")})
+    assert "wanted the folder of a model or a GGUF file" in grown

@@ -1,0 +1,113 @@
+"""A GGUF file whose matrices have several types, random blocks of some, and the model that it holds.
+
+Settings and tokenizer are those that `monograph export` writes of a folder; the blocks are decoded by the
+gguf package, and the order of Llama's rows is torch's.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import struct
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+
+from support.ggml_weights import gguf_values, random_blocks
+from support.gguf_by_package import tiny, write_by_package
+from support.gguf_models import model_of, save
+from support.llama_cpp_model import GEMMA_NAMES, NAMES
+from support.native_tool import run
+
+# As llama-quantize's Q4_K_M has them, with types of blocks of 32 beside.
+MIXTURE = {
+    "attn_q": "q4_k", "attn_k": "q5_0", "attn_v": "q6_k", "attn_output": "q5_k", "ffn_gate": "iq4_xs",
+    "ffn_up": "q4_k", "ffn_down": "q6_k", "token_embd": "q6_k", "output": "q6_k", "attn_qkv": "q5_k",
+}  # fmt: skip
+BY_PACKAGE = ("Qwen2", "Phi3")  # which `monograph export` does not write
+PHI_NAMES = NAMES | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+
+
+def rewrite(source: pathlib.Path, target: pathlib.Path, blocks: dict[str, tuple[str, np.ndarray]]) -> None:
+    """The file with other tensors of the same names: its pairs byte by byte."""
+    reader = gguf.GGUFReader(source)
+    raw = source.read_bytes()
+    pairs = raw[24 : reader.tensors[0].field.offset]
+    infos, data = b"", b""
+    for tensor in reader.tensors:
+        kind, stored = blocks.get(tensor.name, (tensor.tensor_type.name, np.asarray(tensor.data)))
+        number = gguf.GGMLQuantizationType[kind.upper()].value
+        name = tensor.name.encode()
+        shape = [int(size) for size in tensor.shape]  # the fastest first
+        infos += struct.pack("<Q", len(name)) + name + struct.pack("<I", len(shape))
+        infos += struct.pack(f"<{len(shape)}Q", *shape) + struct.pack("<IQ", number, len(data))
+        data += stored.tobytes()
+        data += bytes(-len(data) % 32)
+    head = raw[:8] + struct.pack("<Q", len(reader.tensors)) + raw[16:24] + pairs + infos
+    target.write_bytes(head + bytes(-len(head) % 32) + data)
+
+
+def unturned(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows in llama.cpp's order in that of transformers."""
+    return weight.reshape(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+
+
+def module_of(tensor: str, names: dict[str, str]) -> str:
+    stem = tensor.removesuffix(".weight")
+    if stem in ("token_embd", "output"):
+        return {"token_embd": "model.embed_tokens", "output": "lm_head"}[stem]
+    _, layer, part = stem.split(".")
+    own = {theirs: ours for ours, theirs in names.items()}
+    return f"model.layers.{layer}.{own[part]}"
+
+
+def mixed_base(
+    name: str, place: pathlib.Path, kinds: dict[str, str] | None = None, **settings: Any
+) -> tuple[pathlib.Path, Any]:
+    """(file, model in float32); `place`/model is the folder whose settings and tokenizer it has."""
+    sizes: dict[str, Any] = dict(SIZES)
+    if name == "Gemma3":
+        settings |= {"query_pre_attn_scalar": SIZES["head_dim"]}
+    if name in BY_PACKAGE:
+        del sizes["head_dim"]
+        model = tiny(name, **(sizes | settings))
+    else:
+        model = model_of(name, **(sizes | settings))
+    head = "token_embd" if model.config.tie_word_embeddings else "output"
+    with torch.no_grad():
+        model.get_output_embeddings().weight[2] = 0  # never the end of the text
+        one = 1 if name == "Gemma3" else 0
+        model.model.norm.weight.copy_((model.model.norm.weight + one) / 4 - one)  # no log-probs of -60
+    if name in BY_PACKAGE:
+        model.config.save_pretrained(place / "model")
+        write_by_package(model, place / "plain.gguf", name.lower())
+    else:
+        save(model, name, place / "model")
+        run("export", place / "model", place / "plain.gguf", "--type", "f32")
+    blocks: dict[str, tuple[str, np.ndarray]] = {}
+    state = model.state_dict()
+    names = {"Gemma3": GEMMA_NAMES, "Phi3": PHI_NAMES}.get(name, NAMES)
+    for seed, tensor in enumerate(gguf.GGUFReader(place / "plain.gguf").tensors):
+        stem = tensor.name.split(".")[-2]
+        kind = (MIXTURE if kinds is None else kinds).get(stem)
+        if kind is None or len(tensor.shape) != 2:
+            continue
+        cols, rows = (int(size) for size in tensor.shape)
+        try:
+            values = np.asarray(tensor.data, dtype=np.float32).reshape(rows, cols)
+            stored = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind.upper()])
+        except NotImplementedError:  # of the blocks of 256 the package only reads
+            stored = random_blocks(kind, rows, cols, seed)
+        if stem == head:
+            stored[2] = 0
+        blocks[tensor.name] = (kind, stored)
+        dense = gguf_values(kind, stored).reshape(rows, cols)
+        if name in ("Llama", "Mistral") and stem in ("attn_q", "attn_k"):
+            config = model.config
+            heads = config.num_attention_heads if stem == "attn_q" else config.num_key_value_heads
+            dense = unturned(dense, heads)
+        state[module_of(tensor.name, names) + ".weight"].copy_(dense)
+    rewrite(place / "plain.gguf", place / "it.gguf", blocks)
+    return place / "it.gguf", model
