@@ -31,8 +31,11 @@ quant/test_dequantize_4bit.py::test_one_graph_for_all_weights_of_a_shape[nf4-nes
 quant/test_dequantize_4bit.py::test_another_table_is_refused_in_eager_mode_and_in_the_graph
 hf/test_loading_options.py::test_dtype_holds_for_quantised_folders_too[nf4]
 hf/test_loading_options.py::test_experts_are_refused_by_name
+hf/test_lora_experts.py::test_one_graph_over_random_routes[gpt_oss]
+hf/test_packed_experts.py::test_dense_experts_that_were_called_are_one_graph
 hf/test_trl_head.py::test_one_graph
 recipe/test_recipe_train.py::test_a_run_writes_what_peft_reads
+training/test_recurrent_step.py::test_a_flat_graph
 training/test_train_step.py::test_one_graph_and_the_losses_of_eager[llama-True-0.05-False-nf4-True-True-inductor]
 training/test_train_step.py::test_one_graph_and_the_losses_of_eager[llama-True-0.0-False-nf4-True-False-whole_step]
 """

@@ -191,6 +191,24 @@ def _experts() -> str:
     return _table(["model", "base, GB", "gathered, GB", "sent for a token, MB", "tokens"], rows)
 
 
+def _spread() -> str:
+    rows = []
+    for name, title in (("671B", "DeepSeek-V3"), ("Qwen3-235B-A22B", ""), ("gpt-oss-120b", "")):
+        sizes = sizes_of(name)
+        experts = sizes.experts
+        if experts is None:
+            raise ValueError(f"{name} has no packed experts")
+        for ranks in (2, 4, 8, 64):
+            base = sizes.base_bytes - experts.nbytes + experts.held_bytes(ranks)
+            row = [title or name, str(ranks), _gb(base), _gb(experts.buffer_bytes(ranks, TOKENS))]
+            row += [f"{experts.ranks_of_a_token(ranks):.2f}", f"{experts.slots_of_a_token(ranks):.2f}"]
+            row += [f"{experts.sent_for_a_token(ranks) / 1e6:.2f}"]
+            row += [f"{experts.each_slot_alone(ranks) / 1e6:.2f}"]
+            rows.append([*row, _gb(experts.factors_for_a_micro_batch(ranks))])
+    head = ["model", "ranks", "base of a rank, GB", "buffers, GB", "rows out for a token", "slots elsewhere"]
+    return _table([*head, "sent for a token, MB", "each slot alone, MB", "factors, GB"], rows)
+
+
 def _sliced() -> str:
     rows = []
     for name in (*MODELS, ON_ATTENTION):
@@ -221,6 +239,7 @@ def tables() -> dict[str, str]:
         "time": _time(),
         "first limit": _first_limit(),
         "experts": _experts(),
+        "spread": _spread(),
         "sliced": _sliced(),
         "one host": _one_host(),
     }
