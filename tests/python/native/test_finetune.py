@@ -253,7 +253,7 @@ def test_all_the_way_without_python(world: pathlib.Path, tmp_path: pathlib.Path)
     run("adapter", "check", world / "nf4", ours, "--for", "vllm")
     base = {"sha256": base_sha256(str(world / "nf4"), {}), "weights": "dequantized"}
     assert json.loads((ours / "monograph.json").read_text())["base"] == base
-    wrong = ("merge", world / "mxfp4", "--adapter", ours, "--base", "dequantized", "--out", tmp_path / "wrong")
+    wrong = ("merge", world / "mxfp4", "--adapter", ours, "--base", "dequantized", "--out", tmp_path / "no")
     assert "was trained on the base with hash" in run(*wrong, code=3).stderr
     run("merge", world / "nf4", "--adapter", ours, "--base", "dequantized", "--out", tmp_path / "merged")
     merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
