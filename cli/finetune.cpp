@@ -141,6 +141,7 @@ void steps(train::Trainer& trainer, const train::Recipe& recipe, Session& sessio
 
 int finetune(const Options& options, Session& session) {
   const train::Recipe recipe = read(options);
+  for (const std::string& notice : recipe.notices) session.note(notice);
   ThreadPool pool(threads_of(static_cast<int>(options.threads.value_or(0))));
   const auto each = [&](std::size_t count, std::size_t grain, ParallelBody body) {
     pool.parallel_for(count, grain, body);

@@ -44,8 +44,9 @@ Value number(double value) {
 }
 
 std::string config_text(const LoraParameters& parameters, const AdapterDescription& description) {
-  std::set<std::string> targets(description.lora.targets.begin(), description.lora.targets.end());
-  if (targets.empty())
+  const TargetModules& asked = description.lora.targets;
+  std::set<std::string> targets(asked.names.begin(), asked.names.end());
+  if (asked.takes_all())
     for (const LoraPlace& place : parameters.places) targets.insert(place.module);
   Value names = Value::array();
   for (const std::string& target : targets) names.append(Value::string(target));
@@ -63,7 +64,7 @@ std::string config_text(const LoraParameters& parameters, const AdapterDescripti
   fields["peft_type"] = Value::string("LORA");
   fields["qalora_group_size"] = Value::number(std::int64_t{16});
   fields["r"] = Value::number(static_cast<std::int64_t>(description.lora.rank));
-  fields["target_modules"] = names;
+  fields["target_modules"] = asked.pattern.empty() ? names : Value::string(asked.pattern);
   fields["task_type"] = Value::string("CAUSAL_LM");
   fields["use_rslora"] = Value::boolean(description.lora.rslora);
   Value object = Value::object();

@@ -1,8 +1,9 @@
 #include "monograph/train/lora_start.h"
 
-#include <algorithm>
 #include <cmath>
+#include <optional>
 #include <random>
+#include <regex>
 #include <set>
 #include <span>
 
@@ -31,14 +32,32 @@ class Generator {
   std::mt19937 engine_;
 };
 
-bool is_target(const std::string& module, const LoraSettings& settings,
-               std::set<std::string>& found) {
-  const std::string leaf = module.substr(module.rfind('.') + 1);
-  if (settings.targets.empty()) return true;
-  const bool target =
-      std::find(settings.targets.begin(), settings.targets.end(), leaf) != settings.targets.end();
-  if (target) found.insert(leaf);
-  return target;
+// The projections that have LoRA, in the order of the model.
+std::vector<const BaseProjection*> targets_of(const TargetModules& targets, const BaseModel& base) {
+  check_takes_projections_alone(targets, base.layers().size());
+  std::optional<std::regex> pattern;
+  if (!targets.pattern.empty()) pattern = compile_pattern(targets.pattern);
+  std::vector<const BaseProjection*> found;
+  std::set<std::string> used;
+  for (const BaseLayer& layer : base.layers())
+    for (const BaseProjection* const projection : projections_of(layer)) {
+      const std::string& module = projection->module;
+      bool taken = targets.takes_all() || (pattern && std::regex_match(module, *pattern));
+      for (const std::string& name : targets.names)
+        if (ends_with_name(module, name)) {
+          taken = true;
+          used.insert(name);
+        }
+      if (taken) found.push_back(projection);
+    }
+  const char* const wanted =
+      ", wanted q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj or down_proj";
+  for (const std::string& name : targets.names)
+    if (!used.contains(name))
+      throw Error("lora_target_modules: no projection is called " + name + wanted);
+  if (found.empty())
+    throw Error("lora_target_modules: no projection is matched by " + targets.pattern + wanted);
+  return found;
 }
 
 }  // namespace
@@ -47,34 +66,27 @@ LoraParameters start_parameters(const LoraSettings& settings, const BaseModel& b
                                 std::uint64_t seed) {
   LoraParameters parameters;
   Generator generator(seed);
-  std::set<std::string> found;
-  for (const BaseLayer& layer : base.layers())
-    for (const BaseProjection* const projection : projections_of(layer)) {
-      if (!is_target(projection->module, settings, found)) continue;
-      LoraPlace place;
-      place.module = projection->module;
-      place.rank = settings.rank;
-      place.outputs = projection->weight.packed.rows;
-      place.inputs = projection->weight.packed.cols;
-      const double rank = static_cast<double>(settings.rank);
-      place.scaling = settings.alpha / (settings.rslora ? std::sqrt(rank) : rank);
-      place.stream = parameters.places.size();
-      const std::size_t a = place.rank * place.inputs, b = place.outputs * place.rank;
-      place.a = parameters.values.size();
-      place.b = place.a + a;
-      parameters.values.resize(place.b + b, 0.0f);
-      // Both layers of PEFT draw their weights when they are made; then A is drawn again.
-      generator.skip(a + b);
-      const double gain = std::sqrt(2.0 / (1 + 5.0));
-      const double bound = std::sqrt(3.0) * (gain / std::sqrt(static_cast<double>(place.inputs)));
-      generator.fill(std::span(parameters.values).subspan(place.a, a), static_cast<float>(bound),
-                     base.dtype());
-      parameters.places.push_back(place);
-    }
-  for (const std::string& target : settings.targets)
-    if (!found.contains(target))
-      throw Error("lora_target_modules: no projection is called " + target +
-                  ", wanted q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj or down_proj");
+  for (const BaseProjection* const projection : targets_of(settings.targets, base)) {
+    LoraPlace place;
+    place.module = projection->module;
+    place.rank = settings.rank;
+    place.outputs = projection->weight.packed.rows;
+    place.inputs = projection->weight.packed.cols;
+    const double rank = static_cast<double>(settings.rank);
+    place.scaling = settings.alpha / (settings.rslora ? std::sqrt(rank) : rank);
+    place.stream = parameters.places.size();
+    const std::size_t a = place.rank * place.inputs, b = place.outputs * place.rank;
+    place.a = parameters.values.size();
+    place.b = place.a + a;
+    parameters.values.resize(place.b + b, 0.0f);
+    // Both layers of PEFT draw their weights when they are made; then A is drawn again.
+    generator.skip(a + b);
+    const double gain = std::sqrt(2.0 / (1 + 5.0));
+    const double bound = std::sqrt(3.0) * (gain / std::sqrt(static_cast<double>(place.inputs)));
+    generator.fill(std::span(parameters.values).subspan(place.a, a), static_cast<float>(bound),
+                   base.dtype());
+    parameters.places.push_back(place);
+  }
   parameters.exp_avg.assign(parameters.values.size(), 0.0f);
   parameters.exp_avg_sq.assign(parameters.values.size(), 0.0f);
   return parameters;

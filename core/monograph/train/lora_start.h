@@ -3,21 +3,20 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "monograph/train/lora_parameters.h"
+#include "monograph/train/target_modules.h"
 
 namespace monograph::train {
 
 struct LoraSettings {
   std::size_t rank = 16;
   double alpha = 32;
-  bool rslora = false;               // scale alpha / sqrt(rank)
-  std::vector<std::string> targets;  // last parts of module names; empty: all projections
+  bool rslora = false;    // scale alpha / sqrt(rank)
+  TargetModules targets;  // empty: all projections
 };
 
-// Throws Error if no projection has one of the names, or one of them is that of none.
+// Throws Error if no projection has one of the names, or the pattern takes none, or more than them.
 LoraParameters start_parameters(const LoraSettings& settings, const BaseModel& base,
                                 std::uint64_t seed);
 

@@ -1,5 +1,5 @@
 // A recipe of `monograph train` as far as the native trainer honours it. Every other key is refused
-// by name, also where its value would change nothing.
+// by name, unless its value asks for nothing.
 #pragma once
 
 #include <filesystem>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "monograph/base/dtype.h"
+#include "monograph/text/json_document.h"
 #include "monograph/train/lora_start.h"
 #include "monograph/train/schedule.h"
 
@@ -17,8 +18,10 @@ struct Recipe {
   std::string base_model, output_dir = "outputs/out";
   DType dtype = DType::kBFloat16;
   bool packed_base = false;  // adapter: qlora
-  LoraSettings lora;         // no targets: all
-  bool all_linear = false;
+  std::optional<bool> in_4_bits;
+  std::string attention = "monograph";
+  LoraSettings lora;
+  bool all_linear = false;  // lora_target_linear
   double dropout = 0;
   std::uint64_t seed = 42;
   // Rows
@@ -42,6 +45,10 @@ struct Recipe {
   std::size_t save_total_limit = 4;  // 0: all
   std::string resume_from;           // a checkpoint, or auto: the last in output_dir
   bool auto_resume = false;          // as auto, if there is one
+  // What it says of documents and tokens, as token_recipe.h has it.
+  json::Value said_of_tokens;
+  // About keys that are ignored, or mean another thing here.
+  std::vector<std::string> notices;
 
   std::size_t leaves() const { return virtual_shards.value_or(gradient_accumulation_steps); }
 };

@@ -33,6 +33,19 @@ TokenFile::TokenFile(const std::filesystem::path& path)
   const auto [end, wrong] = std::from_chars(pad.data(), pad.data() + pad.size(), pad_token_);
   if (wrong != std::errc() || end != pad.data() + pad.size() || pad_token_ < 0)
     fail("pad_token_id is " + pad + ", wanted a number, 0 or more");
+  const auto object = [&](const std::string& key) {
+    json::Value value = json::parse(metadata(key), path_.string() + ": " + key);
+    if (!value.is(json::Kind::kObject)) fail(key + " in its header is no JSON object");
+    return value;
+  };
+  recipe_ = object("recipe");
+  tokenizer_ = object("tokenizer");
+  const json::Value* const more = tokenizer_.find("new_tokens");
+  const std::uint64_t new_tokens = more == nullptr ? 0 : more->as_unsigned().value_or(1);
+  if (new_tokens > 0)
+    fail("has " + std::to_string(new_tokens) +
+         " tokens that are new to the model, whose rows the native trainer would not train; run "
+         "monograph train");
   ids_ = numbers("input_ids");
   labels_ = numbers("labels");
   const safetensors::LocatedTensor* const offsets = file_.find("offsets");

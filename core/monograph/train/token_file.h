@@ -1,7 +1,9 @@
 // Documents as tokens and labels in one mapped file, as `monograph preprocess --tokens` writes it:
 //   input_ids, labels  int32 [tokens], documents one behind the other; label -100: no target
 //   offsets            int64 [documents + 1], where each begins; then the end of the last
-// and in the header `format`, `pad_token_id` and `tokens_sha256`.
+// and in the header `format`, `pad_token_id`, `tokens_sha256`, and two JSON objects: `recipe`, the
+// keys that decide which documents there are and what their tokens are, and `tokenizer`, the hashes
+// of the files it was read from. A file without these two is refused.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "monograph/safetensors/checkpoint.h"
+#include "monograph/text/json_document.h"
 #include "monograph/train/batch.h"
 
 namespace monograph::train {
@@ -24,6 +27,9 @@ class TokenFile {
   std::vector<std::int64_t> lengths() const;
   std::int64_t pad_token() const { return pad_token_; }
   const std::string& sha256() const { return sha256_; }
+  const json::Value& recipe() const { return recipe_; }
+  const json::Value& tokenizer() const { return tokenizer_; }
+  std::string name() const { return path_.string(); }
 
  private:
   [[noreturn]] void fail(const std::string& what) const;
@@ -37,6 +43,7 @@ class TokenFile {
   std::vector<std::int64_t> offsets_;
   std::int64_t pad_token_ = 0;
   std::string sha256_;
+  json::Value recipe_, tokenizer_;
 };
 
 }  // namespace monograph::train

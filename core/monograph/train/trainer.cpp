@@ -4,6 +4,7 @@
 
 #include "monograph/base/error.h"
 #include "monograph/hash/checkpoint_hash.h"
+#include "monograph/train/token_recipe.h"
 
 namespace monograph::train {
 namespace {
@@ -48,13 +49,19 @@ void check_packed(const Recipe& recipe, const BaseModel& base) {
               "adapter: lora");
 }
 
+TokenFile open_tokens(const Recipe& recipe, const std::filesystem::path& path) {
+  TokenFile tokens(path);
+  check_same_tokens(tokens, recipe.said_of_tokens, recipe.base_model);
+  return tokens;
+}
+
 }  // namespace
 
 Trainer::Trainer(const Recipe& recipe, const std::filesystem::path& tokens, const Workers& workers)
     : recipe_(recipe),
       workers_(workers),
       base_(recipe.base_model, recipe.dtype),
-      tokens_(tokens),
+      tokens_(open_tokens(recipe, tokens)),
       parameters_(start_parameters(recipe.lora, base_, recipe.seed)),
       order_(tokens_.lengths(), order_of(recipe, tokens_)),
       epochs_(epochs_of_run()),

@@ -29,7 +29,8 @@ def _preprocess(recipe: Recipe, options: argparse.Namespace) -> int:
     from monograph.recipe.data.show_labels import show_labels
     from monograph.recipe.data.token_file import write_token_file
 
-    tokenizer = load_tokenizer(recipe, model_folder(recipe))
+    folder = model_folder(recipe)
+    tokenizer = load_tokenizer(recipe, folder)
     if isinstance(recipe, TrlRecipe) and recipe.method.rows != "documents":
         if options.tokens:
             raise ValueError(
@@ -38,7 +39,7 @@ def _preprocess(recipe: Recipe, options: argparse.Namespace) -> int:
         return _show_rows(recipe, tokenizer, options)
     prepared = prepare(recipe, tokenizer)
     if options.tokens:
-        write_token_file(options.tokens, prepared.train, tokenizer.pad_token_id or 0, prepared.tokens_sha256)
+        write_token_file(options.tokens, prepared.train, prepared.tokens_sha256, recipe, tokenizer, folder)
     if options.debug:
         some = prepared.train.select(range(min(options.debug_num_examples, len(prepared.train))))
         show_labels(list(some), tokenizer, Console())

@@ -18,90 +18,17 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import monograph as mg
-from monograph.__main__ import main
 from monograph.recipe.run.base_fingerprint import base_sha256
 from monograph.recipe.run.output_folder import held
 from support.native_tool import program, run
-from support.recipe_files import make_model, make_tokenizer, write_jsonl
+from support.two_trainers import Two, adapter, figures, make_world, recipe
 
 pytestmark = pytest.mark.slow
-
-# Of a line of metrics.jsonl all but what the clock says.
-FIGURES = ("step", "epoch", "loss", "grad_norm", "learning_rate", "tokens", "targets", "packing_efficiency")
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    root = tmp_path_factory.mktemp("finetune")
-    make_tokenizer(root / "model")
-    make_model(root / "model")
-    run("quantize", root / "model", root / "nf4", "--to", "nf4", "--double-quant")
-    run("quantize", root / "model", root / "mxfp4", "--to", "mxfp4")
-    rows = [{"instruction": f"What is {n}?", "output": f"{n} dog " * (1 + n % 5)} for n in range(40)]
-    write_jsonl(root / "train.jsonl", rows)
-    return root
-
-
-def recipe(world: pathlib.Path, **change: Any) -> dict[str, Any]:
-    return {
-        "base_model": str(world / "nf4"),
-        "adapter": "qlora",
-        "lora_target_linear": True,
-        "lora_r": 4,
-        "datasets": [{"path": str(world / "train.jsonl"), "type": "instruction"}],
-        "dataset_prepared_path": str(world / "prepared"),
-        "sequence_len": 96,
-        "sample_packing": True,
-        "learning_rate": 0.01,
-        "step_mode": "eager",
-        "num_epochs": 3,
-        "max_steps": 10,
-        "weight_decay": 0.01,
-        "warmup_ratio": 0.1,
-        "save_strategy": "no",
-    } | change
-
-
-class Two:
-    """One recipe by both trainers."""
-
-    def __init__(self, folder: pathlib.Path, keys: dict[str, Any]) -> None:
-        self.folder, self.keys = folder, keys
-        self.tokens = folder / "tokens.safetensors"
-        assert main(["preprocess", self._config(), "--tokens", str(self.tokens), "--quiet"]) == 0
-
-    def _config(self, **change: Any) -> str:
-        path = self.folder / "recipe.yml"
-        path.write_text(yaml.safe_dump(self.keys | change, sort_keys=False))
-        return str(path)
-
-    def python(self, out: str, **change: Any) -> pathlib.Path:
-        assert main(["train", self._config(output_dir=str(self.folder / out), **change), "--quiet"]) == 0
-        return self.folder / out
-
-    def native(self, out: str, *arguments: Any, **change: Any) -> pathlib.Path:
-        folder = self.folder / out
-        run(
-            "finetune",
-            self._config(**change),
-            "--tokens",
-            self.tokens,
-            "--output-dir",
-            folder,
-            "--threads",
-            2,
-            *arguments,
-        )
-        return folder
-
-
-def adapter(folder: pathlib.Path) -> bytes:
-    return (folder / "adapter_model.safetensors").read_bytes()
-
-
-def figures(folder: pathlib.Path) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{name: json.loads(line)[name] for name in FIGURES} for line in lines]
+    return make_world(tmp_path_factory.mktemp("finetune"))
 
 
 @pytest.mark.parametrize(
@@ -182,12 +109,11 @@ def test_a_checkpoint_of_another_run_is_refused(world: pathlib.Path, tmp_path: p
     again = {"resume_from_checkpoint": "auto", "max_steps": 4}
     for change, words in (
         ({"seed": 5}, "seed is 5"),
-        ({"sequence_len": 100}, "capacity is 100"),
         ({"weight_decay": 0.5}, "weight_decay is 0.5"),
         ({"base_model": str(world / "mxfp4")}, "the base's hash is"),
         ({"lora_r": 8}, "lora_r is 8"),
     ):
-        config = both._config(**(again | change))
+        config = both.config(**(again | change))
         done = run("finetune", config, "--tokens", both.tokens, "--output-dir", tmp_path / "out", code=3)
         assert f"resume_from_checkpoint: {words}" in done.stderr
     assert len(figures(both.native("out", **again))) == 4
@@ -208,7 +134,7 @@ def test_a_killed_run_goes_on(world: pathlib.Path, tmp_path: pathlib.Path) -> No
     steps = {"save_strategy": "steps", "save_steps": 1, "num_epochs": 9, "max_steps": 60, "lora_dropout": 0.1}
     both = Two(tmp_path, recipe(world, **steps))
     whole = both.native("whole")
-    config = both._config(auto_resume_from_checkpoints=True)
+    config = both.config(auto_resume_from_checkpoints=True)
     out = tmp_path / "killed"
     command = [str(program()), "finetune", config, "--tokens", str(both.tokens), "--output-dir", str(out)]
     kills = 0
@@ -230,7 +156,7 @@ def test_control_c_writes_a_checkpoint(world: pathlib.Path, tmp_path: pathlib.Pa
     command = [
         program(),
         "finetune",
-        both._config(),
+        both.config(),
         "--tokens",
         both.tokens,
         "--output-dir",
@@ -267,7 +193,7 @@ def test_what_an_earlier_run_left_is_not_mixed_with_this_one(
 ) -> None:
     both = Two(tmp_path, recipe(world, save_steps=2, save_strategy="steps", max_steps=4))
     out = both.native("out")
-    command = ("finetune", both._config(), "--tokens", both.tokens, "--output-dir", out)
+    command = ("finetune", both.config(), "--tokens", both.tokens, "--output-dir", out)
     assert "output_dir: " in (said := run(*command, code=3).stderr)
     assert "checkpoint-4 is of an earlier run" in said
     with held(str(out)):
@@ -285,7 +211,11 @@ def test_what_an_earlier_run_left_is_not_mixed_with_this_one(
         ({"lora_r": 0}, ["lora_r is 0", "wanted a whole number, 1 or more"]),
         ({"lora_target_linear": None}, ["lora_target_modules is missing"]),
         ({"lora_target_linear": False}, ["lora_target_modules is missing", "lora_target_linear: true"]),
-        ({"lora_target_modules": "q_proj"}, ["lora_target_modules is q_proj, wanted a list"]),
+        ({"lora_target_linear": None, "lora_target_modules": 7}, ["lora_target_modules is 7, wanted a list"]),
+        (
+            {"lora_target_linear": None, "lora_target_modules": "(?i)q"},
+            ["the regular expression (?i)q, wanted"],
+        ),
         ({"fp16": True}, ["fp16 is true, wanted false"]),
         ({"learning_rate": "fast", "seed": 1.5}, ["learning_rate is fast", "seed is 1.5"]),
         ({"gradient_checkpointing": "offload"}, ["gradient_checkpointing is offload"]),
@@ -311,7 +241,8 @@ def test_keys_are_refused_by_name(
         ("base_model: |\n  text\n", "line 1 has '|'"),
         ("  seed: 1\n", "line 1 belongs to no key"),
         ("lora_target_modules: [a,\n  b]\n", "goes on in another line"),
-        ("datasets: [{path: a}]\nseed: {a: 1}\n", "seed is a mapping"),
+        ("datasets: [{path: a, path: b}]\n", "line 1 has path twice"),
+        ("datasets: [{path: a}]\nseed: {a: 1}\n", "seed is {a: 1}"),
     ],
 )
 def test_what_is_no_flat_yaml_is_refused(tmp_path: pathlib.Path, text: str, words: str) -> None:
@@ -323,7 +254,7 @@ def test_what_is_no_flat_yaml_is_refused(tmp_path: pathlib.Path, text: str, word
 def test_a_base_that_is_not_packed(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
     both = Two(tmp_path, recipe(world, base_model=str(world / "model"), adapter="lora", max_steps=3))
     assert adapter(both.native("native")) == adapter(both.python("python"))
-    config = both._config(adapter="qlora")
+    config = both.config(adapter="qlora")
     done = run("finetune", config, "--tokens", both.tokens, "--output-dir", tmp_path / "x", code=3)
     assert "is not packed, and adapter is qlora" in done.stderr
 
@@ -333,5 +264,5 @@ def test_a_changed_token_file_is_refused(world: pathlib.Path, tmp_path: pathlib.
     data = bytearray(both.tokens.read_bytes())
     data[-4] ^= 1
     both.tokens.write_bytes(data)
-    done = run("finetune", both._config(), "--tokens", both.tokens, "--output-dir", tmp_path / "x", code=3)
+    done = run("finetune", both.config(), "--tokens", both.tokens, "--output-dir", tmp_path / "x", code=3)
     assert "tokens.safetensors: " in done.stderr

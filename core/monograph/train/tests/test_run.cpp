@@ -10,6 +10,7 @@
 #include "monograph/train/recipe_text.h"
 #include "monograph/train/row_order.h"
 #include "monograph/train/schedule.h"
+#include "monograph/train/target_modules.h"
 
 namespace monograph::train {
 namespace {
@@ -25,32 +26,39 @@ std::string error(const std::string& text) {
   return "";
 }
 
-TEST(RecipeText, ScalarsListsAndWhatIsNested) {
+TEST(RecipeText, ScalarsListsAndMappings) {
   const auto entries = parse_recipe(
       "---\n# a comment\na: 1e-4  # another\nb: 'x # y'\nc: [p, \"q\"]\nd:\n  - r\n  - s\n"
-      "e:\n  - path: z\n    type: w\nf: {g: 1}\nh:\ni: null\n",
+      "e:\n  - path: z\n    type: {u: [1, 'v']}\n  - {path: w}\nf: {g: 1}\nh:\ni: null\n",
       "r.yml");
   ASSERT_EQ(entries.size(), 8u);
-  EXPECT_EQ(entries[0].items[0].as_number(), 1e-4);
+  EXPECT_EQ(entries[0].value.text, "1e-4");
+  EXPECT_EQ(number_in(entries[0].value.text), 1e-4);
   EXPECT_EQ(entries[0].line, 3u);
-  EXPECT_EQ(entries[1].items[0].text, "x # y");
-  EXPECT_TRUE(entries[2].list && entries[3].list);
-  EXPECT_EQ(entries[2].items[1].text, "q");
-  EXPECT_EQ(entries[3].items[1].text, "s");
-  EXPECT_TRUE(entries[4].nested && entries[5].nested);
-  EXPECT_TRUE(entries[6].items.empty());
-  EXPECT_TRUE(entries[7].items[0].is_null());
-  for (const char* word : {"nan", "inf", "-inf", ".", "1_000", "0x10", "1 2", ""})
-    EXPECT_FALSE((RecipeScalar{word, false}.as_number())) << word;
+  EXPECT_EQ(entries[1].value.text, "x # y");
+  EXPECT_EQ(shown(entries[2].value), "[p, q]");
+  EXPECT_EQ(shown(entries[3].value), "[r, s]");
+  EXPECT_EQ(json::dump_line(as_json(entries[4].value)),
+            R"([{"path": "z", "type": {"u": [1, "v"]}}, {"path": "w"}])");
+  EXPECT_EQ(shown(entries[5].value), "{g: 1}");
+  EXPECT_TRUE(entries[6].value.asks_for_nothing() && entries[7].value.asks_for_nothing());
+  for (const char* word : {"nan", "inf", "-inf", ".", "1_000", "0x10", "1 2", "", "1e999"})
+    EXPECT_FALSE(number_in(word)) << word;
 }
 
 // YAML reads each of these otherwise, or not at all.
 TEST(RecipeText, WhatIsNoRecipeIsNamedWithItsLine) {
   const std::string nested = "datasets:\n  - path: a\n    type: b\n";
-  for (const std::string& text : {nested + "  lora_r: 8\n", nested + " lora_r: 8\n",
-                                  nested + "---\nseed: 7\n", std::string("a: 1\n  b: 2\n"),
+  for (const std::string& text : {nested + "  lora_r: 8\n",       nested + " lora_r: 8\n",
+                                  nested + "---\nseed: 7\n",      std::string("a: 1\n  b: 2\n"),
                                   std::string("a: [x]\n  - y\n"), std::string("a:\n  - x\n - y\n"),
-                                  std::string("a: {}\n  b: 1\n"), std::string("output_dir: ~/x\n")})
+                                  std::string("a: {}\n  b: 1\n"), std::string("a: 012\n"),
+                                  std::string("a: 1:30\n"),       std::string("a: .inf\n"),
+                                  std::string("a: 2026-01-31\n"), std::string("a: \tb\n"),
+                                  std::string("a: b: c\n"),       std::string("on: 1\n"),
+                                  std::string("a: 'b\n"),         std::string("a: \"\\z\"\n"),
+                                  std::string("a: x\n  y\n"),     std::string("a: {b: 1, b: 2}\n"),
+                                  std::string("a: \xff\n"),       std::string("a: x\x01\n")})
     EXPECT_THROW(parse_recipe(text, "r.yml"), Error) << text;
   EXPECT_EQ(parse_recipe(nested + "  - path: c\r\nlora_r: 8\r\n", "r.yml").back().key, "lora_r");
   EXPECT_EQ(parse_recipe("datasets:\n- path: a\n  type: b\nlora_r: 8\n", "r.yml").size(), 2u);
@@ -69,7 +77,7 @@ TEST(Recipe, WhatThePythonTrainerRefuses) {
         std::string("lora_target_linear: true\nlr_scheduler: linear\ncosine_min_lr_ratio: 0.3\n")})
     EXPECT_THROW(read_recipe(base + more, "r.yml"), Error) << more;
   const std::string named = "lora_target_linear: false\nlora_target_modules: [q_proj]\n";
-  EXPECT_EQ(read_recipe(base + named, "r.yml").lora.targets.size(), 1u);
+  EXPECT_EQ(read_recipe(base + named, "r.yml").lora.targets.names.size(), 1u);
 }
 
 TEST(Recipe, DefaultsAndEveryMistakeAtOnce) {
@@ -84,6 +92,37 @@ TEST(Recipe, DefaultsAndEveryMistakeAtOnce) {
   EXPECT_NE(both.find("r.yml: line 5: rl is not a key"), std::string::npos);
   EXPECT_NE(error("adapter: lora\n").find("base_model is missing"), std::string::npos);
   EXPECT_NE(error(kLeast + "lora_dropout: 1\n").find("lora_dropout is 1"), std::string::npos);
+}
+
+TEST(Recipe, WhatItSaysOfTokensHasNoDefaults) {
+  const Recipe recipe = read_recipe(
+      kLeast +
+          "train_on_inputs: false\nchat_template:\nmin_sample_len: 3\nspecial_tokens: {pad_token: "
+          "x, "
+          "unk_token: }\ndatasets:\n- path: a\n  split_thinking: no\n  field:\n  shards: 2\n",
+      "r.yml");
+  EXPECT_EQ(
+      json::dump_line(recipe.said_of_tokens),
+      R"({"min_sample_len": 3, "special_tokens": {"pad_token": "x"}, "datasets": [{"path": "a", )"
+      R"("shards": 2}], "sequence_len": 2048})");
+  EXPECT_NE(error(kLeast + "datasets: a.jsonl\n").find("datasets is a.jsonl"), std::string::npos);
+  EXPECT_NE(error(kLeast + "chat_template_jinja: no_such_file\n").find("there is no such file"),
+            std::string::npos);
+}
+
+TEST(Recipe, ExpressionsOfModules) {
+  for (const char* wrong : {"(?i)q_proj", "[[:alpha:]]+", "a{2}", "a++", "\\bq", "(?=q)q", "[^q]",
+                            "(", "\\1", "[]a]", "[a", "q\\"})
+    EXPECT_THROW(compile_pattern(wrong), Error) << wrong;
+  TargetModules targets;
+  targets.pattern = R"(model\.layers\.[\d]+\.(self_attn|mlp)\.(q|up)_proj)";
+  EXPECT_NO_THROW(check_takes_projections_alone(targets, 3));
+  EXPECT_FALSE(targets.takes_all());
+  for (const char* more : {".*", "(lm_head|.*q_proj)", "model.layers.2.mlp", ".*norm"}) {
+    targets.pattern = more;
+    EXPECT_THROW(check_takes_projections_alone(targets, 3), Error) << more;
+  }
+  EXPECT_TRUE(ends_with_name("a.b.q_proj", "b.q_proj") && !ends_with_name("a.bq_proj", "q_proj"));
 }
 
 TEST(Schedule, RisesAndFalls) {
