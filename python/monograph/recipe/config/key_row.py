@@ -51,6 +51,7 @@ class Limit:
 
 AT_LEAST_1 = Limit(lambda value: value >= 1, "1 or more")
 ABOVE_0 = Limit(lambda value: value > 0, "more than 0")
+STEPS = Limit(lambda value: value >= 1 or value == -1, "1 or more, or -1 for no bound")
 SHARE = Limit(lambda value: 0 <= value < 1, "0 or more and less than 1")
 
 

@@ -1,8 +1,7 @@
 """The table of keys, first part: what Monograph's own engine honours. axolotl's names: its files can be used.
 
 A row (key_row.py): type, default, what it does, what a resumed run does with another value (compared, if
-nothing is said), and the engine: `key` is Monograph's alone, TRL's refuses it; `both`: Monograph follows it,
-whoever trains; `handed` is a field of TRL's config, too.
+nothing is said), and the engine: `key`, Monograph's alone; `both`, whoever trains; `handed`, TRL's, too.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from monograph.recipe.config.key_row import (
     DOCUMENTS,
     READ,
     SHARE,
+    STEPS,
     TOLD,
     WRITTEN,
     both,
@@ -242,7 +242,7 @@ class NativeKeys:
     num_epochs: int | float = handed(
         1, "times through the data; 0.5 is half", TOLD, to="num_train_epochs", limit=ABOVE_0
     )
-    max_steps: int | None = handed(None, "ends earlier", TOLD)
+    max_steps: int | None = handed(None, "ends earlier; -1: no bound", TOLD, limit=STEPS)
     optimizer: str = handed(
         "adamw_torch",
         "AdamW with 32-bit moments, inside the graph",

@@ -181,7 +181,7 @@ def check_values(recipe: TrlRecipe, config: Any) -> list[str]:
     if recipe.num_labels and recipe.method_name != REWARD:
         errors.append("num_labels: it is for reward_model: true; leave it out")
     per_epoch = [name for name in ("evals_per_epoch", "saves_per_epoch") if (getattr(recipe, name) or 1) > 1]
-    if recipe.max_steps and per_epoch:
+    if (recipe.max_steps or 0) > 0 and per_epoch:
         errors.append(
             f"{per_epoch[0]} and max_steps: TRL knows shares of all steps alone; write "
             f"{per_epoch[0].split('s_')[0]}_steps"
@@ -280,7 +280,7 @@ def check_stream(recipe: TrlRecipe) -> Iterable[str]:
         return
     if recipe.method_name != SFT:
         yield f"streaming: it is for documents, and rl is {recipe.rl}; leave it out"
-    if not recipe.max_steps:
+    if (recipe.max_steps or 0) < 1:
         yield "streaming: the length of a stream is not known; write max_steps"
     if recipe.val_set_size:
         yield "streaming and val_set_size: nothing can be held back of a stream; write test_datasets"

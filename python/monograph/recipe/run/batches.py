@@ -93,7 +93,7 @@ class Batches:
         for epoch in range(whole + (part > 0)):
             steps = self.sampler.steps(epoch)
             wanted = steps if epoch < whole else max(1, round(steps * part))
-            if recipe.max_steps is not None:
+            if recipe.max_steps is not None and recipe.max_steps > 0:
                 wanted = min(wanted, recipe.max_steps - sum(lengths))
             if wanted <= 0:
                 break
