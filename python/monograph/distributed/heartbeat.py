@@ -113,12 +113,15 @@ class Heartbeats:
 
     def end(self, reason: str) -> None:
         """Says to the others that this rank ends itself: nobody waits for its beats."""
-        self.stop()
+        self.stop(patience=2.0)  # whoever waits for this rank is told soon
         with contextlib.suppress(RuntimeError):  # no store: nobody can be told
             self.at(self.own.phase, self.own.detail, over=reason)
 
-    def stop(self) -> None:
+    def stop(self, patience: float = 10.0) -> None:
+        """Ends the beats. Waits for one that is under way, `patience` seconds at most: a thread inside the
+        store while Python ends would abort the process."""
         self._ended.set()
+        self._thread.join(patience)
 
     @property
     def silent_for(self) -> float:

@@ -1,5 +1,7 @@
 """Ranks as threads of one process with a store between them: names, waiting, who is said to be missing."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -83,6 +85,43 @@ def worlds(connect, monkeypatch):
     yield make
     for one in made:
         one.stop()
+
+
+# A beat waits in the store, in C++ and without Python's lock, while Python ends slowly.
+ENDS_IN_A_BEAT = """
+import datetime, sys, time
+from torch.distributed import TCPStore
+from monograph.distributed import heartbeat
+
+heartbeat.BEAT = 0.01
+store = TCPStore("127.0.0.1", 0, is_master=True, timeout=datetime.timedelta(seconds=0.5))
+waiting = []
+
+class Silent:
+    def set(self, key, text):
+        if waiting:
+            store.wait(["never"])
+
+    def multi_get(self, keys):
+        return []
+
+class Late:
+    def __del__(self):
+        time.sleep(1)
+
+one = heartbeat.Heartbeats(0, 1, Silent, 10.0)
+waiting.append(one)
+time.sleep(0.2)
+sys.late = Late()
+one.stop()
+"""
+
+
+def test_a_process_whose_last_beat_is_not_answered_ends_with_its_own_code():
+    """It ended with signal 6: terminate called without an active exception."""
+    words = [sys.executable, "-c", ENDS_IN_A_BEAT]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_rank_0_works_and_the_others_get_what_it_gives(worlds):
