@@ -45,6 +45,7 @@ extern const Command kDequantize;
 extern const Command kDiff;
 extern const Command kExport;
 extern const Command kFinetune;
+extern const Command kGenerate;
 extern const Command kInspect;
 extern const Command kMan;
 extern const Command kMerge;

@@ -44,6 +44,13 @@ bool merges_a_recipe(std::span<char* const> arguments) {
          std::filesystem::is_regular_file(std::filesystem::path(first) / "recipe.yml", ignored);
 }
 
+bool generates_in_python(std::span<char* const> arguments) {
+  if (is_tool_alone() || arguments.empty() || std::strcmp(arguments[0], "generate") != 0)
+    return false;
+  return std::none_of(arguments.begin(), arguments.end(),
+                      [](std::string_view word) { return word == "--native"; });
+}
+
 int exec_python(std::span<char* const> arguments) {
   if (is_tool_alone()) {
     const std::string name = arguments[0];

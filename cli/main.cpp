@@ -33,7 +33,7 @@ int run(int argc, char** argv) {
     if (!arguments.empty() && std::strcmp(arguments[0], row.name) == 0)
       return exec_python(arguments);
   }
-  if (merges_a_recipe(arguments)) return exec_python(arguments);
+  if (merges_a_recipe(arguments) || generates_in_python(arguments)) return exec_python(arguments);
   if (arguments.empty()) {
     const std::string first = is_tool_alone() ? "" : "'monograph train RECIPE.yml' or ";
     return report(("a command is wanted, such as " + first +

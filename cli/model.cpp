@@ -7,6 +7,7 @@
 #include "monograph/base/error.h"
 #include "monograph/files/mapped_file.h"
 #include "monograph/quant_methods/list_weights.h"
+#include "monograph/quant_methods/transforms.h"
 #include "monograph/text/utf8.h"
 #include "session.h"
 
@@ -46,17 +47,7 @@ Model open_model(const fs::path& path, std::string_view stem) {
 }
 
 void refuse_transforms(const Model& model) {
-  const json::Value* quantization =
-      model.config ? model.config->find("quantization_config") : nullptr;
-  if (quantization == nullptr) return;
-  for (const char* key : {"transform_config", "sparsity_config"}) {
-    const json::Value* value = quantization->find(key);
-    if (value == nullptr || value->members().empty()) continue;
-    const json::Value* format = value->find("format");
-    if (format != nullptr && format->as_string() == "dense") continue;
-    throw Error(model.folder.string() + ": quantization_config." + key +
-                " is set, wanted none: it changes what a layer computes");
-  }
+  monograph::refuse_transforms(model.config ? &*model.config : nullptr, model.folder.string());
 }
 
 std::uint64_t Model::size_bytes() const {

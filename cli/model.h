@@ -26,8 +26,7 @@ struct Model {
 // `path` as for Checkpoint::open. Throws Error or IoError.
 Model open_model(const std::filesystem::path& path, std::string_view stem = "model");
 
-// Throws Error if quantization_config says that more than the weights' codes is another: rotations
-// and sparsity of compressed-tensors, which every command that reads values would drop.
+// As refuse_transforms of monograph/quant_methods/transforms.h.
 void refuse_transforms(const Model& model);
 
 // A small JSON file that must be an object.

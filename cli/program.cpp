@@ -17,6 +17,7 @@ constexpr std::array kCommands = {
     &kMerge,       //
     &kExport,      // one file for other programs
     &kFinetune,    // an adapter from a base and tokens
+    &kGenerate,    // what it answers
     &kAdapter,     // an adapter beside its base
     &kVerify,      // is it right
     &kDiff,        //
@@ -28,7 +29,6 @@ constexpr std::array kPythonCommand = {
     PythonCommand{"example", "a small model, data and a recipe to try, offline (Python)"},
     PythonCommand{"preprocess", "tokenise and pack a dataset (Python)"},
     PythonCommand{"train", "fine-tune from a YAML file (Python)"},
-    PythonCommand{"generate", "generate text with a checkpoint and an adapter (Python)"},
     PythonCommand{"doctor", "report graphs, breaks and recompiles of a training step (Python)"},
     PythonCommand{"estimate", "bytes that training takes: base, adapter, activations (Python)"},
 };

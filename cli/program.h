@@ -53,6 +53,10 @@ std::string exit_code_text();
 // one while no adapter is named. The same rule as in python/monograph/cli/merge.py.
 bool merges_a_recipe(std::span<char* const> arguments);
 
+// Whether Python does this call of generate: --native is not among its arguments, and there is a
+// package beside this program. The same rule as in python/monograph/cli/generate.py.
+bool generates_in_python(std::span<char* const> arguments);
+
 // Replaces the program by Python's; returns an exit code only if that is impossible. `arguments`
 // begin with the name of the subcommand.
 int exec_python(std::span<char* const> arguments);

@@ -14,7 +14,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "cli.md"
-BLOCK = re.compile(r"```\n(\$ monograph(?P<arguments>[ a-z]*) --help)\n.*?```", re.DOTALL)
+BLOCK = re.compile(r"```\n(\$ monograph(?P<arguments>[- a-z]*) --help)\n.*?```", re.DOTALL)
 
 
 def filled(text: str, program: pathlib.Path) -> str:

@@ -15,7 +15,7 @@ COMMANDS = {
     "example": "a small model, data and a recipe to try, offline",
     "preprocess": "tokenise and pack a dataset",
     "train": "fine-tune from a YAML file",
-    "generate": "generate text with a checkpoint and an adapter",
+    "generate": "generate text with a checkpoint and an adapter; --native: tokens, without Python",
     "doctor": "report graphs, breaks and recompiles of a training step",
     "estimate": "bytes that training takes: base, adapter, activations",
 }
@@ -28,7 +28,6 @@ ELSEWHERE = {
     "fine-tune": "train",
     "sft": "train",
     "tokenize": "preprocess",
-    "convert": "adapter",
     "compare": "diff",
     "check": "verify",
 }

@@ -37,8 +37,11 @@ AttentionKept::AttentionKept(const BaseModel& model, std::size_t tokens)
       lse(model.config().heads * tokens) {}
 
 Attention::Attention(const BaseModel& model, std::size_t layer, const Batch& batch,
-                     const Angles& angles)
-    : model_(model), layer_(layer), batch_(batch), angles_(angles) {}
+                     const Angles& angles, KeyValues* past)
+    : model_(model), layer_(layer), batch_(batch), angles_(angles), past_(past), past_offsets_{} {
+  if (past != nullptr)
+    past_offsets_[1] = static_cast<std::int32_t>(past->tokens() + batch.tokens());
+}
 
 RotaryProblem Attention::turns(std::size_t heads, const std::vector<float>& gain) const {
   const std::size_t size = model_.config().head_size;
@@ -61,9 +64,11 @@ AttentionProblem Attention::problem() const {
   const double scale = std::pow(static_cast<double>(config.head_size), -0.5);
   const std::int32_t* const lengths =
       batch_.key_lengths.empty() ? nullptr : batch_.key_lengths.data();
+  const std::int32_t* const queries = batch_.offsets.data();
+  const std::int32_t* const keys = past_ == nullptr ? queries : past_offsets_.data();
   return {model_.dtype(),
           batch_.tokens(),
-          batch_.tokens(),
+          past_ == nullptr ? batch_.tokens() : static_cast<std::size_t>(past_offsets_[1]),
           config.heads,
           config.kv_heads,
           config.head_size,
@@ -73,7 +78,7 @@ AttentionProblem Attention::problem() const {
           static_cast<float>(scale),
           0,
           nullptr,
-          {batch_.offsets.size() - 1, batch_.offsets.data(), batch_.offsets.data(), lengths}};
+          {batch_.offsets.size() - 1, queries, keys, lengths}};
 }
 
 void Attention::forward(AttentionKept& kept, const Workers& workers) const {
@@ -85,7 +90,10 @@ void Attention::forward(AttentionKept& kept, const Workers& workers) const {
       workers.parallel_for);
   rotary({turns(config.kv_heads, layer.key_norm), rows_of(kept.key, size), kept.turned_key.data()},
          workers.parallel_for);
-  const Activations &query = kept.turned_query, &key = kept.turned_key, &value = kept.value;
+  if (past_ != nullptr) past_->append(kept.turned_key, kept.value);
+  const Activations& query = kept.turned_query;
+  const Activations& key = past_ == nullptr ? kept.turned_key : past_->keys();
+  const Activations& value = past_ == nullptr ? kept.value : past_->values();
   varlen_attention({problem(), heads_of(query, size), heads_of(key, size), heads_of(value, size),
                     heads_of(kept.out, size), kept.lse.data()},
                    workers.parallel_for, workers.threads);

@@ -2,6 +2,7 @@
 // softmax over the keys that a query sees, by the kernels of the Python operators.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "monograph/kernels/rotary/rotary.h"
@@ -9,6 +10,7 @@
 #include "monograph/train/activations.h"
 #include "monograph/train/base_model.h"
 #include "monograph/train/batch.h"
+#include "monograph/train/key_values.h"
 
 namespace monograph::train {
 
@@ -27,12 +29,13 @@ struct AttentionKept {
   std::vector<float> lse;
 };
 
-// For one layer and one batch.
+// For one layer and one batch. With a past, the batch is one document that goes on behind it.
 class Attention {
  public:
-  Attention(const BaseModel& model, std::size_t layer, const Batch& batch, const Angles& angles);
+  Attention(const BaseModel& model, std::size_t layer, const Batch& batch, const Angles& angles,
+            KeyValues* past = nullptr);
 
-  // From kept.query, key and value to kept.out.
+  // From kept.query, key and value to kept.out. Keys and values are appended to the past.
   void forward(AttentionKept& kept, const Workers& workers) const;
   // The gradients of query, key and value, from that of out.
   void backward(const AttentionKept& kept, const Activations& dout, Activations& dquery,
@@ -46,6 +49,8 @@ class Attention {
   std::size_t layer_;
   const Batch& batch_;
   const Angles& angles_;
+  KeyValues* past_;
+  std::array<std::int32_t, 2> past_offsets_;  // of all keys, where there is a past
 };
 
 }  // namespace monograph::train

@@ -6,6 +6,7 @@
 #include "monograph/base/float_types.h"
 #include "monograph/files/mapped_file.h"
 #include "monograph/quant_methods/list_weights.h"
+#include "monograph/quant_methods/transforms.h"
 
 namespace monograph::train {
 namespace {
@@ -35,6 +36,7 @@ BaseModel::BaseModel(const std::filesystem::path& folder, DType dtype)
       config_(read_model_config(json_, (folder / "config.json").string())),
       checkpoint_(safetensors::Checkpoint::open(folder)),
       weights_(list_weights(checkpoint_, &json_)) {
+  refuse_transforms(&json_, folder_);
   for (const Weight& weight : weights_) by_name_[weight.name] = &weight;
   for (std::size_t i = 0; i < config_.layers; ++i) layers_.push_back(read_layer(i));
   final_norm_ = gain("model.norm.weight", config_.width);

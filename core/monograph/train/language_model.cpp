@@ -5,8 +5,7 @@
 
 namespace monograph::train {
 
-LanguageModel::Room::Room(const BaseModel& base, const LoraParameters& parameters,
-                          std::size_t tokens, bool all)
+LanguageModel::Room::Room(const BaseModel& base, std::size_t tokens, bool all)
     : backward(base, tokens),
       normed(base.dtype(), tokens, base.config().width),
       dnormed(base.dtype(), tokens, base.config().width),
@@ -16,13 +15,12 @@ LanguageModel::Room::Room(const BaseModel& base, const LoraParameters& parameter
   const std::size_t layers = base.config().layers;
   for (std::size_t i = 0; i <= layers; ++i)
     h.emplace_back(base.dtype(), tokens, base.config().width);
-  for (std::size_t i = 0; i < (all ? layers : 1); ++i)
-    kept.emplace_back(base, parameters, i, tokens);
+  for (std::size_t i = 0; i < (all ? layers : 1); ++i) kept.emplace_back(base, tokens);
 }
 
 LanguageModel::LanguageModel(const BaseModel& base, const LoraParameters& parameters,
                              bool recompute)
-    : base_(base), parameters_(parameters), recompute_(recompute) {
+    : base_(base), recompute_(recompute) {
   for (std::size_t i = 0; i < base.config().layers; ++i) layers_.emplace_back(base, parameters, i);
 }
 
@@ -35,7 +33,7 @@ float LanguageModel::loss(const Batch& batch, double targets, const Dropout& dro
   const std::size_t tokens = batch.tokens(), layers = layers_.size();
   if (tokens_ != tokens) {
     room_.reset();
-    room_.emplace(base_, parameters_, tokens, !recompute_);
+    room_.emplace(base_, tokens, !recompute_);
     tokens_ = tokens;
   }
   Room& room = *room_;

@@ -26,7 +26,7 @@ class LanguageModel {
  private:
   // Of a micro-batch of so many tokens.
   struct Room {
-    Room(const BaseModel& base, const LoraParameters& parameters, std::size_t tokens, bool all);
+    Room(const BaseModel& base, std::size_t tokens, bool all);
     std::vector<Activations> h;   // the input of each layer, and the output of the last
     std::vector<LayerKept> kept;  // of each layer, or of one after the other
     LayerRoom backward;
@@ -36,7 +36,6 @@ class LanguageModel {
   float head(const Batch& batch, double targets, Room& room, bool gradient, const Workers& workers);
 
   const BaseModel& base_;
-  const LoraParameters& parameters_;
   bool recompute_;
   std::vector<Layer> layers_;
   std::size_t tokens_ = 0;

@@ -18,8 +18,7 @@ Projection projection_of(const BaseProjection& base, const LoraParameters& param
 
 }  // namespace
 
-LayerKept::LayerKept(const BaseModel& model, const LoraParameters& parameters, std::size_t layer,
-                     std::size_t tokens)
+LayerKept::LayerKept(const BaseModel& model, std::size_t tokens)
     : input(model.dtype(), tokens, model.config().width),
       attention(model, tokens),
       attended(model.dtype(), tokens, model.config().width),
@@ -27,12 +26,8 @@ LayerKept::LayerKept(const BaseModel& model, const LoraParameters& parameters, s
       middle_input(model.dtype(), tokens, model.config().width),
       gate(model.dtype(), tokens, model.config().inner),
       up(model.dtype(), tokens, model.config().inner),
-      middle(model.dtype(), tokens, model.config().inner) {
-  for (const BaseProjection* const projection : projections_of(model.layers()[layer])) {
-    const LoraPlace* const place = parameters.find(projection->module);
-    low.emplace_back(model.dtype(), tokens, place == nullptr ? 0 : place->rank);
-  }
-}
+      middle(model.dtype(), tokens, model.config().inner),
+      low(kDown + 1) {}
 
 LayerRoom::LayerRoom(const BaseModel& model, std::size_t tokens)
     : dmiddle(model.dtype(), tokens, model.config().inner),
@@ -63,6 +58,14 @@ void Layer::round_factors(std::span<const float> parameters, const Workers& work
     projection->round_factors(model_.dtype(), parameters, workers);
 }
 
+// One room serves layers of other ranks.
+void Layer::fit(LayerKept& kept) const {
+  const Projection* const projections[] = {&query_, &key_, &value_, &out_, &gate_, &up_, &down_};
+  for (std::size_t i = 0; i <= kDown; ++i)
+    if (kept.low[i].cols() != projections[i]->rank())
+      kept.low[i] = Activations(model_.dtype(), kept.input.rows(), projections[i]->rank());
+}
+
 void Layer::normalise(const Activations& x, const Activations* residual,
                       const std::vector<float>& gain, Activations* sum, Activations& y,
                       const Workers& workers) const {
@@ -82,15 +85,17 @@ void Layer::norm_gradient(const Activations& dy, const Activations* dsum, const 
 }
 
 void Layer::forward(const Activations& h, const Batch& batch, const Angles& angles, LayerKept& kept,
-                    Activations* next, const Dropout& dropout, const Workers& workers) const {
+                    Activations* next, const Dropout& dropout, const Workers& workers,
+                    KeyValues* past) const {
   const BaseLayer& base = model_.layers()[number_];
+  fit(kept);
   normalise(h, nullptr, base.input_norm, nullptr, kept.input, workers);
   AttentionKept& a = kept.attention;
   const Product from_input[] = {{&query_, &kept.low[kQuery], &a.query},
                                 {&key_, &kept.low[kKey], &a.key},
                                 {&value_, &kept.low[kValue], &a.value}};
   project(kept.input, from_input, dropout, workers);
-  Attention(model_, number_, batch, angles).forward(a, workers);
+  Attention(model_, number_, batch, angles, past).forward(a, workers);
   const Product to_stream[] = {{&out_, &kept.low[kOut], &kept.attended}};
   project(a.out, to_stream, dropout, workers);
   normalise(kept.attended, &h, base.post_norm, &kept.sum, kept.middle_input, workers);

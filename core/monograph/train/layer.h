@@ -16,13 +16,12 @@ namespace monograph::train {
 
 // What the forward of a layer leaves for its backward.
 struct LayerKept {
-  LayerKept(const BaseModel& model, const LoraParameters& parameters, std::size_t layer,
-            std::size_t tokens);
+  LayerKept(const BaseModel& model, std::size_t tokens);
   Activations input;  // x
   AttentionKept attention;
   Activations attended, sum, middle_input;  // out(o), s, z
   Activations gate, up, middle;             // and silu(gate) up
-  // Of the seven projections, in their order.
+  // u of the seven projections, in their order; made by the forward, for ranks are of a layer.
   std::vector<Activations> low;
 };
 
@@ -38,9 +37,11 @@ class Layer {
 
   void round_factors(std::span<const float> parameters, const Workers& workers);
 
-  // h' of h. Nullptr for h': a recomputation of what the backward reads.
+  // h' of h. Nullptr for h': a recomputation of what the backward reads. With a past the batch goes
+  // on behind it.
   void forward(const Activations& h, const Batch& batch, const Angles& angles, LayerKept& kept,
-               Activations* next, const Dropout& dropout, const Workers& workers) const;
+               Activations* next, const Dropout& dropout, const Workers& workers,
+               KeyValues* past = nullptr) const;
   // dh, the gradient of h', becomes that of h, unless the layer is the first, below which nothing
   // is trained. The gradients of the factors go to `gradient`.
   void backward(const Activations& h, const Batch& batch, const Angles& angles,
@@ -48,6 +49,7 @@ class Layer {
                 std::span<float> gradient, const Workers& workers) const;
 
  private:
+  void fit(LayerKept& kept) const;
   void normalise(const Activations& x, const Activations* residual, const std::vector<float>& gain,
                  Activations* sum, Activations& y, const Workers& workers) const;
   void norm_gradient(const Activations& dy, const Activations* dsum, const Activations& x,

@@ -66,6 +66,9 @@ LoraParameters read_parameters(const Adapter& adapter, const BaseModel& base) {
       const auto found = adapter.low_rank().find(projection->module);
       if (found == adapter.low_rank().end()) continue;
       const LowRank& lora = found->second;
+      if (lora.embedding)
+        refuse(adapter,
+               projection->module + " has the factors of an embedding, wanted a projection's");
       LoraPlace place;
       place.module = projection->module;
       place.rank = lora.rank;

@@ -16,25 +16,15 @@ constexpr std::size_t kMostLayers = 10000;
 
 // Say nothing about a training step, whatever they are.
 constexpr std::array kHarmless = {
-    "_name_or_path",
-    "architectures",
-    "bos_token_id",
-    "dtype",
-    "eos_token_id",
-    "id2label",
-    "initializer_range",
-    "label2id",
-    "max_position_embeddings",
-    "model_type",
-    "output_attentions",
-    "output_hidden_states",
-    "pad_token_id",
-    "problem_type",
-    "quantization_config",
-    "return_dict",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
+    "_name_or_path",        "architectures",
+    "bos_token_id",         "dtype",
+    "eos_token_id",         "id2label",
+    "initializer_range",    "label2id",
+    "model_type",           "output_attentions",
+    "output_hidden_states", "pad_token_id",
+    "problem_type",         "quantization_config",
+    "return_dict",          "torch_dtype",
+    "transformers_version", "use_cache",
 };
 
 // The keys of one object, each asked for at most once or twice; `finish` refuses what nobody asked
@@ -210,6 +200,8 @@ ModelConfig read_model_config(const json::Value& config, std::string_view source
   // Qwen3's heads are 128 wide unless the config says another width.
   model.head_size = keys.count("head_dim", qwen3 ? 128 : model.width / model.heads);
   model.vocabulary = keys.count("vocab_size");
+  if (keys.find("max_position_embeddings") != nullptr)
+    model.positions = keys.count("max_position_embeddings");
   model.eps = static_cast<float>(keys.number("rms_norm_eps"));
   model.rope = read_rope(keys, std::string(source), llama);
   model.tied = keys.flag("tie_word_embeddings", false);

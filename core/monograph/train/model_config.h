@@ -18,6 +18,7 @@ struct ModelConfig {
   std::size_t width = 0, inner = 0, layers = 0;
   std::size_t heads = 0, kv_heads = 0, head_size = 0;
   std::size_t vocabulary = 0;
+  std::size_t positions = 0;  // max_position_embeddings; 0 if it is missing
   float eps = 0;
   RopeScaling rope;
   bool tied = false;  // the head is the embedding

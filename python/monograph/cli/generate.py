@@ -4,6 +4,7 @@
     python -m monograph generate recipe.yml --prompt "What is the capital of France?"
     python -m monograph generate recipe.yml                       # asks for prompts; an empty line ends
     echo "Once upon a time" | python -m monograph generate recipe.yml --completion --temperature 0.8
+    python -m monograph generate --native BASE --adapter OUT_DIR --tokens 1,2,3    # by the native program
 
 A prompt is worded as in training: by the chat template or the instruction format of the first dataset.
 """
@@ -18,12 +19,15 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from monograph.cli import native
 from monograph.cli.command_parser import CommandParser, say_next
 from monograph.cli.recipe_arguments import run_recipe
 from monograph.recipe import Recipe
 
 
 def run(arguments: list[str]) -> int:
+    if "--native" in arguments:  # the same rule as in cli/exec_python.cpp
+        return native.exec_native(["generate", *arguments])
     parser = CommandParser("generate", __doc__)
     parser.add_argument("--prompt", action="append", help="what to ask; may be given several times")
     parser.add_argument("--adapter-dir", metavar="DIR", help="the adapter; that of output_dir by default")

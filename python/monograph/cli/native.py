@@ -15,6 +15,7 @@ COMMANDS = {
     "inspect": "what is inside a checkpoint: formats, shapes, sizes, totals",
     "quantize": "a model folder to NF4, FP4, MXFP4, MXFP8, NVFP4, FP8, INT4 or INT8",
     "dequantize": "a packed model folder back to bf16, fp16 or fp32",
+    "convert": "a GPTQ, AWQ or AutoRound folder in the layout of compressed-tensors",
     "merge": "merge PEFT adapters into a base model",
     "export": "a model folder as one GGUF file for llama.cpp and Ollama",
     "finetune": "fine-tune a packed base with LoRA, without Python",

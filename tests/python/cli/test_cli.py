@@ -14,8 +14,8 @@ from support.native_tool import ROOT, program, run
 
 pytestmark = pytest.mark.slow
 COMMANDS = [
-    "inspect", "quantize", "dequantize", "merge", "export", "finetune", "adapter", "verify", "diff",
-    "completion", "man",
+    "inspect", "quantize", "dequantize", "convert", "merge", "export", "finetune", "adapter", "verify",
+    "diff", "completion", "man",
 ]  # fmt: skip
 PYTHON_COMMANDS = ["example", "preprocess", "train", "generate", "doctor", "estimate"]
 
@@ -38,7 +38,7 @@ def test_help_lists_every_command_and_exit_code():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_each_command_has_examples(command):
     text = run(command, "--help").stdout
-    assert "Examples:\n  monograph " + command in text
+    assert f"\n  monograph {command}" in text.split("\nExamples:")[1]
     assert "--quiet" in text
 
 
@@ -122,6 +122,25 @@ def test_python_commands_are_handed_over_with_their_arguments(tmp_path):
     assert done.stdout.splitlines() == ["-m", "monograph", "train", "a b.yml", "--rank", "8"]
 
 
+def test_generate_is_pythons_unless_it_says_native(tmp_path):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    environment = dict(os.environ, MONOGRAPH_PYTHON=str(python))
+    for arguments in (["generate", "out"], ["generate", "--help"], ["generate"]):
+        assert run(*arguments, env=environment).stdout.splitlines() == ["-m", "monograph", *arguments]
+    assert "--prompt-ids" in run("generate", "--native", "--help", env=environment).stdout
+    # The tool of a wheel of its own has no Python beside it.
+    assert "--prompt-ids" in run("generate", "--help", name="monograph-tool").stdout
+    assert "--native is required" in run("generate", "x", name="monograph-tool", code=2).stderr
+    command = [sys.executable, "-m", "monograph", "generate", "--native", "x", "--tokens", "1"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**environment, "MONOGRAPH_TOOL": program()}
+    )
+    assert done.returncode == 5
+    assert "x/config.json" in done.stderr
+
+
 def test_without_python_the_message_says_so():
     message = run("train", "x.yml", code=5, env={"PATH": "/nowhere"}).stderr
     assert "'train' is done by the Python package" in message
@@ -192,4 +211,5 @@ def test_the_page_shows_the_help_of_every_command():
     page = (ROOT / "docs" / "reference" / "cli.md").read_text()
     for name in COMMANDS:
         assert f"$ monograph {name} --help\n" in page
+    assert "$ monograph generate --native --help\n" in page
     subprocess.run([sys.executable, ROOT / "tools/update_cli_page.py", "--check", program()], check=True)

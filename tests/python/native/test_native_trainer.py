@@ -112,6 +112,13 @@ def test_some_projections(tmp_path: pathlib.Path) -> None:
     check(Case(base, BF16, packed(3), rank=5, targets=["q_proj", "v_proj", "down_proj"]), tmp_path)
 
 
+def test_layers_of_other_ranks(tmp_path: pathlib.Path) -> None:
+    """Layers computed again share their room, whatever their ranks."""
+    base = make_base(tmp_path, "llama", NF4, BF16)
+    ranks = {r"layers\.1\.mlp\.down_proj": 24, r"layers\.1\.self_attn\.q_proj": 3}
+    check(Case(base, BF16, packed(2), rank=5, rank_pattern=ranks), tmp_path)
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_as_in_one_graph(tmp_path: pathlib.Path, dropout: float) -> None:
     base = make_base(tmp_path, "qwen3", NF4, BF16, tie_word_embeddings=True)
@@ -131,6 +138,12 @@ def test_as_in_one_graph(tmp_path: pathlib.Path, dropout: float) -> None:
         ("llama", {"head_dim": 16}, ["q_proj.weight is [128, 128], wanted [64, 128]"]),
         ("mistral", {"sliding_window": "a"}, ["sliding_window is a"]),
         ("llama", {"tie_word_embeddings": True}, ["has lm_head.weight", "tie_word_embeddings"]),
+        ("llama", {"max_position_embeddings": 0}, ["max_position_embeddings is 0, wanted a whole number"]),
+        (
+            "llama",
+            {"quantization_config": {"transform_config": {"config_groups": {}}}},
+            ["quantization_config.transform_config is set, wanted none"],
+        ),
     ],
 )
 def test_refusals(tmp_path: pathlib.Path, family: str, changes: Any, words: list[str]) -> None:

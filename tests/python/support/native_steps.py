@@ -95,6 +95,7 @@ class Case:
     rank: int = 8
     targets: Any = "all-linear"
     leaves: int | None = None
+    rank_pattern: dict[str, int] = field(default_factory=dict)
     step: dict[str, Any] = field(default_factory=dict)
 
 
@@ -104,7 +105,11 @@ def start(case: Case, folder: pathlib.Path) -> pathlib.Path:
         model = mg.from_pretrained(case.base, dtype=case.dtype)
         torch.manual_seed(2)
         config = LoraConfig(
-            r=case.rank, lora_alpha=12, lora_dropout=case.dropout, target_modules=case.targets
+            r=case.rank,
+            lora_alpha=12,
+            lora_dropout=case.dropout,
+            target_modules=case.targets,
+            rank_pattern=case.rank_pattern,
         )
         adapted: Any = mg.add_lora(model, config)
         with torch.no_grad():
