@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from peft import PeftModel
 from safetensors.torch import load_file
@@ -20,6 +21,7 @@ from transformers import AutoModelForCausalLM
 import monograph as mg
 from monograph.recipe.run.base_fingerprint import base_sha256
 from monograph.recipe.run.output_folder import held
+from support.native_steps import make_base
 from support.native_tool import program, run
 from support.two_trainers import Two, adapter, figures, make_world, recipe
 
@@ -76,6 +78,29 @@ def test_another_format_and_mode(world: pathlib.Path, tmp_path: pathlib.Path) ->
     keys = recipe(world, base_model=str(world / "mxfp4"), step_mode="graph", lora_dropout=0.05)
     both = Two(tmp_path, keys)
     assert adapter(both.native("native")) == adapter(both.python("python"))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"tie_word_embeddings": True}),
+        ("mistral", {"sliding_window": 20}),
+        ("qwen2", {}),
+        ("qwen3", {}),
+    ],
+)
+def test_families_in_one_graph(
+    world: pathlib.Path, tmp_path: pathlib.Path, family: str, changes: dict[str, Any]
+) -> None:
+    base = make_base(tmp_path, family, ("nf4", "--double-quant"), torch.bfloat16, vocab_size=400, **changes)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(world / "model" / name, base)
+    keys = {"base_model": str(base), "step_mode": "graph", "max_steps": 20, "num_epochs": 20}
+    both = Two(tmp_path, recipe(world, gradient_accumulation_steps=2, **keys))
+    theirs, ours = both.python("python"), both.native("native")
+    assert adapter(ours) == adapter(theirs)
+    assert figures(ours) == figures(theirs)
+    assert len(figures(ours)) == 20
 
 
 def test_either_goes_on_from_the_other(world: pathlib.Path, tmp_path: pathlib.Path) -> None:

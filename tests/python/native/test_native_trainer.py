@@ -119,10 +119,21 @@ def test_layers_of_other_ranks(tmp_path: pathlib.Path) -> None:
     check(Case(base, BF16, packed(2), rank=5, rank_pattern=ranks), tmp_path)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_as_in_one_graph(tmp_path: pathlib.Path, dropout: float) -> None:
-    base = make_base(tmp_path, "qwen3", NF4, BF16, tie_word_embeddings=True)
-    check(Case(base, BF16, packed(3, 2), dropout=dropout), tmp_path, "graph")
+GRAPHS = [
+    ("llama", {}, BF16, 0.0),
+    ("mistral", {"sliding_window": 7}, BF16, 0.2),
+    ("qwen2", {}, FP32, 0.0),
+    ("qwen3", {"tie_word_embeddings": True}, BF16, 0.0),
+    ("qwen3", {"tie_word_embeddings": True}, BF16, 0.2),
+]
+
+
+@pytest.mark.parametrize(("family", "changes", "dtype", "dropout"), GRAPHS)
+def test_as_in_one_graph(
+    tmp_path: pathlib.Path, family: str, changes: Any, dtype: torch.dtype, dropout: float
+) -> None:
+    base = make_base(tmp_path, family, NF4, dtype, **changes)
+    check(Case(base, dtype, packed(3, 2), dropout=dropout), tmp_path, "graph")
 
 
 @pytest.mark.parametrize(
