@@ -3,6 +3,8 @@
 install() { .ci/install; }
 
 lint() {
+  # A merge that was not finished.
+  ! git grep -nE '^(<{7}|>{7}) ' || return 1
   ruff check python tests tools
   ruff format --check python tests tools
   mypy
