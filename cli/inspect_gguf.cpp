@@ -68,7 +68,7 @@ json::Value report_json(const Report& report, const gguf::FileReader& file,
   for (const auto& [name, total] : report.by_format) formats.set(name, total_json(total));
   json::Value& pairs = value.set("metadata", json::Value::object());
   for (const PairView& pair : file.header().pairs) {
-    pairs.set(std::string(pair.key), value_json(pair));
+    pairs.append_member(pair.key, value_json(pair));
   }
   if (options.no_tensors) return value;
   json::Value& weights = value.set("weights", json::Value::array());

@@ -60,8 +60,9 @@ class Planner {
   // A part of a model under the names of a whole one would be taken for it.
   void check_whole() const {
     const PairView* parts = header_.find("split.count");
-    if (parts != nullptr && parts->whole().value_or(0) > 1) {
-      fail("is one of " + std::to_string(parts->whole().value_or(0)) +
+    if (parts != nullptr && parts->whole().value_or(2) > 1) {
+      fail("is one of " +
+           (parts->whole() ? std::to_string(*parts->whole()) : std::string("several")) +
            " parts (split.count), wanted one file: llama-gguf-split --merge makes it");
     }
     const PairView* blocks = header_.find(std::string(header_.architecture()) + ".block_count");

@@ -133,6 +133,10 @@ class Importer : ArchitectureKeys {
     vocabulary_ = embedding.shape[0];
     hidden_ = count("embedding_length");
     layers_ = count("block_count");
+    if (layers_ > header_.tensors.size()) {  // each has several; below are loops over them
+      fail(key_of("block_count") + " is " + std::to_string(layers_) + ", the file has " +
+           std::to_string(header_.tensors.size()) + " tensors");
+    }
     heads_ = count("attention.head_count");
     kv_heads_ = count("attention.head_count_kv", heads_);
     head_dim_ = count("attention.key_length", std::max<std::uint64_t>(hidden_ / heads_, 1));
@@ -140,6 +144,14 @@ class Importer : ArchitectureKeys {
     must_be(key_of("vocab_size"), count("vocab_size", vocabulary_), vocabulary_);
     must_be(key_of("attention.value_length"), count("attention.value_length", head_dim_),
             head_dim_);
+    if (heads_ % kv_heads_ != 0) {
+      fail(key_of("attention.head_count") + " is " + std::to_string(heads_) +
+           ", wanted a multiple of head_count_kv, " + std::to_string(kv_heads_));
+    }
+    if (head_dim_ % 2 != 0) {
+      fail(key_of("attention.key_length") + " is " + std::to_string(head_dim_) +
+           ", wanted an even number: the rotary embedding turns pairs");
+    }
     if (is_phi()) {
       must_be("head size", head_dim_, hidden_ / heads_);
       must_be("rows of heads", (heads_ + 2 * kv_heads_) * head_dim_,
@@ -210,8 +222,8 @@ class Importer : ArchitectureKeys {
 
   void add_phi() {
     const PairView* window = find("attention.sliding_window");
-    const std::uint64_t seen = window == nullptr ? 0 : window->whole().value_or(0);
-    config_.set("sliding_window", seen == 0 ? Value() : whole(seen));
+    const bool none = window == nullptr || window->whole() == 0;
+    config_.set("sliding_window", none ? Value() : whole(count("attention.sliding_window")));
     config_.set("resid_pdrop", Value::number(0.0));
     config_.set("embd_pdrop", Value::number(0.0));
   }

@@ -28,7 +28,9 @@ Value llama3(const ArchitectureKeys& keys, const TensorInfo& info, double theta,
   model.rope.low_freq_factor = 1;
   model.rope.high_freq_factor = 4;
   const PairView* original = keys.find("rope.scaling.original_context_length");
-  for (std::uint64_t context = 16; context <= 1048576; context *= 2) {
+  // Below 1 it would be no stretching; 0 would make every number equal to 0.
+  const bool stretches = model.rope.factor >= 1 && std::isfinite(model.rope.factor);
+  for (std::uint64_t context = 16; stretches && context <= 1048576; context *= 2) {
     model.rope.original_context =
         original == nullptr ? context : keys.count("rope.scaling.original_context_length");
     const std::vector<float> wanted = rope_factors(model);

@@ -2,6 +2,8 @@
 
 #include <set>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "monograph/base/error.h"
@@ -16,12 +18,14 @@ using text::in_quotes;
 
 class Checker {
  public:
-  Checker(const FileReader& file, const ModelSizes& sizes) : file_(file), s_(sizes) {}
+  Checker(const FileReader& file, const ModelSizes& sizes) : file_(file), s_(sizes) {
+    for (const TensorInfo& info : file.header().tensors) found_.emplace(info.name, &info);
+  }
 
   void run() {
     want("token_embd.weight", {s_.vocabulary, s_.hidden});
     want("output_norm.weight", {s_.hidden});
-    if (file_.header().find_tensor("output.weight") != nullptr) {
+    if (found_.contains("output.weight")) {
       want("output.weight", {s_.vocabulary, s_.hidden});
     }
     wanted_.insert("rope_freqs.weight");
@@ -39,10 +43,10 @@ class Checker {
   }
 
   void want(const std::string& name, const std::vector<std::uint64_t>& shape) {
-    const TensorInfo* found = file_.header().find_tensor(name);
-    if (found == nullptr) fail("tensor " + in_quotes(name) + " is missing");
-    if (found->shape != shape) {
-      fail("tensor " + in_quotes(name) + " is " + shape_text(found->shape) + ", wanted " +
+    const auto found = found_.find(name);
+    if (found == found_.end()) fail("tensor " + in_quotes(name) + " is missing");
+    if (found->second->shape != shape) {
+      fail("tensor " + in_quotes(name) + " is " + shape_text(found->second->shape) + ", wanted " +
            shape_text(shape));
     }
     wanted_.insert(name);
@@ -91,6 +95,7 @@ class Checker {
 
   const FileReader& file_;
   const ModelSizes& s_;
+  std::unordered_map<std::string_view, const TensorInfo*> found_;  // a file may have a million
   std::set<std::string> wanted_;
 };
 

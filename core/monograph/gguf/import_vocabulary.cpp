@@ -15,6 +15,8 @@ using text::in_quotes;
 
 // Cutting is quadratic in it; Gemma's longest has 93.
 constexpr std::size_t kMostPieceBytes = 512;
+// Gemma 3 has half a million.
+constexpr std::size_t kMostMerges = std::size_t{1} << 22;
 
 [[noreturn]] void fail(std::string_view source, const std::string& what) {
   throw Error(std::string(source) + ": " + what);
@@ -72,6 +74,13 @@ ImportedVocabulary import_vocabulary(const FileHeader& header, std::string_view 
   if (tokens.count == 0 || tokens.count > kMostTokens || types.count != tokens.count) {
     fail(source, "tokenizer.ggml: " + std::to_string(tokens.count) + " tokens and " +
                      std::to_string(types.count) + " types, wanted as many, at most 2^24");
+  }
+  // llama.cpp wants them equal; a token without a row would be read from behind the table.
+  const TensorInfo* table = header.find_tensor("token_embd.weight");
+  if (table != nullptr && table->shape.front() != tokens.count) {
+    fail(source, "tokenizer.ggml.tokens has " + std::to_string(tokens.count) +
+                     " tokens, token_embd.weight " + std::to_string(table->shape.front()) +
+                     " rows, wanted as many");
   }
   ImportedVocabulary vocabulary;
   const std::vector<std::string_view> names = strings_of(tokens);
@@ -153,6 +162,10 @@ std::vector<Merge> merges_by_score(const ImportedVocabulary& vocabulary, std::st
       if (left == vocabulary.ids.end()) continue;
       const auto right = vocabulary.ids.find(token.substr(at));
       if (right == vocabulary.ids.end()) continue;
+      if (cuts.size() == kMostMerges) {
+        fail(source, "tokens can be cut in two in more than " + std::to_string(kMostMerges) +
+                         " ways, at most as many merges are made");
+      }
       cuts.push_back({{left->first, right->first},
                       vocabulary.scores[id],
                       id,

@@ -97,6 +97,9 @@ std::optional<std::string> tensor_name(std::string_view module, std::span<const 
   return std::nullopt;
 }
 
+// Below a million layers, as there are tensors.
+constexpr std::size_t kLayerDigits = 6;
+
 bool has_norms_behind(const Architecture& architecture) {
   return architecture.name == "gemma2" || architecture.name == "gemma3";
 }
@@ -167,6 +170,8 @@ std::optional<std::string> module_name(const Architecture& architecture, std::st
   tensor.remove_prefix(kBlock.size());
   const std::size_t digits = tensor.find_first_not_of("0123456789");
   if (digits == 0 || digits == std::string_view::npos || tensor[digits] != '.') return std::nullopt;
+  // "00" would be a layer beside "0".
+  if (digits > kLayerDigits || (digits > 1 && tensor[0] == '0')) return std::nullopt;
   const std::string layer = "model.layers." + std::string(tensor.substr(0, digits)) + ".";
   const std::string_view rest = tensor.substr(digits + 1);
   if (architecture.name == "phi3" && rest == "ffn_up") return layer + "mlp.gate_up_proj";

@@ -1,14 +1,13 @@
 """Every hostile file through the program: its message, exit code 3, under 1 s and 200 MB."""
 
-import json
 import os
 import pathlib
 import resource
 import subprocess
-import sys
 
 import pytest
 
+from support.measured_runs import measured, measured_all
 from support.native_tool import ROOT, program
 
 # The sanitizers' build, if there is one: .ci/run asan sets it.
@@ -26,39 +25,11 @@ def cases(tmp_path_factory):
     return [tuple(line.split("\t")) for line in listed.splitlines()]
 
 
-# Runs in a small process of its own: the peak of a child includes what its parent held when it was forked.
-MEASURE = """
-import json, os, subprocess, sys, time
-for command in json.load(sys.stdin):
-    start = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    error = process.stderr.read().decode()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    wall, busy = time.monotonic() - start, usage.ru_utime + usage.ru_stime
-    # The time of its own work, as the machine may be busy with other things.
-    print(json.dumps([process.returncode, error, min(wall, busy), usage.ru_maxrss * 1024]))
-"""
-
-
-def measured_all(commands):
-    """Exit code, stderr, seconds and peak bytes of each."""
-    text = json.dumps([[str(part) for part in command] for command in commands])
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE], input=text, capture_output=True, text=True, check=True
-    )
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def measured(command):
-    return measured_all([command])[0]
-
-
 def test_every_hostile_file_gives_its_error_and_exit_code_3(cases):
     assert len(cases) >= 150
     findings = []
     results = measured_all([[TOOL or program(), "inspect", file] for _, file, _ in cases])
-    for (name, file, rule), (code, error, seconds, peak) in zip(cases, results, strict=True):
+    for (name, file, rule), (code, error, seconds, peak, _) in zip(cases, results, strict=True):
         if code != 3 or rule not in error or error.count("\n") != 1:
             findings.append(f"{name}: code {code}, {error!r}, wanted {rule!r}")
         if seconds > LIMIT_SECONDS:
@@ -75,7 +46,7 @@ def test_other_commands_refuse_them_too_and_write_nothing(cases, command, tmp_pa
     # One of ten: they all open files by the same path.
     for name, file, rule in cases[:: 10 if TOOL is None else 40]:
         arguments = [] if command == "verify" else [file] if command == "diff" else [tmp_path / "out"]
-        code, error, _, _ = measured([TOOL or program(), command, file, *arguments])
+        code, error, *_ = measured([TOOL or program(), command, file, *arguments])
         assert code == 3, (name, error)
         assert rule in error, name
         assert not list(tmp_path.iterdir())
@@ -96,13 +67,13 @@ def test_hostile_configs_are_refused(tmp_path):
         '{"\xff": 1}': "not UTF-8",
     }.items():
         (folder / "config.json").write_bytes(text.encode("latin-1"))
-        code, error, seconds, peak = measured([TOOL or program(), "inspect", folder])
+        code, error, seconds, peak, _ = measured([TOOL or program(), "inspect", folder])
         assert (code, rule in error) == (3, True), error
         assert TOOL or peak < LIMIT_BYTES
         assert seconds < LIMIT_SECONDS
     (folder / "config.json").unlink()
     (folder / "config.json").symlink_to("/dev/zero")
-    code, error, _, _ = measured([TOOL or program(), "inspect", folder])
+    code, error, *_ = measured([TOOL or program(), "inspect", folder])
     assert (code, "not a regular file" in error) == (3, True), error
 
 
@@ -112,7 +83,7 @@ def test_zero_length_and_special_files(tmp_path):
     assert measured([TOOL or program(), "inspect", tmp_path])[0] == 3
     empty.unlink()
     os.mkfifo(empty)
-    code, error, seconds, _ = measured([TOOL or program(), "inspect", tmp_path])
+    code, error, seconds, *_ = measured([TOOL or program(), "inspect", tmp_path])
     assert (code, "not a regular file" in error, seconds < 10) == (3, True, True), error
 
 

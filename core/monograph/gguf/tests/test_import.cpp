@@ -31,6 +31,9 @@ TEST(GgufImport, TheWayBackOfRowsAndNames) {
   EXPECT_EQ(module_name(*find_architecture("llama"), "blk.2.ffn_up_exps"), std::nullopt);
   EXPECT_EQ(module_name(experts, "blk.x.attn_q"), std::nullopt);
   EXPECT_EQ(module_name(experts, "blk.1.ssm_in"), std::nullopt);
+  // Another spelling of a layer would be a second one of that number.
+  EXPECT_EQ(module_name(experts, "blk.00.attn_q"), std::nullopt);
+  EXPECT_EQ(module_name(experts, "blk.1000000.attn_q"), std::nullopt);
   EXPECT_EQ(find_named_architecture("mamba"), nullptr);
 }
 

@@ -129,6 +129,8 @@ def _add(state: dict[str, torch.Tensor], tensor: dict[str, Any], found: torch.Te
     if "head_rows" in tensor:
         order = rotary_row_map(shape[0], shape[0] // tensor["head_rows"])
     if kind in _DENSE:
+        if found.data_ptr() % _DENSE[kind].itemsize:  # the file aligns its tensors to fewer bytes
+            found = found.clone()
         dense = found.view(_DENSE[kind]).reshape(shape)
         if order is not None:
             dense = dense[order.long()]
