@@ -1,7 +1,5 @@
 // monograph merge: a base and adapters become one model.
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <cstdio>
 #include <memory>
 
@@ -9,6 +7,7 @@
 #include "command.h"
 #include "convert_folder.h"
 #include "merge_base.h"
+#include "merge_gguf.h"
 #include "merge_options.h"
 #include "merge_report.h"
 #include "model.h"
@@ -16,6 +15,7 @@
 #include "monograph/convert/copy_sidecars.h"
 #include "monograph/files/atomic_file.h"
 #include "monograph/files/staged_folder.h"
+#include "monograph/gguf/file_reader.h"
 #include "monograph/merge/model_card.h"
 #include "monograph/quant_methods/packed_parts.h"
 #include "monograph/quant_methods/skip_reason.h"
@@ -31,25 +31,6 @@ namespace fs = std::filesystem;
 using text::in_quotes;
 
 constexpr std::size_t kShownRows = 10;
-
-struct GivenAdapter {
-  std::string path;
-  double weight = 1;
-};
-
-// DIR or DIR:WEIGHT. A folder whose name ends in a colon and a number is taken as it is.
-GivenAdapter parse_adapter(const std::string& text) {
-  const std::size_t colon = text.rfind(':');
-  std::error_code ignored;
-  if (colon == std::string::npos || fs::is_directory(text, ignored)) return {text};
-  GivenAdapter given{text.substr(0, colon)};
-  const char *begin = text.data() + colon + 1, *end = text.data() + text.size();
-  const auto [last, error] = std::from_chars(begin, end, given.weight);
-  if (error != std::errc() || last != end || !std::isfinite(given.weight)) {
-    throw UsageError("--adapter", in_quotes(text) + ": after ':' a number is wanted");
-  }
-  return given;
-}
 
 class Threads {
  public:
@@ -101,7 +82,7 @@ class Merge {
     files::StagedFolder folder(options_.out, existing, inputs);
     hash(plan);
     write(plan, folder);
-    const bool failed = failures() > 0;
+    const bool failed = failures(report_, options_) > 0;
     if (!failed) folder.commit();
     print(failed);
     return failed ? kFinding : kOk;
@@ -151,13 +132,6 @@ class Merge {
     report_.rounding = options_.rounding.how;
     report_.threshold = options_.warn_below;
     report_.error_threshold = options_.warn_above;
-  }
-
-  std::size_t failures() const {
-    return report_.rows_with([&](const Survival& survival) {
-      return (options_.fail_below && survival.keeps_less_than(*options_.fail_below)) ||
-             (options_.fail_above && survival.errs_more_than(*options_.fail_above));
-    });
   }
 
   // Settings of a packed format where there is none.
@@ -304,33 +278,12 @@ class Merge {
       if (!failed) std::fputs(wrote_text(report_).c_str(), stdout);
     }
     for (const std::string& note : report_.notes) session_.note(note);
-    warn(failed);
+    const bool can_feed_back = settings_.format && settings_.rounding == Rounding::kNearest;
+    warn(report_, options_, can_feed_back, failed, session_);
     if (failed || options_.json) return;
     const std::string out = shell_word(report_.out);
     say_next(session_, "vllm serve " + out + ", or one file for llama.cpp and Ollama: monograph " +
                            "export " + out + " model.gguf");
-  }
-
-  void warn(bool failed) const {
-    const std::string all = " of " + std::to_string(report_.rows.size()) + " changed weights ";
-    const bool can_feed_back = settings_.format && settings_.rounding == Rounding::kNearest;
-    const std::string advice = can_feed_back
-                                   ? ": --rounding adapter or a wider output type keeps more"
-                                   : ": a wider output type keeps more";
-    if (const std::size_t below = report_.below(); below > 0) {
-      session_.warn(std::to_string(below) + all + "keep less than " +
-                    fixed_text(100 * options_.warn_below, 0) + " % of the adapter's change in " +
-                    report_.format + advice);
-    }
-    if (const std::size_t above = report_.above(); above > 0) {
-      session_.warn(std::to_string(above) + all + "have an error along the adapter above " +
-                    fixed_text(options_.warn_above, 2) + " of its change in " + report_.format +
-                    advice);
-    }
-    if (failed) {
-      session_.warn(std::to_string(failures()) + " weights are below --fail-below or above " +
-                    "--fail-above; " + options_.out + " was not written");
-    }
   }
 
   MergeOptions options_;
@@ -348,7 +301,11 @@ class Merge {
 Run declare(CommandLine& line) {
   auto options = std::make_shared<MergeOptions>();
   declare_merge(line, *options);
-  return [options](Session& session) { return Merge(*options, session).run(); };
+  return [options](Session& session) {
+    const std::string& base = options->base.empty() ? options->base_model : options->base;
+    if (gguf::is_gguf(base)) return merge_gguf(*options, session);
+    return Merge(*options, session).run();
+  };
 }
 
 }  // namespace
@@ -366,6 +323,9 @@ const Command kMerge = {
     "adapter may record its base: hash, format, block, zero points, double quantisation. Then "
     "neither --base "
     "nor --as is needed, and another base or format needs --another-base.\n\n"
+    "Of a base in GGUF the output is the same file: each tensor keeps its type, blocks their "
+    "scales "
+    "where the merged values fit, and everything that no adapter changes its bytes.\n\n"
     "4-bit outputs are rounded so that the adapter is kept (--rounding adapter): rounding each "
     "value "
     "to the nearest would lose most of a small change.\n\n"
@@ -377,6 +337,7 @@ const Command kMerge = {
     "monograph merge llama --adapter my-qlora --base dequantized --as nf4 --as-double-quant --out "
     "merged\n"
     "monograph merge llama --adapter math:0.7 --adapter code:0.3 --base original --out mixed\n"
+    "monograph merge my-llama-Q4_K_M.gguf --adapter my-lora --out merged.gguf\n"
     "monograph merge llama --adapter my-lora --base original --out merged --fail-below 0.95 --json",
     declare,
 };

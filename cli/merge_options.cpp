@@ -1,7 +1,12 @@
 #include "merge_options.h"
 
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+
 #include "convert_folder.h"
 #include "monograph/quant_methods/packed_parts.h"
+#include "monograph/text/utf8.h"
 #include "recorded_base.h"
 
 namespace monograph::cli {
@@ -15,9 +20,23 @@ std::vector<std::string> output_types() {
 
 }  // namespace
 
+GivenAdapter parse_adapter(const std::string& text) {
+  const std::size_t colon = text.rfind(':');
+  std::error_code ignored;
+  if (colon == std::string::npos || std::filesystem::is_directory(text, ignored)) return {text};
+  GivenAdapter given{text.substr(0, colon)};
+  const char *begin = text.data() + colon + 1, *end = text.data() + text.size();
+  const auto [last, error] = std::from_chars(begin, end, given.weight);
+  if (error != std::errc() || last != end || !std::isfinite(given.weight)) {
+    throw UsageError("--adapter", text::in_quotes(text) + ": after ':' a number is wanted");
+  }
+  return given;
+}
+
 void declare_merge(CommandLine& line, MergeOptions& options) {
   line.add_option("base", options.base,
-                  "The folder of the base model; or a recipe, or the folder of the adapter that it "
+                  "The folder of the base model or its GGUF file; or a recipe, or the folder of "
+                  "the adapter that it "
                   "made, and nothing else is needed (Python)");
   line.add_option("--base-model", options.base_model, "The base, as an option").type_name("DIR");
   line.add_option("--adapter", options.adapters,
@@ -30,7 +49,8 @@ void declare_merge(CommandLine& line, MergeOptions& options) {
           "'dequantized', the values of a quantised checkpoint; required unless the adapter "
           "records it")
       .one_of({"original", "dequantized"});
-  line.add_option("--out", options.out, "The folder to write");
+  line.add_option("--out", options.out,
+                  "The folder to write; of a base in GGUF the file, which ends in .gguf");
   line.add_option("--as", options.as,
                   "With --base dequantized and a base that is not quantised: the format it was "
                   "loaded in for training; the adapter of a recipe records it")

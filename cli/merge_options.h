@@ -25,6 +25,14 @@ struct MergeOptions {
   std::uint64_t max_shard_bytes = 5'000'000'000;
 };
 
+struct GivenAdapter {
+  std::string path;
+  double weight = 1;
+};
+
+// DIR or DIR:WEIGHT. A folder whose name ends in a colon and a number is taken as it is.
+GivenAdapter parse_adapter(const std::string& text);
+
 void declare_merge(CommandLine& line, MergeOptions& options);
 
 }  // namespace monograph::cli

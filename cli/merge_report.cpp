@@ -128,4 +128,33 @@ json::Value dry_run_json(const MergeReport& report, std::size_t changed, std::si
   return value;
 }
 
+std::size_t failures(const MergeReport& report, const MergeOptions& options) {
+  return report.rows_with([&](const Survival& survival) {
+    return (options.fail_below && survival.keeps_less_than(*options.fail_below)) ||
+           (options.fail_above && survival.errs_more_than(*options.fail_above));
+  });
+}
+
+void warn(const MergeReport& report, const MergeOptions& options, bool can_feed_back, bool failed,
+          const Session& session) {
+  const std::string all = " of " + std::to_string(report.rows.size()) + " changed weights ";
+  const std::string advice = can_feed_back
+                                 ? ": --rounding adapter or a wider output type keeps more"
+                                 : ": a wider output type keeps more";
+  if (const std::size_t below = report.below(); below > 0) {
+    session.warn(std::to_string(below) + all + "keep less than " +
+                 fixed_text(100 * options.warn_below, 0) + " % of the adapter's change in " +
+                 report.format + advice);
+  }
+  if (const std::size_t above = report.above(); above > 0) {
+    session.warn(std::to_string(above) + all + "have an error along the adapter above " +
+                 fixed_text(options.warn_above, 2) + " of its change in " + report.format + advice);
+  }
+  if (failed) {
+    session.warn(std::to_string(failures(report, options)) +
+                 " weights are below --fail-below or above --fail-above; " + options.out +
+                 " was not written");
+  }
+}
+
 }  // namespace monograph::cli

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "merge_options.h"
 #include "monograph/merge/merge.h"
 #include "monograph/text/json_document.h"
 
@@ -45,5 +46,11 @@ json::Value report_json(const MergeReport& report);
 // Of a dry run: how many weights would change, how many bytes be written.
 json::Value dry_run_json(const MergeReport& report, std::size_t changed, std::size_t weights,
                          std::uint64_t bytes);
+
+// Weights beyond --fail-below or --fail-above.
+std::size_t failures(const MergeReport& report, const MergeOptions& options);
+// Of weights beyond --warn-below and --warn-above, and of failures.
+void warn(const MergeReport& report, const MergeOptions& options, bool can_feed_back, bool failed,
+          const Session& session);
 
 }  // namespace monograph::cli

@@ -103,6 +103,7 @@ CHECKPOINT = [
     "serving",
     "gguf_adapter",
     "merge",
+    "gguf_merge",
     "train",
 ]
 

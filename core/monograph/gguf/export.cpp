@@ -5,9 +5,8 @@
 #include <cmath>
 
 #include "monograph/base/error.h"
-#include "monograph/base/float_types.h"
 #include "monograph/cpu/parallel.h"
-#include "monograph/gguf/blocks.h"
+#include "monograph/gguf/encode_blocks.h"
 #include "monograph/gguf/row_order.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/page_advice.h"
@@ -75,7 +74,7 @@ class Exporter {
     read(tensor, piece, scratch);
     if (tensor.weight != nullptr) check(tensor, piece, scratch.values);
     scratch.out.resize(size_bytes(tensor.info.type, count));
-    encode(tensor.info.type, scratch.values, scratch.out.data());
+    encode(tensor.info.type, scratch.values.data(), count, scratch.out.data());
     writer_.write(piece.tensor, size_bytes(tensor.info.type, piece.begin * cols), scratch.out);
     options_.advance(scratch.out.size());
   }
@@ -114,32 +113,9 @@ class Exporter {
     }
   }
 
-  static float limit_of(TensorType type) {
-    switch (type) {
-      case TensorType::kQ8:
-        return kLargestQ8;
-      case TensorType::kQ4:
-        return kLargestQ4;
-      case TensorType::kQ5:
-        return kLargestQ5;
-      case TensorType::kQ5Min:
-        return kLargestQ5Min;
-      case TensorType::kQ4K:
-      case TensorType::kQ5K:
-        return kLargestWithMinimum;
-      case TensorType::kQ6K:
-        return kLargestQ6K;
-      case TensorType::kF16:
-        return 65519.996f;  // what rounds to the largest, 65504
-      default:
-        break;
-    }
-    return std::numeric_limits<float>::max();
-  }
-
   static void check(const ExportedTensor& tensor, const Piece& piece,
                     const std::vector<float>& values) {
-    const float limit = limit_of(tensor.info.type);
+    const float limit = largest_magnitude(tensor.info.type);
     const auto bad = std::find_if(values.begin(), values.end(),
                                   [&](float value) { return !(std::fabs(value) <= limit); });
     if (bad == values.end()) return;
@@ -151,44 +127,6 @@ class Exporter {
                 std::to_string(piece.begin + index / cols) + ", column " +
                 std::to_string(index % cols) + ", " + std::string(info_of(tensor.info.type).name) +
                 " holds numbers up to " + std::to_string(limit));
-  }
-
-  static void encode(TensorType type, const std::vector<float>& values, std::uint8_t* out) {
-    switch (type) {
-      case TensorType::kQ8:
-        return encode_q8_0(values.data(), values.size() / kBlock, out);
-      case TensorType::kQ4:
-        return encode_q4_0(values.data(), values.size() / kBlock, out);
-      case TensorType::kQ5:
-        return encode_q5_0(values.data(), values.size() / kBlock, out);
-      case TensorType::kQ5Min:
-        return encode_q5_1(values.data(), values.size() / kBlock, out);
-      case TensorType::kMxfp4:
-        return encode_mxfp4(values.data(), values.size() / kBlock, out);
-      case TensorType::kQ4K:
-        return encode_q4_k(values.data(), values.size() / kSuperblock, out);
-      case TensorType::kQ5K:
-        return encode_q5_k(values.data(), values.size() / kSuperblock, out);
-      case TensorType::kQ6K:
-        return encode_q6_k(values.data(), values.size() / kSuperblock, out);
-      case TensorType::kF32:
-        return store<float>(values, out);
-      case TensorType::kF16:
-        return store<Fp16>(values, out);
-      case TensorType::kBF16:
-        return store<Bf16>(values, out);
-      default:
-        MONOGRAPH_ASSERT(false);  // a plan has types that are written
-    }
-  }
-
-  template <class T>
-  static void store(const std::vector<float>& values, std::uint8_t* out) {
-    for (const float value : values) {
-      const T stored = from_float<T>(value);
-      std::memcpy(out, &stored, sizeof stored);
-      out += sizeof stored;
-    }
   }
 
   const ExportPlan& plan_;

@@ -22,6 +22,7 @@ class FileReader {
   const std::filesystem::path& path() const { return path_; }
   const FileHeader& header() const { return header_; }
   files::FileId id() const { return file_.id(); }
+  std::span<const std::uint8_t> all_bytes() const { return file_.bytes(); }
   // Blocks of a tensor of this reader's header, at multiples of 32 bytes or of its alignment.
   std::span<const std::uint8_t> bytes(const TensorInfo& tensor) const {
     return file_.bytes().subspan(header_.data_offset_bytes + tensor.offset_bytes,

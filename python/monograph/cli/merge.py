@@ -72,12 +72,10 @@ def native_arguments(recipe: Recipe, written: Sequence[str] = (), adapter: str |
     if adapter is None:
         raise ValueError(f"there is no adapter in output_dir ({recipe.output_dir}); train first")
     base = model_folder(recipe)
+    out = os.path.normpath(recipe.output_dir) + "-merged"
     if (gguf := stored_path(base)) != base:
-        raise ValueError(
-            f"base_model: {gguf} is a GGUF file, into which nothing is merged; monograph adapter convert "
-            "--for llama.cpp writes the adapter for it, monograph dequantize a folder to merge into"
-        )
-    options = {"--adapter": [adapter], "--out": [os.path.normpath(recipe.output_dir) + "-merged"]}
+        return _with_options(gguf, {"--adapter": [adapter], "--out": [out + ".gguf"]}, recipe, written)
+    options = {"--adapter": [adapter], "--out": [out]}
     record = os.path.join(adapter, NAME)
     if not os.path.isfile(record):  # a checkpoint has that of its run
         record = os.path.join(recipe.output_dir, NAME)
@@ -85,13 +83,21 @@ def native_arguments(recipe: Recipe, written: Sequence[str] = (), adapter: str |
         trained_on = json.load(file)["base"]
     weights = trained_on["weights"]
     options["--base"] = [weights]
-    if recipe.another_base:
-        options["--another-base"] = []
     named = {word.split("=")[0] for word in written}
     if weights == "dequantized" and not ({"--base", "--as"} & named):
         options |= (loaded := _loaded_as(recipe, base))
         if loaded and trained_on.get("packed", {}).get("experts"):
             options["--as-experts"] = ["packed"]
+    return _with_options(base, options, recipe, written)
+
+
+def _with_options(
+    base: str, options: dict[str, list[str]], recipe: Recipe, written: Sequence[str]
+) -> list[str]:
+    """The call, in which what is written on the command line stands for the same option."""
+    named = {word.split("=")[0] for word in written}
+    if recipe.another_base:
+        options = options | {"--another-base": []}
     given = [word for name, values in options.items() if name not in named for word in (name, *values)]
     return ["merge", base, *given, *written]
 

@@ -114,14 +114,22 @@ def test_another_file_is_no_base_of_the_adapter(trained, tmp_path):
     run(*words, "--out", tmp_path / "lora.gguf", "--another-base")
 
 
-def test_nothing_is_merged_into_the_file(trained, capsys, monkeypatch):
-    monkeypatch.setattr(native, "exec_native", lambda words: 0)
-    assert main(["merge", str(trained / "recipe.yml")]) == 3
-    assert "is a GGUF file, into which nothing is merged" in capsys.readouterr().err
-    message = run(
-        "merge", trained / "it.gguf", "--adapter", trained / "out", "--out", trained / "m", code=3
-    ).stderr
-    assert "is a GGUF file" in message
+def test_a_recipe_is_merged_into_its_file(trained, monkeypatch):
+    """The words for the native tool; the adapter records the file, and no option of folders is needed."""
+    called = []
+    monkeypatch.setattr(native, "exec_native", lambda words: called.append(words) or 0)
+    assert main(["merge", str(trained / "recipe.yml")]) == 0
+    out = f"{trained / 'out'}-merged.gguf"
+    assert called == [["merge", str(trained / "it.gguf"), "--adapter", str(trained / "out"), "--out", out]]
+    report = run_json(*called[0])
+    assert len(report["weights"]) > 1
+    assert report["below_threshold"] == 0
+    other = [word.replace("it.gguf", "other.gguf") for word in called[0]]
+    raw = bytearray((trained / "it.gguf").read_bytes())
+    raw[-2000] ^= 1
+    (trained / "other.gguf").write_bytes(raw)
+    assert "was trained on the base with hash" in run(*other, "--force", code=0).stderr
+    assert "was trained on the base with hash" in run(*other[:-1], trained / "new.gguf", code=3).stderr
 
 
 def test_doctor_and_estimate(trained, capsys):

@@ -12,13 +12,14 @@ from monograph.recipe.config.keys import Recipe, TrlRecipe
 
 @concerns("base_model merge_lora serve_with adapter")
 def check_gguf(recipe: Recipe, said: Said) -> None:
-    """A GGUF file is never written again; llama.cpp alone runs it."""
+    """A GGUF file is written again by `monograph merge` alone; llama.cpp alone runs it."""
     if not is_gguf(os.path.expanduser(recipe.base_model)):
         return
     file = f"base_model is the GGUF file {recipe.base_model}"
     if recipe.merge_lora:
         said.errors.append(
-            f"merge_lora: {file}, into which nothing is merged; leave it out, and write serve_with: llama.cpp"
+            f"merge_lora: {file}; leave it out, and after training: monograph merge with the recipe, or "
+            "serve_with: llama.cpp for the adapter apart"
         )
     if recipe.serve_with not in (None, "llama.cpp"):
         said.errors.append(f"serve_with: {file}, which {recipe.serve_with} does not run; write llama.cpp")

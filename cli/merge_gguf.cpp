@@ -1,0 +1,188 @@
+#include "merge_gguf.h"
+
+#include <cstdio>
+#include <filesystem>
+
+#include "convert_folder.h"
+#include "merge_report.h"
+#include "model.h"
+#include "monograph/gguf/import_config.h"
+#include "monograph/gguf/tensor_weights.h"
+#include "monograph/gguf_merge/merge_file.h"
+#include "next_step.h"
+#include "recorded_base.h"
+
+namespace monograph::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kShownRows = 10;
+
+class MergeGguf {
+ public:
+  MergeGguf(MergeOptions options, const Session& session)
+      : options_(std::move(options)), session_(session), pool_(threads_of(options_.jobs)) {
+    if (options_.base.empty()) options_.base = options_.base_model;
+  }
+
+  int run() {
+    check_options();
+    file_ = std::make_shared<const gguf::FileReader>(options_.base);
+    const json::Value config = gguf::import_config(*file_, DType::kFloat32);
+    const gguf::ImportPlan imported = gguf::plan_import(*file_);
+    const std::vector<Weight> weights = gguf::weights_of(file_, gguf::TensorNames::kOfTransformers);
+    open_adapters();
+    const MergePlan plan = plan_merge(weights, config, weighted_, {});
+    gguf::check_merge(plan, *file_);
+    if (options_.dry_run) return dry_run(plan);
+    hash();
+    const bool failed = write(plan, imported);
+    print(failed);
+    return failed ? kFinding : kOk;
+  }
+
+ private:
+  void check_options() {
+    if (options_.adapters.empty()) throw UsageError("--adapter", "is missing, wanted its folder");
+    if (fs::path(options_.out).extension() != ".gguf") {
+      throw UsageError("--out", "must end in .gguf: the base is a GGUF file");
+    }
+    std::error_code ignored;
+    if (fs::exists(options_.out, ignored) && !options_.force) {
+      throw Error(options_.out + ": is already there; --force replaces it");
+    }
+    const bool packed = options_.block || options_.as_block || options_.asymmetric ||
+                        options_.as_asymmetric || options_.double_quant ||
+                        options_.as_double_quant || !options_.as.empty() ||
+                        !options_.as_experts.empty();
+    if (packed) {
+      throw UsageError("options of packed folders",
+                       "are not for a base in GGUF, whose blocks stay as they are");
+    }
+    if (options_.to != "same") {
+      throw UsageError("--to",
+                       "is '" + options_.to +
+                           "', of a base in GGUF wanted 'same': each "
+                           "tensor keeps its type; monograph dequantize makes a folder of it");
+    }
+    if (options_.base_weights == "original") {
+      throw UsageError("--base", "is 'original', the values of a GGUF file are 'dequantized'");
+    }
+    const std::string& how = options_.rounding.how;
+    if (how == "calibrated" || !options_.rounding.calibration.empty()) {
+      throw UsageError("--rounding",
+                       "is 'calibrated', of a base in GGUF wanted 'adapter' or "
+                       "'nearest'");
+    }
+    if (how == "adapter") rounding_ = gguf::BlockRounding::kAdapter;
+    if (how == "nearest") rounding_ = gguf::BlockRounding::kNearest;
+  }
+
+  void open_adapters() {
+    std::vector<GivenAdapter> given;
+    for (const std::string& text : options_.adapters) given.push_back(parse_adapter(text));
+    for (const GivenAdapter& one : given) adapters_.push_back(Adapter::open(one.path));
+    for (std::size_t i = 0; i < given.size(); ++i) {
+      weighted_.push_back({&adapters_[i], given[i].weight});
+      report_.adapters.push_back({given[i].path, "", given[i].weight});
+    }
+    report_.base = options_.base;
+    report_.base_weights = "dequantized";
+    report_.out = options_.out;
+    report_.format = "the types of the base";
+    report_.rounding = options_.rounding.how.empty() ? "adapter" : options_.rounding.how;
+    report_.threshold = options_.warn_below;
+    report_.error_threshold = options_.warn_above;
+  }
+
+  void parallel(std::size_t count, std::size_t grain, ParallelBody body) {
+    pool_.parallel_for(count, grain, body);
+  }
+
+  void hash() {
+    report_.base_sha256 = hash_of(*file_, "hashing the base", session_);
+    const auto threads = [this](std::size_t count, std::size_t grain, ParallelBody body) {
+      parallel(count, grain, body);
+    };
+    for (std::size_t i = 0; i < adapters_.size(); ++i) {
+      const Adapter& adapter = adapters_[i];
+      report_.adapters[i].sha256 =
+          hash_of(adapter.checkpoint(), "hashing an adapter", session_, threads);
+      const std::string& trained_on = adapter.recorded_base().sha256;
+      if (trained_on.empty() || trained_on == report_.base_sha256) continue;
+      const std::string differs = adapter.folder().string() +
+                                  ": was trained on the base with hash " + trained_on +
+                                  ", this one has " + report_.base_sha256;
+      if (!options_.force && !options_.another_base) {
+        throw Error(differs + "; --another-base merges all the same");
+      }
+      session_.warn(differs);
+    }
+  }
+
+  // Whether nothing was written, because a threshold was passed.
+  bool write(const MergePlan& plan, const gguf::ImportPlan& imported) {
+    std::vector<files::FileId> inputs = {file_->id()};
+    for (const Adapter& adapter : adapters_) {
+      for (const files::FileId& id : adapter.checkpoint().ids()) inputs.push_back(id);
+    }
+    const gguf::FilePlan out = gguf::same_file(*file_);
+    gguf::FileWriter writer(options_.out, out, inputs);
+    {
+      const auto progress = session_.progress("merging", out.size_bytes - out.header.size());
+      report_.rows = gguf::write_merge(
+          plan, imported, *file_, rounding_, writer,
+          [this](std::size_t count, std::size_t grain, ParallelBody body) {
+            parallel(count, grain, body);
+          },
+          progress);
+    }
+    const bool failed = failures(report_, options_) > 0;
+    if (!failed) writer.finish();
+    return failed;
+  }
+
+  int dry_run(const MergePlan& plan) const {
+    std::size_t changed = 0;
+    for (const MergedWeight& weight : plan.weights) changed += weight.is_changed() ? 1 : 0;
+    const std::uint64_t bytes = file_->all_bytes().size();
+    if (options_.json) {
+      std::fputs(json::dump(dry_run_json(report_, changed, plan.weights.size(), bytes)).c_str(),
+                 stdout);
+    } else {
+      std::printf("%zu of %zu weights change; %s would be written to %s\n", changed,
+                  plan.weights.size(), bytes_text(bytes).c_str(), printable(options_.out).c_str());
+    }
+    return kOk;
+  }
+
+  void print(bool failed) const {
+    if (options_.json) {
+      std::fputs(json::dump(report_json(report_)).c_str(), stdout);
+    } else if (!session_.quiet) {
+      const std::size_t shown = options_.all ? report_.rows.size() : kShownRows;
+      std::fputs(report_text(report_, shown).c_str(), stdout);
+      if (!failed) std::fputs(wrote_text(report_).c_str(), stdout);
+    }
+    warn(report_, options_, rounding_ != gguf::BlockRounding::kAdapter, failed, session_);
+    if (!failed && !options_.json) say_next(session_, "llama-cli -m " + shell_word(report_.out));
+  }
+
+  MergeOptions options_;
+  const Session& session_;
+  ThreadPool pool_;
+  std::shared_ptr<const gguf::FileReader> file_;
+  std::vector<Adapter> adapters_;
+  std::vector<WeightedAdapter> weighted_;
+  gguf::BlockRounding rounding_ = gguf::BlockRounding::kByType;
+  MergeReport report_;
+};
+
+}  // namespace
+
+int merge_gguf(const MergeOptions& options, const Session& session) {
+  return MergeGguf(options, session).run();
+}
+
+}  // namespace monograph::cli

@@ -1,0 +1,168 @@
+#include "monograph/gguf_merge/block_grid.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "monograph/base/error.h"
+#include "monograph/gguf/blocks.h"
+#include "monograph/gguf/decode_blocks.h"
+
+namespace monograph::gguf {
+namespace {
+
+// Whole numbers and tables alike: what code c is, times the scale.
+constexpr float kE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12};
+constexpr std::uint8_t kZeroOfIq4 = 8;  // the level 1, which is the nearest to 0
+constexpr std::uint8_t kMinusZero = 8;  // of E2M1; never made
+
+class Reader {
+ public:
+  Reader(BlockGrid& grid, std::size_t elements) : grid_(grid) {
+    grid.scale.reserve(elements);
+    grid.minimum.reserve(elements);
+  }
+  void add(std::size_t elements, float scale, float minimum = 0) {
+    grid_.scale.insert(grid_.scale.end(), elements, scale);
+    grid_.minimum.insert(grid_.minimum.end(), elements, minimum);
+  }
+
+ private:
+  BlockGrid& grid_;
+};
+
+// Part 0 to 7 of twelve bytes, as decode_superblocks.cpp has them.
+void with_minimum(const std::uint8_t* block, Reader& out) {
+  const float d = float_at<Fp16>(block), dmin = float_at<Fp16>(block + 2);
+  const std::uint8_t* packed = block + 4;
+  for (std::size_t part = 0; part < 8; ++part) {
+    unsigned scale = packed[part] & 63u, minimum = packed[part + 4] & 63u;
+    if (part >= 4) {
+      scale = (packed[part + 4] & 15u) | static_cast<unsigned>(packed[part - 4] >> 6) << 4;
+      minimum = static_cast<unsigned>(packed[part + 4] >> 4) |
+                static_cast<unsigned>(packed[part] >> 6) << 4;
+    }
+    out.add(32, d * static_cast<float>(scale), dmin * static_cast<float>(minimum));
+  }
+}
+
+void q6_k(const std::uint8_t* block, Reader& out) {
+  const float d = float_at<Fp16>(block + 208);
+  for (std::size_t part = 0; part < 16; ++part) {
+    out.add(16, d * static_cast<float>(static_cast<std::int8_t>(block[192 + part])));
+  }
+}
+
+void iq4_xs(const std::uint8_t* block, Reader& out) {
+  const float d = float_at<Fp16>(block);
+  const unsigned pairs = block[2] | static_cast<unsigned>(block[3]) << 8;
+  for (std::size_t part = 0; part < 8; ++part) {
+    const unsigned four = block[4 + part / 2] >> (part % 2 * 4) & 15u;
+    const unsigned six = four | (pairs >> (2 * part) & 3u) << 4;
+    out.add(32, d * static_cast<float>(static_cast<int>(six) - 32));
+  }
+}
+
+void read_scales(TensorType type, const std::uint8_t* block, Reader& out) {
+  switch (type) {
+    case TensorType::kQ4Min:
+    case TensorType::kQ5Min:
+      return out.add(kBlock, float_at<Fp16>(block), -float_at<Fp16>(block + 2));
+    case TensorType::kQ4K:
+    case TensorType::kQ5K:
+      return with_minimum(block, out);
+    case TensorType::kQ6K:
+      return q6_k(block, out);
+    case TensorType::kIQ4Xs:
+      return iq4_xs(block, out);
+    case TensorType::kMxfp4:
+      return out.add(kBlock, half_of_e8m0(block[0]));
+    default:
+      return out.add(kBlock, float_at<Fp16>(block));
+  }
+}
+
+void set_levels(TensorType type, BlockGrid& grid) {
+  grid.codes = 16;
+  switch (type) {
+    case TensorType::kQ4:
+      grid.lowest = -8;
+      return;
+    case TensorType::kQ5:
+      grid.lowest = -16;
+      grid.codes = 32;
+      return;
+    case TensorType::kQ5Min:
+    case TensorType::kQ5K:
+      grid.codes = 32;
+      return;
+    case TensorType::kQ6K:
+      grid.lowest = -32;
+      grid.codes = 64;
+      return;
+    case TensorType::kQ8:
+      grid.lowest = -127;  // as ggml's encoder: -128 is read, not written
+      grid.codes = 255;
+      return;
+    case TensorType::kIQ4:
+    case TensorType::kIQ4Xs:
+      grid.levels = kIq4Values;
+      return;
+    case TensorType::kMxfp4:
+      grid.levels = kE2m1;
+      return;
+    case TensorType::kQ4Min:
+    case TensorType::kQ4K:
+      return;
+    default:
+      MONOGRAPH_ASSERT(false);  // plain floats have no codes
+  }
+}
+
+}  // namespace
+
+float BlockGrid::value(std::size_t i, std::uint8_t code) const {
+  const float level = levels != nullptr ? levels[code] : static_cast<float>(lowest + code);
+  return scale[i] * level - minimum[i];
+}
+
+std::uint8_t BlockGrid::nearest(std::size_t i, double x) const {
+  const double step = scale[i];
+  if (step == 0) {
+    return levels == kIq4Values ? kZeroOfIq4
+                                : static_cast<std::uint8_t>(levels != nullptr ? 0 : -lowest);
+  }
+  const double number = (x + static_cast<double>(minimum[i])) / step;
+  if (levels == nullptr) {
+    const double low = lowest, high = lowest + static_cast<int>(codes) - 1;
+    return static_cast<std::uint8_t>(std::ceil(std::clamp(number, low, high) - 0.5) - low);
+  }
+  std::uint8_t found = 0;
+  for (std::uint8_t code = 1; code < codes; ++code) {
+    if (levels == kE2m1 && code == kMinusZero) continue;
+    if (std::fabs(number - static_cast<double>(levels[code])) <
+        std::fabs(number - static_cast<double>(levels[found]))) {
+      found = code;
+    }
+  }
+  return found;
+}
+
+bool BlockGrid::reaches(std::size_t i, double x) const {
+  const double step = scale[i];
+  if (step == 0) return x + static_cast<double>(minimum[i]) == 0;
+  const double number = (x + static_cast<double>(minimum[i])) / step;
+  if (levels == kE2m1) return std::fabs(number) <= 14;  // the last step is 4 wide
+  if (levels == kIq4Values) return number >= -138.5 && number <= 125;
+  return number >= lowest - 0.5 && number <= lowest + static_cast<int>(codes) - 0.5;
+}
+
+BlockGrid block_grid(TensorType type, const std::uint8_t* blocks, std::size_t count) {
+  const TensorTypeInfo& info = info_of(type);
+  BlockGrid grid;
+  set_levels(type, grid);
+  Reader reader(grid, count * info.block_elements);
+  for (std::size_t i = 0; i < count; ++i) read_scales(type, blocks + i * info.block_bytes, reader);
+  return grid;
+}
+
+}  // namespace monograph::gguf
