@@ -230,9 +230,9 @@ PackedGrids bind_grids(const FormatInfo& info, std::size_t block,
                        std::span<const std::size_t> shape, std::size_t grid_rows, ByteSpan values,
                        std::span<const ByteSpan> scales) {
   check_block(info, block);
-  if (info.shape == BlockShape::kGroup || info.shape == BlockShape::kInterleaved)
-    throw Error("the weight has grids of " + text(grid_rows) + " rows, format " + info.name +
-                " wants one matrix");
+  if (info.shape == BlockShape::kInterleaved && !scales.empty())
+    throw Error("the weight has a row map and grids of " + text(grid_rows) + " rows, format " +
+                info.name + " wants one matrix, or rows in order");
   const MatrixShape matrix = matrix_shape(info, block, shape);
   const std::size_t rows = matrix.matrices * matrix.rows;
   if (grid_rows == 0 || rows == 0 || rows % grid_rows != 0)
@@ -252,7 +252,10 @@ PackedGrids bind_grids(const FormatInfo& info, std::size_t block,
   const ByteSpan first_values = share("values", values);
   std::vector<ByteSpan> first(scales.begin(), scales.end());
   if (!first.empty()) first[0] = share("scales[0]", scales[0]);
-  if (first.size() == 2) {
+  if (first.size() == 2 && info.shape == BlockShape::kGroup) {
+    first[1] = share("scales[1]", scales[1]);
+    grids.zero_bytes = first[1].size;
+  } else if (first.size() == 2) {
     grids.tensor_each = own(scales[1]);
     if (grids.tensor_each) first[1].size = 4;
   }

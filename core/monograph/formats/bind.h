@@ -37,8 +37,10 @@ PackedView bind_packed(const FormatInfo& info, std::size_t block,
                        std::span<const std::size_t> shape, ByteSpan values,
                        std::span<const ByteSpan> scales, std::size_t origin = 0);
 
-// The same for matrices of `grid_rows` rows that were quantised one by one: `values`, blocks and
-// groups of all of them, one behind the other, and one offset or tensor scale each, or one for all.
+// The same for matrices of `grid_rows` rows that were quantised one by one: `values`, blocks,
+// groups and zero points of all of them, one behind the other, and one offset or tensor scale each,
+// or one for all. A stack of matrices of groups of a row, or of blocks with their scales, is bound
+// like this.
 PackedGrids bind_grids(const FormatInfo& info, std::size_t block,
                        std::span<const std::size_t> shape, std::size_t grid_rows, ByteSpan values,
                        std::span<const ByteSpan> scales);

@@ -54,6 +54,7 @@ PackedView PackedGrids::grid(std::size_t i) const {
   view.values += i * value_bytes;
   view.scales.blocks += i * block_bytes;
   if (view.scales.groups != nullptr) view.scales.groups += i * group_bytes;
+  if (view.scales.zeros != nullptr) view.scales.zeros += i * zero_bytes;
   if (view.scales.offset_on_device != nullptr && offsets != nullptr)
     view.scales.offset_on_device = offsets + 4 * i;
   else if (offsets != nullptr)

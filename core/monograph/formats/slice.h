@@ -15,13 +15,14 @@ PackedView slice_rows(const PackedView& weight, std::size_t first, std::size_t c
 
 // `count` matrices of the same shape that were quantised one by one and then laid one behind the
 // other, as the experts of a folder that stores each on its own, or gate and up within them. Bytes,
-// blocks, groups of 256 and square blocks start anew with each, and each has an offset and a tensor
-// scale of its own. The map is shared. A weight of one grid is `count` = 1.
+// blocks, groups of 256, words of zero points and square blocks start anew with each, and each has
+// an offset and a tensor scale of its own. The map is shared. A weight of one grid is `count` = 1.
 struct PackedGrids {
   PackedView first;
   std::size_t count = 1;
-  std::size_t value_bytes = 0, block_bytes = 0, group_bytes = 0;  // from one grid to the next
-  const std::uint8_t* offsets = nullptr;                          // fp32, one a grid, or none
+  // From one grid to the next.
+  std::size_t value_bytes = 0, block_bytes = 0, group_bytes = 0, zero_bytes = 0;
+  const std::uint8_t* offsets = nullptr;  // fp32, one a grid, or none
   bool tensor_each = false;
 
   std::size_t rows() const { return count * first.rows; }

@@ -133,6 +133,13 @@ def _check_origin(op: str, fmt: Format, layout: Layout) -> None:
         require(whole, op, f"{found}, format {fmt.name} wants whole rows of one matrix")
 
 
+def shared_scales(layout: Layout, scales: Tensors) -> dict[int, int]:
+    """Which of the scales may be one number for all grids, and its bytes."""
+    if len(scales) == 2 and format_numbered(layout.format).shape is not BlockShape.GROUP:
+        return {1: 4}
+    return {3: 4} if len(scales) == 4 else {}
+
+
 def grids_of(
     op: str, values: torch.Tensor, scales: Tensors, layout: Layout
 ) -> list[tuple[torch.Tensor, Tensors, Layout]]:
@@ -146,7 +153,7 @@ def grids_of(
     require(rows > 0 and rows % layout.grid_rows == 0, op, f"{found}, wanted a part of the weight's {rows}")
     count = rows // layout.grid_rows
     # All but the map are one behind the other; the offset or a tensor scale may be one for all.
-    single = {1: 4} if len(scales) == 2 else {3: 4} if len(scales) == 4 else {}
+    single = shared_scales(layout, scales)
     parts = [values.reshape(-1), *(s.reshape(-1) for s in scales)]
     for i, part in enumerate(parts):
         if i - 1 == 2 or part.numel() == single.get(i - 1):
@@ -208,9 +215,9 @@ def check_packed(op: str, values: torch.Tensor, scales: Tensors, layout: Layout)
             fmt = format_numbered(layout.format)
         except ValueError as error:
             raise ValueError(f"{op}: {error}") from None
-        found = f"the weight has grids of {layout.grid_rows} rows"
-        whole = fmt.shape in (BlockShape.GROUP, BlockShape.INTERLEAVED)
-        require(not whole, op, f"{found}, format {fmt.name} wants one matrix")
+        found = f"the weight has a row map and grids of {layout.grid_rows} rows"
+        mapped = fmt.shape is BlockShape.INTERLEAVED and len(scales) > 0
+        require(not mapped, op, f"{found}, format {fmt.name} wants one matrix, or rows in order")
         for part in grids_of(op, values, scales, layout):
             check_packed(op, *part)
         return

@@ -28,7 +28,7 @@ def _scales(fmt: Format, stored: torch.Tensor, rows: int, groups: int) -> torch.
     return numbers.expand(rows * groups).reshape(rows, groups)
 
 
-def _zeros(fmt: Format, stored: torch.Tensor, rows: int, groups: int) -> torch.Tensor:
+def zero_points(fmt: Format, stored: torch.Tensor, rows: int, groups: int) -> torch.Tensor:
     """int32 [rows, groups], in the codes' own numbers."""
     if fmt.zero_points is ZeroPoints.BYTES:
         return stored.reshape(rows, groups).view(torch.int8).int()
@@ -67,7 +67,7 @@ def decode_groups(
         return torch.empty(0, dtype=dtype, device=values.device)
     scale = _scales(fmt, scales[0], rows, groups)
     middle = 0 if fmt.zero_points is not ZeroPoints.PACKED else 1 << (fmt.bits - 1)
-    zero = _zeros(fmt, scales[1], rows, groups).float() if len(scales) == 2 else None
+    zero = zero_points(fmt, scales[1], rows, groups).float() if len(scales) == 2 else None
     packed = values.reshape(rows, fmt.row_bytes(cols))
 
     def decode(first: int, last: int) -> torch.Tensor:

@@ -16,6 +16,8 @@ import torch
 
 from monograph.ops.argument_checks import grids_of
 from monograph.ops.dequantize import PANEL, decode_in_panels, portable_scales
+from monograph.ops.dequantize_blocks import decode_blocks
+from monograph.ops.dequantize_groups import decode_groups
 from monograph.ops.experts_activation import activate, activate_backward
 from monograph.ops.experts_arguments import Activation, ExpertsArguments, check_experts, check_gradient
 from monograph.ops.formats import BlockShape, format_numbered, value_table
@@ -70,6 +72,10 @@ class Projection:
 
     def _read_scales(self, scales: Tensors) -> None:
         layout, fmt = self.layout, format_numbered(self.layout.format)
+        self.by_rows = fmt.shape in (BlockShape.GROUP, BlockShape.INTERLEAVED)
+        if self.by_rows:  # every matrix has its own bytes
+            self.through, self.scales = False, list(scales)
+            return
         grids = grids_of("experts", self.values, scales, layout)
         per_block = [portable_scales(fmt, own, part.stored_shape(fmt), part.block) for _, own, part in grids]
         # Blocks that run through all experts have one row of scales, others one for each matrix.
@@ -91,6 +97,8 @@ class Projection:
         """In the dtype of x, flat."""
         fmt, block = format_numbered(self.layout.format), self.layout.block
         elements = self.rows * self.cols
+        if self.by_rows:
+            return self._decoded_rows(expert)
         if self.through and (elements % block or self.layout.origin):
             return self._decoded_across(expert)
         matrices = 1 if self.through else self.codes.shape[0] // self.experts  # of one expert
@@ -101,6 +109,22 @@ class Projection:
         shape = (self.rows // matrices, self.cols)
         parts = [decode_in_panels(fmt, block, codes[i], scales[i], shape, self.kind) for i in range(matrices)]
         return parts[0] if matrices == 1 else torch.cat(parts)
+
+    def _decoded_rows(self, expert: torch.Tensor) -> torch.Tensor:
+        """Of a format whose rows are decoded one by one: groups of a row, blocks with their scales."""
+        fmt, block = format_numbered(self.layout.format), self.layout.block
+        decode = decode_groups if fmt.shape is BlockShape.GROUP else decode_blocks
+        rows = self.layout.grid_rows or self.rows
+        each = self.rows // rows
+        own = expert * each + torch.arange(each, device=expert.device)
+        values, *scales = (
+            t.reshape(self.experts * each, -1).index_select(0, own) for t in (self.values, *self.scales)
+        )
+        parts = [
+            decode(fmt, block, values[i], [s[i] for s in scales], (rows, self.cols), self.kind, PANEL)
+            for i in range(each)
+        ]
+        return parts[0] if each == 1 else torch.cat(parts)
 
     def _decoded_across(self, expert: torch.Tensor) -> torch.Tensor:
         """Where a block lies on two experts, or the stack is a part of one: codes and scales by the index of

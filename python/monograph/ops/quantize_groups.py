@@ -24,8 +24,12 @@ def _stored_zeros(fmt: Format, zero: torch.Tensor) -> torch.Tensor:
     """The bytes of signed zero points [rows, groups]."""
     if fmt.zero_points is ZeroPoints.BYTES:
         return zero.to(torch.int8).reshape(-1).view(torch.uint8)
-    fields = (zero + (1 << (fmt.bits - 1))).to(torch.int32)
-    rows, groups = zero.shape
+    return stored_zero_points(fmt, (zero + (1 << (fmt.bits - 1))).to(torch.int32))
+
+
+def stored_zero_points(fmt: Format, fields: torch.Tensor) -> torch.Tensor:
+    """The words of zero points [rows, groups] that are packed along the rows, in the codes' own numbers."""
+    rows, groups = fields.shape
     words = _packed(fields.t(), fmt.bits).reshape(groups, -(-rows * fmt.bits // 32), 4)
     return words.transpose(0, 1).reshape(-1)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from monograph.ops.argument_checks import shared_scales
 from monograph.ops.formats import BlockShape, format_numbered
 from monograph.ops.layout import PLAIN, Layout
 from monograph.ops.slice_rows import Part, slice_rows
@@ -40,7 +41,7 @@ def slice_experts(
         raise ValueError(f"slice_experts: the {fmt.name} stack has a row map, wanted rows in order")
     # Each expert has its own bytes, grid by grid; a map, and a number that serves all, stay whole.
     grids = experts * rows // layout.grid_rows if layout.grid_rows else experts
-    shared = {1: 4} if len(scales) == 2 else {3: 4} if len(scales) == 4 else {}
+    shared = shared_scales(layout, scales)
 
     def own(number: int, tensor: torch.Tensor) -> torch.Tensor:
         if number == _MAP or (tensor.numel() == shared.get(number) and grids > 1):

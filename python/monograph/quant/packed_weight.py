@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import torch
 
 from monograph.ops.dequantize import dequantize as dequantize_op
-from monograph.ops.formats import NF4, BlockShape, Format, format_named
+from monograph.ops.dequantize_groups import zero_points
+from monograph.ops.formats import NF4, BlockShape, Format, ZeroPoints, format_named
 from monograph.ops.layout import make_layout, read_layout
 from monograph.ops.linear import linear as linear_op
 from monograph.ops.linear_shared import linear_shared as linear_shared_op
 from monograph.ops.quantize import quantize as quantize_op
+from monograph.ops.quantize_groups import stored_zero_points
 from monograph.ops.slice_experts import slice_experts
 from monograph.ops.slice_rows import slice_rows
 from monograph.ops.whole_tensors import require_whole
@@ -189,18 +192,27 @@ def quantize(
             raise ValueError(f"quantize: weight has no dimension, format {format} wants rows")
         block = max(weight.shape[-1], 1)
     fmt.check_block(block)
-    values, *scales = quantize_op(
-        weight,
-        fmt.number,
-        block,
-        double_quant,
-        nonfinite == "saturate",
-        fmt.rule_number(rule),
-        fmt.scale_bytes(scale_type),
-    )
+    saturate, number, size = nonfinite == "saturate", fmt.rule_number(rule), fmt.scale_bytes(scale_type)
+    numbers = (fmt.number, block, double_quant, saturate, number, size)
     shape = tuple(weight.shape)
+    if fmt.shape is BlockShape.GROUP and prod(shape[:-2]) != 1 and prod(shape) > 0:
+        return _quantize_stack(fmt, weight, numbers)
+    values, *scales = quantize_op(weight, *numbers)
     values, packed_scales = canonical(shape, block, values, scales, fmt)
     return PackedWeight(fmt, shape, block, values, packed_scales, weight.dtype)
+
+
+def _quantize_stack(fmt: Format, weight: torch.Tensor, numbers: tuple[Any, ...]) -> PackedWeight:
+    """A grid for each matrix. Words of zero points alone hold several rows, and begin anew with each."""
+    *lead, rows, cols = weight.shape
+    values, *scales = quantize_op(weight.reshape(-1, cols), *numbers)
+    if len(scales) == 2 and fmt.zero_points is ZeroPoints.PACKED:
+        groups = cols // numbers[1]
+        zeros = zero_points(fmt, scales[1], prod(lead) * rows, groups).reshape(-1, rows, groups)
+        scales[1] = torch.cat([stored_zero_points(fmt, own) for own in zeros])
+    shape, block = tuple(weight.shape), numbers[1]
+    values, packed = canonical(shape, block, values, scales, fmt)
+    return PackedWeight(fmt, shape, block, values, packed, weight.dtype, grid_rows=rows)
 
 
 def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:

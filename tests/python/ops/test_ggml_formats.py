@@ -1,5 +1,7 @@
 """ggml's blocks: operators against the gguf package, row maps, graphs, gradients, refusals."""
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
@@ -95,12 +97,17 @@ def test_a_head_has_the_loss_and_gradients_of_the_decoded_one(name):
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_experts_are_refused_by_name():
+def test_a_stack_is_grids_of_rows_in_order():
     """A stack [experts, rows, cols], by the check that all operators share."""
     blocks = torch.from_numpy(random_blocks("q4_k", 3 * 8, 256, 12))
     stack = PackedWeight(GGML_FORMATS["q4_k"], (3, 8, 256), 256, blocks, (), torch.bfloat16)
     with pytest.raises(RuntimeError, match="the weight has 3 matrices, format q4_k wants one"):
         stack.dequantize()
+    flat = replace(stack, shape=(24, 256)).dequantize()
+    assert torch.equal(replace(stack, grid_rows=8).dequantize().reshape(24, 256), flat)
+    mapped = replace(stack, grid_rows=8, scales=(torch.zeros(24, dtype=torch.int32).view(torch.uint8),))
+    with pytest.raises(RuntimeError, match="a row map and grids of 8 rows, format q4_k wants one matrix"):
+        mapped.dequantize()
 
 
 @pytest.mark.parametrize("mapped", [False, True])

@@ -406,7 +406,10 @@ def _stacks(r: Random, experts: int, rows: int, hidden: int, inner: int) -> tupl
         shapes = [(e, b, a) if transposed else (e, a, b) for e, a, b in shapes]
         first, second = ([floats(r, *s, dtype=dtype) * 0.1, [], [0, 0, *s]] for s in shapes)
         return first, second, transposed
-    packed = [mg.quantize(floats(r, *s) * 0.1, name) for s in shapes]
+    name = r.choice((name, "int4", "int8", "fp8"))  # these have a grid an expert
+    rule = "minmax" if name in ("int4", "int8") and r.random() < 0.5 else "default"
+    block = 32 if name == "int4" else None
+    packed = [mg.quantize(floats(r, *s) * 0.1, name, block_size=block, rule=rule) for s in shapes]
     first, second = ([w.values, list(w.scales), list(w.layout)] for w in packed)
     return first, second, False
 

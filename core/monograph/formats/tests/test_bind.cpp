@@ -232,17 +232,34 @@ TEST(Bind, GroupsOfARowAreRefusedByName) {
             std::string::npos);
 }
 
-// Grids are matrices that were quantised one by one: the experts of a layer.
-TEST(Bind, GroupsOfARowHaveNoGrids) {
-  const std::vector<std::uint8_t> bytes(1024);
-  const std::size_t shape[] = {4, 64};
-  const ByteSpan scales[] = {{bytes.data(), 8}};
-  try {
-    bind_grids(*find_format("int4-bf16"), 64, shape, 2, {bytes.data(), 128}, scales);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "the weight has grids of 2 rows, format int4-bf16 wants one matrix");
-  }
+// Grids are matrices that were quantised one by one: the experts of a layer. Nine rows have two
+// words of zero points, whose last fields are no row's.
+TEST(Bind, GroupsOfARowInGrids) {
+  const std::vector<std::uint8_t> bytes(4096);
+  const auto spans = [&](std::vector<std::size_t> sizes) {
+    std::vector<ByteSpan> found;
+    for (const std::size_t size : sizes) found.push_back({bytes.data(), size});
+    return found;
+  };
+  const std::size_t shape[] = {3, 9, 64};
+  const PackedGrids grids = bind_grids(*find_format("int4-bf16"), 32, shape, 9,
+                                       {bytes.data(), 27 * 32}, spans({27 * 4, 3 * 16}));
+  EXPECT_EQ(grids.count, 3u);
+  const PackedView last = grids.grid(2);
+  EXPECT_EQ(last.rows, 9u);
+  EXPECT_EQ(last.row_bytes, 32u);
+  EXPECT_EQ(last.values, bytes.data() + 18 * 32);
+  EXPECT_EQ(last.scales.blocks, bytes.data() + 18 * 4);
+  EXPECT_EQ(last.scales.zeros, bytes.data() + 2 * 16);
+  const PackedGrids one =
+      bind_grids(*find_format("fp8-row-fp32"), 64, shape, 9, {bytes.data(), 27 * 64}, spans({12}));
+  EXPECT_TRUE(one.grid(1).scales.one);
+  EXPECT_EQ(one.grid(1).scales.blocks, bytes.data() + 4);
+  EXPECT_EQ(one.grid(1).scales.zeros, nullptr);
+  EXPECT_EQ(grids_refusal(9, "int4-bf16", 32, {3, 9, 64}, 27 * 32, {27 * 4, 3 * 8}),
+            "one of 3 grids: scales[1] (zero points) has 8 bytes, wanted 16");
+  EXPECT_EQ(grids_refusal(9, "int4-bf16", 32, {3, 9, 64}, 27 * 32, {27 * 4, 4}),
+            "scales[1] has 4 bytes, wanted as many for each of the 3 grids");
 }
 
 std::string map_refusal(const std::vector<std::int32_t>& map, std::size_t values) {
@@ -278,8 +295,11 @@ TEST(Bind, ScalesBesideTheValuesAreRefusedByName) {
             "scales has 2 tensors, format q4_0 wants none, or 1 (row map)");
   EXPECT_EQ(refusal("q4_0", 32, {3, 2, 64}, 216, {}),
             "the weight has 3 matrices, format q4_0 wants one");
-  EXPECT_EQ(grids_refusal(2, "q4_0", 32, {4, 64}, 144, {}),
-            "the weight has grids of 2 rows, format q4_0 wants one matrix");
+  EXPECT_EQ(grids_refusal(2, "q4_0", 32, {4, 64}, 144, {}), "");
+  EXPECT_EQ(
+      grids_refusal(2, "q4_0", 32, {4, 64}, 144, {16}),
+      "the weight has a row map and grids of 2 rows, format q4_0 wants one matrix, or rows in "
+      "order");
   EXPECT_EQ(map_refusal({0, 1, 3}, 3 * 36), "scales[0] (row map) has the row 3, values has 3 rows");
   EXPECT_EQ(map_refusal({0, -1, 2}, 3 * 36),
             "scales[0] (row map) has the row -1, values has 3 rows");
