@@ -11,7 +11,6 @@ from monograph.nn import QuantLinear
 from support import producer_folders
 from support.native_tool import run
 from support.producer_folders import tensors
-from support.tiny_moe import save_tiny
 
 SKIPPED = ["lm_head", "layers.0.mlp.down_proj"]
 # Arguments of MonographConfig, and the tool's options.
@@ -118,12 +117,6 @@ def test_refusals(source):
     assert "int4 has none" in refused("int4", double_quant=True)
     with pytest.raises(RuntimeError):  # transformers' own; its report has ours
         mg.from_pretrained(source, mg.MonographConfig("int4", block_size=100))
-
-
-def test_experts_are_refused_by_name(tmp_path):
-    save_tiny(tmp_path, "qwen3_moe")
-    with pytest.raises(ValueError, match="int4 wants one matrix a weight; name the experts in skip_modules"):
-        mg.from_pretrained(tmp_path, mg.MonographConfig("int4", block_size=0))
 
 
 def test_packed_tensors_without_a_config_are_named(source, tmp_path):

@@ -53,9 +53,11 @@ def stack_tensors(method: QuantMethod, path: str, layer: PackedExperts) -> dict[
     for name in layer.stacks:
         packed = layer.packed(name)
         if packed.grid_rows:
+            groups = packed.format.shape is BlockShape.GROUP
+            how = "--to int4|int8|fp8 --experts separate" if groups else "--experts stack"
             raise NotImplementedError(
                 f"{path}.{name}: experts that were packed one by one keep their own scales and cannot be "
-                "saved as a stack; save the adapter, or quantise with `monograph quantize --experts stack`"
+                f"saved as a stack; save the adapter, or quantise with `monograph quantize {how}`"
             )
         for part, tensor in method.unpack(packed).items():
             found[f"{path}.{name}{part.removeprefix('weight')}"] = tensor
@@ -95,11 +97,9 @@ def stack(matrices: list[list[PackedWeight]]) -> PackedWeight:
     first = flat[0]
     if any(matrix.columns is not None for matrix in flat):
         raise ValueError(f"experts are {first!r}, wanted columns in order: act-order is for linear layers")
-    if first.format.shape is BlockShape.GROUP:
-        wanted = "wanted nf4, fp4, mxfp4, mxfp8, nvfp4 or fp8-block: experts of this format are not read yet"
-        raise ValueError(f"experts are {first!r}, {wanted}")
+    sizes = [s.numel() for s in first.scales]
     for matrix in flat:
-        if (matrix.layout, len(matrix.scales)) != (first.layout, len(first.scales)):
+        if (matrix.layout, [s.numel() for s in matrix.scales]) != (first.layout, sizes):
             raise ValueError(f"experts are {first!r} and {matrix!r}, wanted all alike")
     scales = []
     for i in range(len(first.scales)):
@@ -117,10 +117,11 @@ def stack(matrices: list[list[PackedWeight]]) -> PackedWeight:
 
 
 def stacked(
-    method: QuantMethod, collected: Mapping[str, Any], dtype: torch.dtype
+    method: QuantMethod, config: Mapping[str, Any], collected: Mapping[str, Any], dtype: torch.dtype
 ) -> PackedWeight | torch.Tensor:
     """A stack from tensors of single experts: {"…experts.*.gate_proj.weight_scale": [one for each expert]}.
-    Sources stand in the order in which an expert holds them. Dense ones give a dense stack."""
+    Sources stand in the order in which an expert holds them. Dense ones give a dense stack. `config` is the
+    folder's quantization_config."""
     matrices: dict[str, dict[str, list[torch.Tensor]]] = {}
     parts = sorted(method.parts, key=len, reverse=True)
     for source, tensors in collected.items():
@@ -134,6 +135,8 @@ def stacked(
     experts = []
     for expert in range(counts.pop()):
         own = [{part: each[expert] for part, each in parts.items()} for parts in matrices.values()]
+        for tensors in own:
+            method.check_parts(config, tensors)
         experts.append([(tensors, method.pack(tensors, dtype)) for tensors in own])
     packed = [[weight for _, weight in expert if weight is not None] for expert in experts]
     if not any(packed):

@@ -39,7 +39,7 @@ from monograph.nn.dense_source import remember_dense
 from monograph.nn.packed_embedding import PackedEmbedding
 from monograph.nn.packed_experts import PackedExperts
 from monograph.nn.quant_linear import QuantLinear, dense_linear
-from monograph.ops.formats import GGML_FORMATS, GROUP_CODES
+from monograph.ops.formats import GGML_FORMATS
 from monograph.packing.stateful_layers import guard_packed
 from monograph.quant.packed_weight import PackedWeight, quantize
 from monograph.upstream.transformers_names import (
@@ -165,8 +165,8 @@ class StackExperts(Deserialize):
         assert full_layer_name is not None
         path, name = full_layer_name.rpartition(".")[::2]
         layer = model.get_submodule(path)
-        method = self.hf_quantizer.quantization_config.method
-        made = stacked(method, input_dict, getattr(layer, name).dtype)
+        config = self.hf_quantizer.quantization_config
+        made = stacked(config.method, config.stored or {}, input_dict, getattr(layer, name).dtype)
         if isinstance(made, torch.Tensor):
             return {full_layer_name: made.to(dtype=self.dense_dtype)}
         put_experts(layer, name, made)
@@ -265,8 +265,6 @@ class MonographQuantizer(HfQuantizer):
                 continue
             try:
                 experts_kind(weight.module)
-                if self.quantization_config.format in GROUP_CODES:
-                    raise ValueError(f"{self.quantization_config.format} wants one matrix a weight")
             except ValueError as error:
                 raise ValueError(
                     f"{type(model).__name__}: {weight.full_name}, a weight of experts, cannot be packed: "
