@@ -5,10 +5,10 @@
 tsan() {
   cmake --preset tsan >/dev/null
   cmake --build --preset tsan --target test_cpu test_dequantize test_quantize test_linear \
-    test_linear_cross_entropy test_varlen_attention test_convert test_merge test_gpu
+    test_linear_cross_entropy test_varlen_attention test_convert test_merge test_train test_gpu
   # TSan needs a fixed address layout on recent kernels.
   setarch "$(uname -m)" -R ctest --preset tsan \
-    -j 2 -R '^((cpu|linear|varlen_attention)\.amx|(dequantize|quantize|linear_cross_entropy|merge)\.avx512|convert)$'
+    -j 2 -R '^((cpu|linear|varlen_attention)\.amx|(dequantize|quantize|linear_cross_entropy|merge)\.avx512|convert|train)$'
   # A switch between fibers is dear here: one type, and tests with barriers and copies.
   setarch "$(uname -m)" -R build/tsan/core/monograph/gpu/test_gpu \
     --gtest_filter='GpuFaults*:GpuPrims.Groups*:GpuMma*Small*:GpuLinear/1.Slices*:GpuLoss/1.Gradients*:GpuDequantize/1.Odd*'
