@@ -17,6 +17,7 @@ import sys
 BENCHES = (
     "quantize",
     "quantize_file",
+    "export_gguf",
     "dequantize",
     "linear",
     "attention",

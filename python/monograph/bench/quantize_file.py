@@ -86,7 +86,7 @@ def write_model(folder: pathlib.Path, shapes: Shapes, shards: int) -> None:
     (folder / "config.json").write_text('{"model_type": "llama", "dtype": "bfloat16"}\n')
 
 
-def _tool() -> str:
+def tool_path() -> str:
     for path in (os.environ.get("MONOGRAPH_TOOL"), shutil.which("monograph"), "build/release/cli/monograph"):
         if path and os.path.exists(path):
             return path
@@ -120,7 +120,7 @@ def copy_ms(source: pathlib.Path, target: pathlib.Path) -> float:
 
 def tool_ms(*arguments: object) -> tuple[float, int]:
     """Milliseconds of `monograph ARGUMENTS`, and the peak of RssAnon in bytes, looked at every 5 ms."""
-    command = [_tool(), *map(str, arguments), "--quiet"]
+    command = [tool_path(), *map(str, arguments), "--quiet"]
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     peak = 0
