@@ -1,13 +1,13 @@
 // monograph finetune: trains LoRA on a packed base without Python.
-#include <sys/resource.h>
-
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <utility>
 
 #include "command.h"
 #include "convert_folder.h"
@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 struct Options {
   std::string config, tokens, output_dir;
   std::optional<std::uint64_t> max_steps, threads;
-  bool json = false;
+  bool dry_run = false, json = false;
 };
 
 train::Recipe read(const Options& options) {
@@ -44,10 +44,12 @@ train::Recipe read(const Options& options) {
   return recipe;
 }
 
+// Not getrusage's: that begins with the peak of the process that started this one.
 double peak_memory_gib() {
-  rusage usage = {};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_maxrss) / (1 << 20);
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("VmHWM:")) return std::strtod(line.c_str() + 6, nullptr) / (1 << 20);
+  return 0;
 }
 
 double rounded(double value, int digits) {
@@ -139,6 +141,41 @@ void steps(train::Trainer& trainer, const train::Recipe& recipe, Session& sessio
   }
 }
 
+// --dry-run: recipe, base and tokens fit together, and what a step takes.
+int say_what_it_takes(train::Trainer& trainer, const Options& options, const Session& session) {
+  const train::StepShape shape = trainer.shape();
+  const train::StepMemory memory = trainer.memory(shape);
+  const std::array<std::pair<const char*, std::uint64_t>, 5> rows = {
+      {{"base", memory.base},
+       {"adapter", memory.adapter},
+       {"moments", memory.moments},
+       {"gradients", memory.gradients},
+       {"activations", memory.activations}}};
+  const auto count = [](std::uint64_t n) {
+    return json::Value::number(static_cast<std::int64_t>(n));
+  };
+  if (options.json) {
+    json::Value report = json::Value::object(), bytes = json::Value::object();
+    for (const auto& [name, size] : rows) bytes.set(name, count(size));
+    report.set("schema_version", count(1));
+    report.set("dry_run", json::Value::boolean(true));
+    report.set("steps", count(trainer.total()));
+    report.set("micro_batches", count(shape.micro_batches));
+    report.set("tokens", count(shape.tokens));
+    report.set("bytes", std::move(bytes));
+    report.set("total_bytes", count(memory.total()));
+    std::fputs(json::dump(report).c_str(), stdout);
+    return kOk;
+  }
+  for (const auto& [name, size] : rows)
+    std::printf("%-14s%10.3f GB\n", name, static_cast<double>(size) / 1e9);
+  std::printf("%-14s%10.3f GB\n", "together", static_cast<double>(memory.total()) / 1e9);
+  session.note(std::to_string(trainer.total()) + " steps of " +
+               std::to_string(shape.micro_batches) + " micro-batches, of " +
+               std::to_string(shape.tokens) + " tokens at most; nothing was trained");
+  return kOk;
+}
+
 int finetune(const Options& options, Session& session) {
   const train::Recipe recipe = read(options);
   for (const std::string& notice : recipe.notices) session.note(notice);
@@ -147,6 +184,7 @@ int finetune(const Options& options, Session& session) {
     pool.parallel_for(count, grain, body);
   };
   train::Trainer trainer(recipe, options.tokens, {each, pool.threads()});
+  if (options.dry_run) return say_what_it_takes(trainer, options, session);
   const OutputLock lock(recipe.output_dir);
   if (const auto from = trainer.resume()) session.note("resumed from " + from->string());
   session.note(std::to_string(trainer.parameters().values.size()) + " trainable parameters; " +
@@ -180,6 +218,8 @@ Run declare(CommandLine& line) {
   line.add_option("--threads", options->threads, "Threads; all processors by default")
       .between(std::uint64_t{1}, std::uint64_t{4096})
       .type_name("N");
+  line.add_flag("--dry-run", options->dry_run,
+                "Check recipe, base and tokens, print the bytes of a step; train nothing");
   line.add_flag("--json", options->json, "Print the report as JSON");
   return [options](Session& session) { return finetune(*options, session); };
 }
@@ -197,6 +237,7 @@ const Command kFinetune = {
     "metrics.jsonl, and checkpoints, from which either trainer goes on. Ctrl-C writes one more.",
     "monograph preprocess recipe.yml --tokens tokens.safetensors\n"
     "monograph finetune recipe.yml --tokens tokens.safetensors\n"
+    "monograph finetune recipe.yml --tokens tokens.safetensors --dry-run\n"
     "monograph finetune recipe.yml --tokens tokens.safetensors --max-steps 20 --output-dir out",
     declare,
 };

@@ -156,6 +156,14 @@ void BaseModel::refuse_unused() const {
                   " of this config.json");
 }
 
+std::uint64_t BaseModel::nbytes() const {
+  std::uint64_t bytes = 0;
+  for (const safetensors::LocatedTensor& tensor : checkpoint_.tensors())
+    bytes += tensor.bytes().size();
+  for (const std::vector<float>& copy : copies_) bytes += copy.size() * sizeof(float);
+  return bytes;
+}
+
 void BaseModel::embed(const std::vector<std::int64_t>& ids, void* out) const {
   const std::size_t row = config_.width * size_bytes(dtype_);
   auto* to = static_cast<std::byte*>(out);

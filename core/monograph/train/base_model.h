@@ -46,6 +46,9 @@ class BaseModel {
   const LinearWeight& head() const { return head_; }
   const safetensors::Checkpoint& checkpoint() const { return checkpoint_; }
 
+  // Of the tensors of its files, and of those that are copied because they have another type there.
+  std::uint64_t nbytes() const;
+
   // Rows of the embedding, in the type of the model. An id is below the vocabulary: checked here.
   void embed(const std::vector<std::int64_t>& ids, void* out) const;
 

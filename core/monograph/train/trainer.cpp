@@ -1,5 +1,6 @@
 #include "monograph/train/trainer.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "monograph/base/error.h"
@@ -101,6 +102,24 @@ std::vector<Batch> Trainer::batches_of(std::size_t step) {
                           : padded_batch(documents, rows, multiple, tokens_.pad_token()));
   }
   return batches;
+}
+
+StepShape Trainer::shape() {
+  StepShape shape;
+  shape.leaves = recipe_.leaves();
+  shape.recompute = recipe_.gradient_checkpointing;
+  shape.drops = recipe_.dropout > 0;
+  const std::size_t steps = epochs_.lengths.empty() ? 0 : epochs_.lengths.front();
+  for (std::size_t step = 0; step < steps; ++step) {
+    const std::vector<Batch> batches = batches_of(step);
+    shape.micro_batches = std::max(shape.micro_batches, batches.size());
+    for (const Batch& batch : batches)
+      if (batch.tokens() > shape.tokens) {
+        shape.tokens = batch.tokens();
+        shape.length = batch.length;
+      }
+  }
+  return shape;
 }
 
 StepReport Trainer::step() {

@@ -7,6 +7,7 @@
 #include "monograph/train/checkpoint.h"
 #include "monograph/train/recipe.h"
 #include "monograph/train/row_order.h"
+#include "monograph/train/step_memory.h"
 #include "monograph/train/token_file.h"
 #include "monograph/train/train_step.h"
 
@@ -31,6 +32,10 @@ class Trainer {
   std::size_t skipped() const { return progress_.skipped; }
   const BaseModel& base() const { return base_; }
   const LoraParameters& parameters() const { return parameters_; }
+
+  // What a step has: its micro-batches, of which the largest of the first epoch has so many tokens.
+  StepShape shape();
+  StepMemory memory(const StepShape& shape) const { return step_memory(base_, parameters_, shape); }
 
   // Throws Error if the first gradient is zero.
   StepReport step();
