@@ -163,7 +163,7 @@ def test_packed_experts_without_their_scales_are_refused(tmp_path):
     source = "experts.*.up_proj.weight"
     short = {source: [packed.values] * 2, f"{source}_scale_inv": [packed.scales[0]]}
     with pytest.raises(ValueError, match=r"experts have .*weight_scale_inv': 1.*wanted as many of each"):
-        stacked(Fp8Block(), short, torch.bfloat16)
+        stacked(Fp8Block(), {}, short, torch.bfloat16)
 
 
 def test_zero_points_that_the_config_speaks_of_are_there(source, tmp_path):
