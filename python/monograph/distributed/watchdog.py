@@ -55,7 +55,8 @@ def together(timeout: float, backend: str = "gloo") -> Iterator[World]:
         return
     heartbeats = None
     if world.name:
-        heartbeats = Heartbeats(world.rank, world.size, partial(world.keys, _STORE_SECONDS), timeout)
+        keys = replace(world, group=None).keys  # heartbeats do not keep the group
+        heartbeats = Heartbeats(world.rank, world.size, partial(keys, _STORE_SECONDS), timeout)
         world = replace(world, heartbeats=heartbeats)
     try:
         barrier(world, "start")

@@ -152,6 +152,11 @@ def join(timeout: float = 1800.0, backend: str = "gloo") -> World:
 
 
 def leave(world: World) -> None:
-    """Ends the group at the end of a run; a process that goes without it leaves warnings."""
+    """Ends the group at the end of a run; a process that goes without it leaves warnings.
+
+    The World has no group then: gloo's threads end with the last reference, and one that frees a tensor while
+    the interpreter goes down ends the process by signal 6.
+    """
     if world.size > 1 and dist.is_initialized():
         dist.destroy_process_group()
+        object.__setattr__(world, "group", None)  # frozen for everybody else

@@ -1,9 +1,15 @@
 """World: the place of a process among those that a launcher started."""
 
-import pytest
+import os
+import pathlib
 
-from monograph.distributed import alone, join
-from support.run_ranks import run_ranks
+import pytest
+import torch
+import torch.distributed as dist
+
+from monograph.distributed import alone, join, leave
+from monograph.distributed.watchdog import together
+from support.run_ranks import free_port, run_ranks
 
 
 def places(world, word):
@@ -14,6 +20,30 @@ def fails_on_one(world):
     if world.rank == 1:
         raise ValueError("wanted by the test")
     world.barrier()
+
+
+def threads_of_gloo():
+    names = [path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
+    return names.count("pt_gloo_runloop")
+
+
+def threads_left(world, port):
+    """Before and behind `leave`, and behind a watched run of its own."""
+    dist.all_reduce(torch.ones(1000), group=world.group)
+    found = [threads_of_gloo() > 0]
+    leave(world)
+    found.append(threads_of_gloo())
+    os.environ["MASTER_PORT"] = str(port)
+    with together(60) as watched:
+        dist.all_reduce(torch.ones(1000), group=watched.group)
+        found.append(threads_of_gloo() > 0)
+    return [*found, threads_of_gloo()]
+
+
+def test_no_thread_of_the_group_outlives_it():
+    """One that frees a tensor while the interpreter goes down ends the process by signal 6."""
+    wanted = [[True, 0, True, 0]] * 2
+    assert run_ranks(2, "distributed/test_world:threads_left", free_port()) == wanted
 
 
 def test_ranks_know_each_other():
