@@ -30,6 +30,9 @@ struct Options {
 };
 
 train::Recipe read(const Options& options) {
+  std::error_code ignored;
+  if (fs::is_directory(options.config, ignored))
+    throw UsageError("CONFIG", "'" + options.config + "' is a folder, wanted a YAML file");
   std::ifstream stream(options.config, std::ios::binary);
   if (!stream) throw UsageError("CONFIG", "'" + options.config + "' cannot be read");
   const std::string text((std::istreambuf_iterator<char>(stream)), {});

@@ -6,6 +6,7 @@
 
 #include "model.h"
 #include "monograph/base/error.h"
+#include "monograph/text/utf8.h"
 #include "usage_error.h"
 
 namespace monograph::cli {
@@ -50,8 +51,8 @@ Ids read_ids(std::string_view text, const std::string& source) {
     std::int64_t id = -1;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
     if (error != std::errc() || end != word.data() + word.size() || id < 0)
-      throw UsageError(source, "'" + std::string(word.substr(0, 40)) +
-                                   "' is no token, wanted whole numbers, 0 or more: 1,2,3");
+      throw UsageError(
+          source, text::in_quotes(word) + " is no token, wanted whole numbers, 0 or more: 1,2,3");
     ids.push_back(id);
     text.remove_prefix(word.size());
   }
@@ -63,6 +64,9 @@ void check_not_empty(const Prompt& prompt) {
 }
 
 std::vector<Prompt> read_prompts(const std::string& file, const std::string& option) {
+  std::error_code ignored;
+  if (fs::is_directory(file, ignored))
+    throw UsageError(option, "'" + file + "' is a folder, wanted a file of prompts");
   std::ifstream stream(file, std::ios::binary);
   if (!stream) throw UsageError(option, "'" + file + "' cannot be read");
   std::vector<Prompt> prompts;

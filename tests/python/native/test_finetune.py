@@ -276,6 +276,11 @@ def test_what_is_no_flat_yaml_is_refused(tmp_path: pathlib.Path, text: str, word
     assert words in done.stderr
 
 
+def test_a_folder_is_no_recipe(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    done = run("finetune", world / "nf4", "--tokens", tmp_path / "none", code=2)
+    assert "nf4' is a folder, wanted a YAML file" in done.stderr
+
+
 def test_a_base_that_is_not_packed(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
     both = Two(tmp_path, recipe(world, base_model=str(world / "model"), adapter="lora", max_steps=3))
     assert adapter(both.native("native")) == adapter(both.python("python"))

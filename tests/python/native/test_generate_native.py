@@ -209,6 +209,7 @@ def test_the_base_alone(world: Any) -> None:
         (["--tokens", "1", "--threads", "0"], "--threads"),
         (["--tokens", "1", "--stop-ids", "end"], "--stop-ids: 'end' is no token"),
         (["--prompt-ids", "no such file"], "--prompt-ids: 'no such file' cannot be read"),
+        (["--prompt-ids", "/"], "--prompt-ids: '/' is a folder, wanted a file of prompts"),
         (["--prompt-ids", "/dev/null"], "--prompt-ids: '/dev/null' is empty"),
     ],
 )
@@ -219,7 +220,7 @@ def test_a_wrong_command_line(world: Any, arguments: list[str], said: str) -> No
 
 def test_lines_of_prompts_are_named(world: Any, tmp_path: pathlib.Path) -> None:
     for text, said in (("1\n\n2\n", "line 2: the prompt is empty"), ("1\n2,x\n", "line 2: 'x' is no token"),
-                       ("1\n2\n300", "line 3: token 300")):  # fmt: skip
+                       ("1\n2\n300", "line 3: token 300"), ("\x1b[2J", "line 1: '\\x1b[2J' is")):  # fmt: skip
         (tmp_path / "prompts").write_text(text)
         ours = ("generate", "--native", world[0], "--prompt-ids", tmp_path / "prompts")
         assert f"--prompt-ids: {said}" in run(*ours, code=2).stderr
