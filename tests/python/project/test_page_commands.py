@@ -30,6 +30,7 @@ from support.word_folders import Words, write_words
 pytestmark = pytest.mark.slow
 RECIPES = "|".join(path.stem for path in (ROOT / "recipes").glob("*.yml"))
 CHAT = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+WITHOUT_PYTHON = "docs/how_to/train_without_python.md"  # whose recipe is of a packed base
 HERE, SHELL, TEST, STAGE, NOT = "here", "here, by a shell", "test", "stage", "not run"
 
 # The first that matches holds: what the command begins with, who runs it.
@@ -58,6 +59,7 @@ RULES = [
     (r"pip install", NOT, "installs; `tools/release/clean_image.py` does, by hand"),
     (r"ls tiny/", TEST, "recipe/test_recipe_learns.py"),
     (r"python tools/check_tree.py$", STAGE, "lint"),
+    (r"MONOGRAPH_PROVIDER=\S*flash-attn\S* python", NOT, "asks for a library that needs a card"),
     (r"MONOGRAPH_ISA=\S+ python -c|git grep|(cd \S+ && )?python - <<'END'", SHELL, ""),
     (r"python -c \"import", HERE, ""),
     (r"monograph(-tool)? |python -m monograph(\.packing|\.distributed)? ", HERE, ""),
@@ -242,6 +244,8 @@ def test_the_commands_of_a_page_run(page, folder, tmp_path, monkeypatch):
     # `python -m monograph merge` would become the native program, and take this process with it.
     monkeypatch.setattr(native, "exec_native", lambda arguments: run(*arguments).returncode)
     recipe(root)
+    if page == WITHOUT_PYTHON:
+        (root / "recipe.yml").write_text(printed(page, "yaml"))
     run("quantize", "my-llama", "my-llama-nf4", "--double-quant")
     for command in (command for each, command in run_here() if each == page):
         if rule(command)[0] == SHELL:

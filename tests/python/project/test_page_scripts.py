@@ -49,6 +49,7 @@ def folder(tmp_path_factory):
         "model": "dense",
         "my-llama": "dense",
         "Llama-3.1-8B-nf4": "nf4",
+        "my-llama-nf4": "nf4",
     }.items():
         (root / name).symlink_to(root / made)
     (root / "my-qwen3-next").symlink_to(root / "Qwen3.5-4B")
@@ -142,6 +143,13 @@ def libraries(tmp_path):
     return {"mg": mg, "LoraConfig": LoraConfig}
 
 
+def experts_on_owners(tmp_path):
+    from monograph.distributed import join
+    from monograph.training import TrainStep
+
+    return libraries(tmp_path) | {"TrainStep": TrainStep, "folder": "my-moe", "world": join()}
+
+
 def nothing(tmp_path):
     return {}
 
@@ -150,6 +158,7 @@ def nothing(tmp_path):
 HAS = {
     "docs/explain/attention.md": [attention, lambda _: {"folder": "dense"}],
     "docs/explain/distributed.md": [lambda _: {"folder": "nf4"}, sharded],
+    "docs/explain/expert_parallel.md": [experts_on_owners],
     "docs/explain/experts.md": [nothing],
     "docs/explain/merge.md": [calibrated],
     "docs/explain/offload.md": [lambda _: {"mg": mg, "weights": torch.randn(256 * 32, 64)}, model, kept],
