@@ -28,9 +28,6 @@ namespace monograph::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using text::in_quotes;
-
-constexpr std::size_t kShownRows = 10;
 
 class Threads {
  public:
@@ -89,38 +86,14 @@ class Merge {
   }
 
  private:
-  // What CLI11 would say of three options that are required, for people who hold a recipe.
-  void check_given() {
-    if (!options_.base_model.empty() && !options_.base.empty()) {
-      throw UsageError("--base-model", "and " + in_quotes(options_.base) + " are both given");
-    }
-    if (options_.base.empty()) options_.base = options_.base_model;
-    if (options_.base.empty()) {
-      throw UsageError(
-          "the base is missing, wanted its folder with --adapter DIR and --out DIR, "
-          "or a recipe: monograph merge CONFIG.yml");
-    }
-    if (options_.adapters.empty()) {
-      throw UsageError("--adapter is missing: " + in_quotes(options_.base) +
-                       " is neither CONFIG.yml nor the output_dir of a finished run; wanted one of "
-                       "them, or the folder of a base with --adapter DIR");
-    }
-    if (options_.out.empty()) throw UsageError("--out", "is missing, wanted a folder");
-  }
-
   void open() {
-    check_given();
+    check_given(options_);
     model_ = open_model(options_.base);
     refuse_transforms(model_);
     if (!fs::is_directory(options_.base)) throw Error(options_.base + ": must be a model folder");
     if (model_.config) config_ = *model_.config;
-    std::vector<GivenAdapter> given;
-    for (const std::string& text : options_.adapters) given.push_back(parse_adapter(text));
-    for (const GivenAdapter& one : given) adapters_.push_back(Adapter::open(one.path));
-    for (std::size_t i = 0; i < given.size(); ++i) {
-      weighted_.push_back({&adapters_[i], given[i].weight});
-      report_.adapters.push_back({given[i].path, "", given[i].weight});
-    }
+    adapters_ = open_adapters(options_, report_);
+    weighted_ = weighted(adapters_, report_);
     take_recorded(options_, adapters_, model_);
     check_base_choice(options_, model_);
     check_experts_choice(options_, adapters_);
@@ -255,28 +228,14 @@ class Merge {
 
   int dry_run(const MergePlan& plan) const {
     std::uint64_t total = 0;
-    std::size_t changed = 0;
     for (const safetensors::TensorSpec& spec : plan.specs()) total += size_bytes(spec);
-    for (const MergedWeight& weight : plan.weights) changed += weight.is_changed() ? 1 : 0;
-    if (options_.json) {
-      std::fputs(json::dump(dry_run_json(report_, changed, plan.weights.size(), total)).c_str(),
-                 stdout);
-    } else {
-      std::printf("%zu of %zu weights change; %s would be written to %s\n", changed,
-                  plan.weights.size(), bytes_text(total).c_str(), printable(options_.out).c_str());
-    }
+    print_dry_run(report_, plan, total, options_);
     for (const std::string& note : report_.notes) session_.note(note);
     return kOk;
   }
 
   void print(bool failed) const {
-    if (options_.json) {
-      std::fputs(json::dump(report_json(report_)).c_str(), stdout);
-    } else if (!session_.quiet) {
-      const std::size_t shown = options_.all ? report_.rows.size() : kShownRows;
-      std::fputs(report_text(report_, shown).c_str(), stdout);
-      if (!failed) std::fputs(wrote_text(report_).c_str(), stdout);
-    }
+    print_report(report_, options_, failed, session_);
     for (const std::string& note : report_.notes) session_.note(note);
     const bool can_feed_back = settings_.format && settings_.rounding == Rounding::kNearest;
     warn(report_, options_, can_feed_back, failed, session_);

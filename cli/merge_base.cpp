@@ -38,7 +38,28 @@ bool has_packed_experts(const Model& model) {
   });
 }
 
-// An Error unless another base is wanted.
+}  // namespace
+
+std::vector<Adapter> open_adapters(const MergeOptions& options, MergeReport& report) {
+  std::vector<GivenAdapter> given;
+  for (const std::string& text : options.adapters) given.push_back(parse_adapter(text));
+  std::vector<Adapter> adapters;
+  for (const GivenAdapter& one : given) {
+    adapters.push_back(Adapter::open(one.path));
+    report.adapters.push_back({one.path, "", one.weight});
+  }
+  return adapters;
+}
+
+std::vector<WeightedAdapter> weighted(const std::vector<Adapter>& adapters,
+                                      const MergeReport& report) {
+  std::vector<WeightedAdapter> found;
+  for (std::size_t i = 0; i < adapters.size(); ++i) {
+    found.push_back({&adapters[i], report.adapters[i].weight});
+  }
+  return found;
+}
+
 void tell_difference(const Adapter& adapter, const std::string& what, const MergeOptions& options,
                      const Session& session) {
   const std::string text = adapter.folder().string() + ": " + what;
@@ -47,8 +68,6 @@ void tell_difference(const Adapter& adapter, const std::string& what, const Merg
   }
   session.warn(text);
 }
-
-}  // namespace
 
 void check_base_choice(const MergeOptions& options, const Model& model) {
   const Weight* packed = first_packed(model);

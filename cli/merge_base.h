@@ -5,11 +5,22 @@
 #include <vector>
 
 #include "merge_options.h"
+#include "merge_report.h"
 #include "model.h"
 #include "monograph/adapter/adapter.h"
 #include "monograph/merge/merge.h"
 
 namespace monograph::cli {
+
+// The adapters that the options name; the report gets a line for each.
+std::vector<Adapter> open_adapters(const MergeOptions& options, MergeReport& report);
+// With their weights. `adapters` must outlive it.
+std::vector<WeightedAdapter> weighted(const std::vector<Adapter>& adapters,
+                                      const MergeReport& report);
+
+// Of an adapter that records another base: an Error unless another base is wanted, then a warning.
+void tell_difference(const Adapter& adapter, const std::string& what, const MergeOptions& options,
+                     const Session& session);
 
 // --base must say which weights the adapter was trained on, and BASE must have them.
 void check_base_choice(const MergeOptions& options, const Model& model);

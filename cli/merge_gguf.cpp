@@ -1,9 +1,9 @@
 #include "merge_gguf.h"
 
-#include <cstdio>
 #include <filesystem>
 
 #include "convert_folder.h"
+#include "merge_base.h"
 #include "merge_report.h"
 #include "model.h"
 #include "monograph/gguf/import_config.h"
@@ -17,14 +17,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kShownRows = 10;
-
 class MergeGguf {
  public:
   MergeGguf(MergeOptions options, const Session& session)
-      : options_(std::move(options)), session_(session), pool_(threads_of(options_.jobs)) {
-    if (options_.base.empty()) options_.base = options_.base_model;
-  }
+      : options_(std::move(options)), session_(session), pool_(threads_of(options_.jobs)) {}
 
   int run() {
     check_options();
@@ -32,10 +28,13 @@ class MergeGguf {
     const json::Value config = gguf::import_config(*file_, DType::kFloat32);
     const gguf::ImportPlan imported = gguf::plan_import(*file_);
     const std::vector<Weight> weights = gguf::weights_of(file_, gguf::TensorNames::kOfTransformers);
-    open_adapters();
+    take_adapters();
     const MergePlan plan = plan_merge(weights, config, weighted_, {});
     gguf::check_merge(plan, *file_);
-    if (options_.dry_run) return dry_run(plan);
+    if (options_.dry_run) {
+      print_dry_run(report_, plan, file_->all_bytes().size(), options_);
+      return kOk;
+    }
     hash();
     const bool failed = write(plan, imported);
     print(failed);
@@ -44,7 +43,7 @@ class MergeGguf {
 
  private:
   void check_options() {
-    if (options_.adapters.empty()) throw UsageError("--adapter", "is missing, wanted its folder");
+    check_given(options_);
     if (fs::path(options_.out).extension() != ".gguf") {
       throw UsageError("--out", "must end in .gguf: the base is a GGUF file");
     }
@@ -79,14 +78,9 @@ class MergeGguf {
     if (how == "nearest") rounding_ = gguf::BlockRounding::kNearest;
   }
 
-  void open_adapters() {
-    std::vector<GivenAdapter> given;
-    for (const std::string& text : options_.adapters) given.push_back(parse_adapter(text));
-    for (const GivenAdapter& one : given) adapters_.push_back(Adapter::open(one.path));
-    for (std::size_t i = 0; i < given.size(); ++i) {
-      weighted_.push_back({&adapters_[i], given[i].weight});
-      report_.adapters.push_back({given[i].path, "", given[i].weight});
-    }
+  void take_adapters() {
+    adapters_ = open_adapters(options_, report_);
+    weighted_ = weighted(adapters_, report_);
     report_.base = options_.base;
     report_.base_weights = "dequantized";
     report_.out = options_.out;
@@ -111,13 +105,10 @@ class MergeGguf {
           hash_of(adapter.checkpoint(), "hashing an adapter", session_, threads);
       const std::string& trained_on = adapter.recorded_base().sha256;
       if (trained_on.empty() || trained_on == report_.base_sha256) continue;
-      const std::string differs = adapter.folder().string() +
-                                  ": was trained on the base with hash " + trained_on +
-                                  ", this one has " + report_.base_sha256;
-      if (!options_.force && !options_.another_base) {
-        throw Error(differs + "; --another-base merges all the same");
-      }
-      session_.warn(differs);
+      tell_difference(adapter,
+                      "was trained on the base with hash " + trained_on + ", this one has " +
+                          report_.base_sha256,
+                      options_, session_);
     }
   }
 
@@ -143,28 +134,8 @@ class MergeGguf {
     return failed;
   }
 
-  int dry_run(const MergePlan& plan) const {
-    std::size_t changed = 0;
-    for (const MergedWeight& weight : plan.weights) changed += weight.is_changed() ? 1 : 0;
-    const std::uint64_t bytes = file_->all_bytes().size();
-    if (options_.json) {
-      std::fputs(json::dump(dry_run_json(report_, changed, plan.weights.size(), bytes)).c_str(),
-                 stdout);
-    } else {
-      std::printf("%zu of %zu weights change; %s would be written to %s\n", changed,
-                  plan.weights.size(), bytes_text(bytes).c_str(), printable(options_.out).c_str());
-    }
-    return kOk;
-  }
-
   void print(bool failed) const {
-    if (options_.json) {
-      std::fputs(json::dump(report_json(report_)).c_str(), stdout);
-    } else if (!session_.quiet) {
-      const std::size_t shown = options_.all ? report_.rows.size() : kShownRows;
-      std::fputs(report_text(report_, shown).c_str(), stdout);
-      if (!failed) std::fputs(wrote_text(report_).c_str(), stdout);
-    }
+    print_report(report_, options_, failed, session_);
     warn(report_, options_, rounding_ != gguf::BlockRounding::kAdapter, failed, session_);
     if (!failed && !options_.json) say_next(session_, "llama-cli -m " + shell_word(report_.out));
   }

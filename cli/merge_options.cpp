@@ -33,6 +33,24 @@ GivenAdapter parse_adapter(const std::string& text) {
   return given;
 }
 
+void check_given(MergeOptions& options) {
+  if (!options.base_model.empty() && !options.base.empty()) {
+    throw UsageError("--base-model", "and " + text::in_quotes(options.base) + " are both given");
+  }
+  if (options.base.empty()) options.base = options.base_model;
+  if (options.base.empty()) {
+    throw UsageError(
+        "the base is missing, wanted its folder with --adapter DIR and --out DIR, "
+        "or a recipe: monograph merge CONFIG.yml");
+  }
+  if (options.adapters.empty()) {
+    throw UsageError("--adapter is missing: " + text::in_quotes(options.base) +
+                     " is neither CONFIG.yml nor the output_dir of a finished run; wanted one of "
+                     "them, or the folder of a base with --adapter DIR");
+  }
+  if (options.out.empty()) throw UsageError("--out", "is missing, wanted a folder");
+}
+
 void declare_merge(CommandLine& line, MergeOptions& options) {
   line.add_option("base", options.base,
                   "The folder of the base model or its GGUF file; or a recipe, or the folder of "

@@ -33,6 +33,10 @@ struct GivenAdapter {
 // DIR or DIR:WEIGHT. A folder whose name ends in a colon and a number is taken as it is.
 GivenAdapter parse_adapter(const std::string& text);
 
+// Takes the base from either option. What CLI11 would say of three that are required, for people
+// who hold a recipe: throws UsageError.
+void check_given(MergeOptions& options);
+
 void declare_merge(CommandLine& line, MergeOptions& options);
 
 }  // namespace monograph::cli

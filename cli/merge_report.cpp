@@ -11,6 +11,8 @@
 namespace monograph::cli {
 namespace {
 
+constexpr std::size_t kShownRows = 10;
+
 std::string short_number(double value) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.3g", value);
@@ -126,6 +128,30 @@ json::Value dry_run_json(const MergeReport& report, std::size_t changed, std::si
   json::Value& notes = value.set("notes", json::Value::array());
   for (const std::string& note : report.notes) notes.append(json::Value::string(note));
   return value;
+}
+
+void print_dry_run(const MergeReport& report, const MergePlan& plan, std::uint64_t bytes,
+                   const MergeOptions& options) {
+  std::size_t changed = 0;
+  for (const MergedWeight& weight : plan.weights) changed += weight.is_changed() ? 1 : 0;
+  const std::size_t weights = plan.weights.size();
+  if (options.json) {
+    std::fputs(json::dump(dry_run_json(report, changed, weights, bytes)).c_str(), stdout);
+    return;
+  }
+  std::printf("%zu of %zu weights change; %s would be written to %s\n", changed, weights,
+              bytes_text(bytes).c_str(), printable(options.out).c_str());
+}
+
+void print_report(const MergeReport& report, const MergeOptions& options, bool failed,
+                  const Session& session) {
+  if (options.json) {
+    std::fputs(json::dump(report_json(report)).c_str(), stdout);
+  } else if (!session.quiet) {
+    const std::size_t shown = options.all ? report.rows.size() : kShownRows;
+    std::fputs(report_text(report, shown).c_str(), stdout);
+    if (!failed) std::fputs(wrote_text(report).c_str(), stdout);
+  }
 }
 
 std::size_t failures(const MergeReport& report, const MergeOptions& options) {

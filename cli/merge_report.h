@@ -47,6 +47,13 @@ json::Value report_json(const MergeReport& report);
 json::Value dry_run_json(const MergeReport& report, std::size_t changed, std::size_t weights,
                          std::uint64_t bytes);
 
+// What --dry-run prints: `bytes` would be written.
+void print_dry_run(const MergeReport& report, const MergePlan& plan, std::uint64_t bytes,
+                   const MergeOptions& options);
+// What a merge prints; failed: nothing was written.
+void print_report(const MergeReport& report, const MergeOptions& options, bool failed,
+                  const Session& session);
+
 // Weights beyond --fail-below or --fail-above.
 std::size_t failures(const MergeReport& report, const MergeOptions& options);
 // Of weights beyond --warn-below and --warn-above, and of failures.
