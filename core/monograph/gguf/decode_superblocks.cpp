@@ -1,22 +1,8 @@
 #include "monograph/gguf/decode_blocks.h"
+#include "monograph/gguf/superblock_scales.h"
 
 namespace monograph::gguf {
 namespace {
-
-struct ScaleAndMinimum {
-  float scale, minimum;
-};
-
-// Part 0 to 7 of twelve bytes: the first four hold six bits as they are in bytes 0 to 3 and 4 to 7,
-// whose top pairs belong to the other four, and whose low four bits are in bytes 8 to 11.
-ScaleAndMinimum six_bits(const std::uint8_t* packed, std::size_t part) {
-  if (part < 4) {
-    return {static_cast<float>(packed[part] & 63), static_cast<float>(packed[part + 4] & 63)};
-  }
-  const unsigned low = packed[part + 4];
-  return {static_cast<float>((low & 15u) | (packed[part - 4] >> 6) << 4),
-          static_cast<float>((low >> 4) | (packed[part] >> 6) << 4)};
-}
 
 // Q4_K; Q5_K with `fifth`.
 void with_minimum(const std::uint8_t* block, const std::uint8_t* fifth, const std::uint8_t* nibbles,
@@ -62,11 +48,8 @@ void q6_k(const std::uint8_t* block, float* out) {
 
 void iq4_xs(const std::uint8_t* block, float* out) {
   const float d = float_at<Fp16>(block);
-  const unsigned pairs = block[2] | static_cast<unsigned>(block[3]) << 8;
   for (std::size_t part = 0; part < 8; ++part) {
-    const unsigned four = block[4 + part / 2] >> (part % 2 * 4) & 15u;
-    const unsigned six = four | (pairs >> (2 * part) & 3u) << 4;
-    const float scale = d * static_cast<float>(static_cast<int>(six) - 32);
+    const float scale = d * scale_of_iq4_xs(block, part);
     const std::uint8_t* codes = block + 8 + part * 16;
     for (std::size_t i = 0; i < 16; ++i) {
       out[part * 32 + i] = scale * kIq4Values[codes[i] & 15u];

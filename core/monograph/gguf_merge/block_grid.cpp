@@ -1,17 +1,26 @@
 #include "monograph/gguf_merge/block_grid.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "monograph/base/error.h"
 #include "monograph/gguf/blocks.h"
 #include "monograph/gguf/decode_blocks.h"
+#include "monograph/gguf/superblock_scales.h"
 
 namespace monograph::gguf {
 namespace {
 
-// Whole numbers and tables alike: what code c is, times the scale.
-constexpr float kE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12};
+// What code c of MXFP4 is, times the halved scale.
+constexpr std::array<float, 16> kE2m1 = [] {
+  std::array<float, 16> values{};
+  for (std::size_t code = 0; code < 8; ++code) {
+    values[code] = kTwiceE2m1[code];
+    values[code + 8] = -kTwiceE2m1[code];
+  }
+  return values;
+}();
 constexpr std::uint8_t kZeroOfIq4 = 8;  // the level 1, which is the nearest to 0
 constexpr std::uint8_t kMinusZero = 8;  // of E2M1; never made
 
@@ -30,18 +39,11 @@ class Reader {
   BlockGrid& grid_;
 };
 
-// Part 0 to 7 of twelve bytes, as decode_superblocks.cpp has them.
 void with_minimum(const std::uint8_t* block, Reader& out) {
   const float d = float_at<Fp16>(block), dmin = float_at<Fp16>(block + 2);
-  const std::uint8_t* packed = block + 4;
   for (std::size_t part = 0; part < 8; ++part) {
-    unsigned scale = packed[part] & 63u, minimum = packed[part + 4] & 63u;
-    if (part >= 4) {
-      scale = (packed[part + 4] & 15u) | static_cast<unsigned>(packed[part - 4] >> 6) << 4;
-      minimum = static_cast<unsigned>(packed[part + 4] >> 4) |
-                static_cast<unsigned>(packed[part] >> 6) << 4;
-    }
-    out.add(32, d * static_cast<float>(scale), dmin * static_cast<float>(minimum));
+    const ScaleAndMinimum six = six_bits(block + 4, part);
+    out.add(32, d * six.scale, dmin * six.minimum);
   }
 }
 
@@ -54,12 +56,7 @@ void q6_k(const std::uint8_t* block, Reader& out) {
 
 void iq4_xs(const std::uint8_t* block, Reader& out) {
   const float d = float_at<Fp16>(block);
-  const unsigned pairs = block[2] | static_cast<unsigned>(block[3]) << 8;
-  for (std::size_t part = 0; part < 8; ++part) {
-    const unsigned four = block[4 + part / 2] >> (part % 2 * 4) & 15u;
-    const unsigned six = four | (pairs >> (2 * part) & 3u) << 4;
-    out.add(32, d * static_cast<float>(static_cast<int>(six) - 32));
-  }
+  for (std::size_t part = 0; part < 8; ++part) out.add(32, d * scale_of_iq4_xs(block, part));
 }
 
 void read_scales(TensorType type, const std::uint8_t* block, Reader& out) {
@@ -108,7 +105,7 @@ void set_levels(TensorType type, BlockGrid& grid) {
       grid.levels = kIq4Values;
       return;
     case TensorType::kMxfp4:
-      grid.levels = kE2m1;
+      grid.levels = kE2m1.data();
       return;
     case TensorType::kQ4Min:
     case TensorType::kQ4K:
@@ -138,7 +135,7 @@ std::uint8_t BlockGrid::nearest(std::size_t i, double x) const {
   }
   std::uint8_t found = 0;
   for (std::uint8_t code = 1; code < codes; ++code) {
-    if (levels == kE2m1 && code == kMinusZero) continue;
+    if (levels == kE2m1.data() && code == kMinusZero) continue;
     if (std::fabs(number - static_cast<double>(levels[code])) <
         std::fabs(number - static_cast<double>(levels[found]))) {
       found = code;
@@ -151,7 +148,7 @@ bool BlockGrid::reaches(std::size_t i, double x) const {
   const double step = scale[i];
   if (step == 0) return x + static_cast<double>(minimum[i]) == 0;
   const double number = (x + static_cast<double>(minimum[i])) / step;
-  if (levels == kE2m1) return std::fabs(number) <= 14;  // the last step is 4 wide
+  if (levels == kE2m1.data()) return std::fabs(number) <= 14;  // the last step is 4 wide
   if (levels == kIq4Values) return number >= -138.5 && number <= 125;
   return number >= lowest - 0.5 && number <= lowest + static_cast<int>(codes) - 0.5;
 }
