@@ -2,28 +2,19 @@
 
 #include <algorithm>
 #include <bit>
-#include <map>
-#include <string_view>
 
 namespace monograph::train {
 namespace {
 
-std::size_t layer_of(std::string_view module) {
-  // "model.layers.7.self_attn.q_proj"
-  std::size_t number = 0;
-  for (const char c : module.substr(std::string_view("model.layers.").size())) {
-    if (c < '0' || c > '9') break;
-    number = number * 10 + static_cast<std::size_t>(c - '0');
-  }
-  return number;
-}
-
 // u of the projections: of all layers, or of the largest, whose room serves the others.
-std::size_t low_ranks(const LoraParameters& parameters, bool recompute) {
-  std::map<std::size_t, std::size_t> of_layers;
-  for (const LoraPlace& place : parameters.places) of_layers[layer_of(place.module)] += place.rank;
+std::size_t low_ranks(const BaseModel& base, const LoraParameters& parameters, bool recompute) {
   std::size_t sum = 0, largest = 0;
-  for (const auto& [layer, ranks] : of_layers) {
+  for (const BaseLayer& layer : base.layers()) {
+    std::size_t ranks = 0;
+    for (const BaseProjection* const projection : projections_of(layer)) {
+      const LoraPlace* const place = parameters.find(projection->module);
+      if (place != nullptr) ranks += place->rank;
+    }
     sum += ranks;
     largest = std::max(largest, ranks);
   }
@@ -47,7 +38,7 @@ std::uint64_t activation_bytes(const BaseModel& base, const LoraParameters& para
   // Attention's turned gradients, or a projection's du and its dropped x.
   const std::size_t passing = std::max(query + key, rank + (shape.drops ? inputs : 0));
   const std::size_t elements =
-      kept_layers * kept + low_ranks(parameters, shape.recompute) + room + stream + passing;
+      kept_layers * kept + low_ranks(base, parameters, shape.recompute) + room + stream + passing;
   const std::size_t fp32 = kept_layers * c.heads + 2;  // log-sum-exps, and the loss
   const std::uint64_t angles = 2 * std::uint64_t{shape.length} * c.head_size;
   return std::uint64_t{shape.tokens} * (elements * size_bytes(base.dtype()) + 4 * fp32) +
