@@ -1,4 +1,6 @@
 // monograph finetune: trains LoRA on a packed base without Python.
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -47,12 +49,15 @@ train::Recipe read(const Options& options) {
   return recipe;
 }
 
-// Not getrusage's: that begins with the peak of the process that started this one.
+// getrusage's begins with the peak of the process that started this one: it is for kernels that
+// tell nothing else.
 double peak_memory_gib() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);)
     if (line.starts_with("VmHWM:")) return std::strtod(line.c_str() + 6, nullptr) / (1 << 20);
-  return 0;
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / (1 << 20);
 }
 
 double rounded(double value, int digits) {

@@ -2,6 +2,8 @@
 
 import io
 import re
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -60,3 +62,11 @@ def test_the_first_step_says_nothing_of_the_time_left(clock):
 def test_without_a_terminal_all_figures_are_in_a_line(clock):
     text = shown(80, steps=3, total=3, terminal=False)
     assert "step 3/3 loss 1.2345 · 12,345 tokens/s · 12.3 GiB · 98% filled · 0:00:00 left" in text
+
+
+def test_memory_is_that_of_the_process_and_not_of_its_parent():
+    parent = bytearray(3 << 30)
+    parent[:: 1 << 12] = b"1" * len(parent[:: 1 << 12])
+    code = "from monograph.recipe.run.progress import peak_memory_gib; print(peak_memory_gib())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0.05 < float(done.stdout) < 2
