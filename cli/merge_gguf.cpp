@@ -1,6 +1,7 @@
 #include "merge_gguf.h"
 
 #include <filesystem>
+#include <utility>
 
 #include "convert_folder.h"
 #include "merge_base.h"
@@ -51,14 +52,7 @@ class MergeGguf {
     if (fs::exists(options_.out, ignored) && !options_.force) {
       throw Error(options_.out + ": is already there; --force replaces it");
     }
-    const bool packed = options_.block || options_.as_block || options_.asymmetric ||
-                        options_.as_asymmetric || options_.double_quant ||
-                        options_.as_double_quant || !options_.as.empty() ||
-                        !options_.as_experts.empty();
-    if (packed) {
-      throw UsageError("options of packed folders",
-                       "are not for a base in GGUF, whose blocks stay as they are");
-    }
+    refuse_options_of_folders();
     if (options_.to != "same") {
       throw UsageError("--to",
                        "is '" + options_.to +
@@ -76,6 +70,29 @@ class MergeGguf {
     }
     if (how == "adapter") rounding_ = gguf::BlockRounding::kAdapter;
     if (how == "nearest") rounding_ = gguf::BlockRounding::kNearest;
+  }
+
+  void refuse_options_of_folders() const {
+    const MergeOptions none;
+    const std::pair<bool, const char*> given[] = {
+        {options_.experts != none.experts, "--experts"},
+        {options_.max_shard_bytes != none.max_shard_bytes, "--max-shard-size"},
+        {options_.block.has_value(), "--block-size"},
+        {options_.asymmetric, "--asymmetric"},
+        {options_.double_quant, "--double-quant"},
+        {!options_.as.empty(), "--as"},
+        {options_.as_block.has_value(), "--as-block-size"},
+        {options_.as_asymmetric, "--as-asymmetric"},
+        {options_.as_double_quant, "--as-double-quant"},
+        {!options_.as_experts.empty(), "--as-experts"},
+    };
+    for (const auto& [is_given, name] : given) {
+      if (!is_given) continue;
+      throw UsageError(
+          name,
+          "is one of those that are not for a base in GGUF: the output is one file, and "
+          "its blocks stay as they are");
+    }
   }
 
   void take_adapters() {

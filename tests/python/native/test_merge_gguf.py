@@ -1,6 +1,8 @@
 """`monograph merge FILE.gguf`: the same file with other codes. Values are decoded by the gguf package, the
 order of rows is torch's, the merged values are computed in float64."""
 
+import shutil
+
 import gguf
 import numpy as np
 import pytest
@@ -191,14 +193,21 @@ def test_what_is_refused_is_named(base, adapter, tmp_path):
     refused("--to", "'same'", code=2, more=["--to", "nf4"])
     refused("--base", "'dequantized'", code=2, more=["--base", "original"])
     refused("--rounding", "'adapter' or 'nearest'", code=2, more=["--rounding", "calibrated"])
-    refused("are not for a base in GGUF", code=2, more=["--as", "nf4"])
+    for option in (
+        ["--as", "nf4"],
+        ["--experts", "stack"],
+        ["--max-shard-size", "1GB"],
+        ["--block-size", "64"],
+    ):
+        refused(option[0], "are not for a base in GGUF", code=2, more=option)
+    refused("--base-model", "are both given", code=2, more=["--base-model", tmp_path])
     state = load_file(adapter / "adapter_model.safetensors")
     recorded = tmp_path / "recorded"
-    run_copy(adapter, recorded)
+    shutil.copytree(adapter, recorded)
     save_file(state, recorded / "adapter_model.safetensors", {"monograph.base_sha256": "0" * 64})
     refused("was trained on the base with hash 000", "--another-base", of=recorded)
     wider = tmp_path / "wider"
-    run_copy(adapter, wider)
+    shutil.copytree(adapter, wider)
     rows = torch.zeros(model.config.vocab_size + 2, 256)
     tokens = {f"base_model.model.{name}.weight": rows.clone() for name in ("model.embed_tokens", "lm_head")}
     save_file(state | tokens, wider / "adapter_model.safetensors")
@@ -213,9 +222,3 @@ def test_what_is_refused_is_named(base, adapter, tmp_path):
     dry = run_json("merge", file, "--adapter", adapter, "--out", tmp_path / "out.gguf", "--dry-run")
     assert dry["bytes"] == file.stat().st_size
     assert not (tmp_path / "out.gguf").exists()
-
-
-def run_copy(source, target):
-    target.mkdir()
-    for file in source.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
