@@ -148,7 +148,7 @@ def test_one_graph():
     def call(own):
         return layer.call(own, layer.packed)
 
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(call, fullgraph=True, backend="inductor")
     eager, graph = (run(function, layer.leaves, layer.dy) for function in (call, compiled))
     assert all(torch.equal(one, graph[key]) for key, one in eager.items())
 
