@@ -95,13 +95,14 @@ class Answers {
   }
 
   void write(const train::Workers& workers) {
-    for (std::size_t i = 0; i < prompts_.size(); ++i) answer(prompts_[i], wanted_[i], workers);
+    train::Decoder decoder(base_, parameters_, workers);
+    for (std::size_t i = 0; i < prompts_.size(); ++i) answer(prompts_[i], wanted_[i], decoder);
   }
 
  private:
-  void answer(const Prompt& prompt, std::size_t wanted, const train::Workers& workers) {
+  void answer(const Prompt& prompt, std::size_t wanted, train::Decoder& decoder) {
     const auto begin = std::chrono::steady_clock::now();
-    train::Decoder decoder(base_, parameters_, workers);
+    decoder.forget();
     std::span<const float> logits = decoder.append(prompt.ids);
     Ids ids;
     bool stopped = false;

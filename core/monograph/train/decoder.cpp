@@ -40,6 +40,11 @@ std::span<const float> Decoder::append(std::span<const std::int64_t> ids) {
   return logits_;
 }
 
+void Decoder::forget() {
+  for (KeyValues& past : past_) past.forget();
+  tokens_ = 0;
+}
+
 void Decoder::check(std::span<const std::int64_t> ids) const {
   const ModelConfig& config = base_.config();
   if (ids.empty()) throw Error("there is no token, wanted one or more");

@@ -26,6 +26,8 @@ class Decoder {
   // until the next call: rounded to the type of the model. Throws Error for a token that is not in
   // the vocabulary, and for more tokens than max_position_embeddings; nothing is appended then.
   std::span<const float> append(std::span<const std::int64_t> ids);
+  // All tokens: the next call begins another prompt.
+  void forget();
 
  private:
   // Of a call of so many tokens.

@@ -14,6 +14,7 @@ class KeyValues {
   const Activations& keys() const { return keys_; }      // [tokens or more, width]
   const Activations& values() const { return values_; }  // the same
   void append(const Activations& keys, const Activations& values);
+  void forget() { tokens_ = 0; }
 
  private:
   Activations keys_, values_;

@@ -137,6 +137,23 @@ TEST(Decoder, WithoutAnAdapterTheBaseAnswers) {
   EXPECT_NE(alone, in_pieces(base, TinyModel::adapter(base), ids, {9}));
 }
 
+TEST(Decoder, WhatIsForgottenChangesNothing) {
+  const TinyModel model(R"("model_type": "mistral", "sliding_window": 5)");
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const BaseModel base(model.folder(), dtype);
+    const LoraParameters parameters = TinyModel::adapter(base);
+    Decoder decoder(base, parameters, kAlone);
+    decoder.append(TinyModel::ids(300));
+    for (const std::size_t size : {37, 300, 1}) {
+      decoder.forget();
+      EXPECT_EQ(decoder.tokens(), 0u);
+      const Ids ids = TinyModel::ids(size);
+      const std::span<const float> logits = decoder.append(ids);
+      EXPECT_EQ(Logits(logits.begin(), logits.end()), in_pieces(base, parameters, ids, {size}));
+    }
+  }
+}
+
 TEST(Decoder, WhatCannotBeAppendedChangesNothing) {
   const TinyModel model(R"("model_type": "llama")");
   const BaseModel base(model.folder(), DType::kFloat32);
