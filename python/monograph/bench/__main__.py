@@ -30,6 +30,7 @@ BENCHES = (
     "packing",
     "loss",
     "step",
+    "finetune",
     "trl",
     "load",
     "first_step",
