@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
     [
         (LlamaConfig, 5, (False, True), 0, 2, 1),
         (Qwen3Config, 9, (False, True), 0, 2, 1),
-        (Gemma3TextConfig, 13, (True, False), 1, 2, 0),  # angles by the type of the layer
+        (Gemma3TextConfig, 13, (True, False), 1, 2, 1),  # a table for each type of layer
         (Olmo2Config, 9, (False, False), 0, 0, 0),  # one norm for all heads; angles in float32
     ],
 )

@@ -16,7 +16,7 @@ from monograph.hf.transformers.fused_attention import FusedAttention, take_atten
 from monograph.hf.transformers.fused_layer import FusedLayer, take_layer
 from monograph.hf.transformers.fused_mlp import FusedMlp, take_mlp
 from monograph.hf.transformers.fused_norm import FusedNorm, take_norm
-from monograph.hf.transformers.fused_rotary import FusedRotary, take_rotary
+from monograph.hf.transformers.fused_rotary import FusedLayerRotary, FusedRotary, take_rotary
 
 
 class Taken(NamedTuple):
@@ -40,7 +40,7 @@ _KINDS = (
     (FusedMlp, take_mlp),
     (FusedAttention, take_attention),  # has norms in it
     (FusedLayer, take_layer),  # likewise
-    (FusedRotary, take_rotary),
+    ((FusedRotary, FusedLayerRotary), take_rotary),
 )
 
 
