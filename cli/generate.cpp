@@ -215,11 +215,9 @@ const Command kGenerate = {
     "With --native: the tokens that a base with its adapter puts behind a prompt, as ids, for "
     "there is no tokenizer in this program. Each prompt gets a line of ids, the one that ended it "
     "included, and the answer that it would get alone.\n\n"
-    "The base is one that monograph finetune trains: Llama, Mistral, Qwen2 or Qwen3. The same seed "
-    "gives "
-    "the same tokens for any number of threads. Without --native the command is that of Python, "
-    "which "
-    "takes a recipe or its output folder and answers in text.",
+    "The base is one that monograph finetune trains. The same seed gives the same tokens for any "
+    "number of threads. Without --native the command is that of Python, which takes a recipe or "
+    "its output folder and answers in text.",
     "monograph generate --native my-llama-nf4 --adapter outputs/out --tokens 1,733,16289\n"
     "monograph generate --native my-llama-nf4 --adapter outputs/out --prompt-ids prompts.txt "
     "--json\n"

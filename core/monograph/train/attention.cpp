@@ -1,7 +1,5 @@
 #include "monograph/train/attention.h"
 
-#include <cmath>
-
 #include "monograph/kernels/rotary/angles.h"
 
 namespace monograph::train {
@@ -17,14 +15,16 @@ HeadRows rows_of(const Activations& x, std::size_t size) { return {x.data(), x.c
 
 }  // namespace
 
-Angles::Angles(const BaseModel& model, const Batch& batch, const Workers& workers)
-    : cos(model.dtype(), batch.length, model.config().head_size),
-      sin(model.dtype(), batch.length, model.config().head_size) {
+Angles::Angles(const BaseModel& model, const Batch& batch, const Workers& workers) {
   const std::size_t size = model.config().head_size;
-  const std::vector<float> frequencies = rotary_frequencies(model.config().rope, size);
-  rotary_angles({model.dtype(), batch.positions.data(), batch.length, frequencies.data(), size / 2,
-                 1.0, cos.data(), sin.data()},
-                workers.parallel_for);
+  for (const RopeScaling& rope : model.config().ropes) {
+    Table& table = tables.emplace_back(Table{Activations(model.dtype(), batch.length, size),
+                                             Activations(model.dtype(), batch.length, size)});
+    const std::vector<float> frequencies = rotary_frequencies(rope, size);
+    rotary_angles({model.dtype(), batch.positions.data(), batch.length, frequencies.data(),
+                   size / 2, 1.0, table.cos.data(), table.sin.data()},
+                  workers.parallel_for);
+  }
 }
 
 AttentionKept::AttentionKept(const BaseModel& model, std::size_t tokens)
@@ -44,24 +44,25 @@ Attention::Attention(const BaseModel& model, std::size_t layer, const Batch& bat
 }
 
 RotaryProblem Attention::turns(std::size_t heads, const std::vector<float>& gain) const {
-  const std::size_t size = model_.config().head_size;
+  const ModelConfig& config = model_.config();
+  const std::size_t size = config.head_size;
+  const Angles::Table& table = angles_.tables[config.rope_of[layer_]];
   return {model_.dtype(),
           batch_.tokens(),
           heads,
           size,
           size,
           false,
-          angles_.cos.data(),
-          angles_.sin.data(),
+          table.cos.data(),
+          table.sin.data(),
           batch_.length,
           gain.empty() ? nullptr : gain.data(),
-          model_.config().eps,
-          NormRounding::kBeforeGain};
+          config.eps,
+          config.norm_rounding};
 }
 
 AttentionProblem Attention::problem() const {
   const ModelConfig& config = model_.config();
-  const double scale = std::pow(static_cast<double>(config.head_size), -0.5);
   const std::int32_t* const lengths =
       batch_.key_lengths.empty() ? nullptr : batch_.key_lengths.data();
   const std::int32_t* const queries = batch_.offsets.data();
@@ -75,7 +76,7 @@ AttentionProblem Attention::problem() const {
           config.head_size,
           true,
           config.windows[layer_],
-          static_cast<float>(scale),
+          static_cast<float>(config.attention_scale),
           0,
           nullptr,
           {batch_.offsets.size() - 1, queries, keys, lengths}};

@@ -14,10 +14,13 @@
 
 namespace monograph::train {
 
-// What rotary positions turn by: [length, head_size] each.
+// What rotary positions turn by, [length, head_size] each, a table for every rope of the config.
 struct Angles {
+  struct Table {
+    Activations cos, sin;
+  };
   Angles(const BaseModel& model, const Batch& batch, const Workers& workers);
-  Activations cos, sin;
+  std::vector<Table> tables;
 };
 
 // What the forward leaves for the backward.

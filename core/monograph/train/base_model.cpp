@@ -25,6 +25,14 @@ std::string shape_of(const std::vector<std::uint64_t>& shape) {
 }
 
 // Buffers of older files, which transformers computes anew.
+void scale_row(std::byte* row, std::size_t size, float factor, DType dtype) {
+  with_type(dtype, [&]<class T>() {
+    T* const values = reinterpret_cast<T*>(row);
+    const float rounded = to_float(from_float<T>(factor));
+    for (std::size_t i = 0; i < size; ++i) values[i] = from_float<T>(to_float(values[i]) * rounded);
+  });
+}
+
 bool is_harmless(std::string_view name) { return name.ends_with(".rotary_emb.inv_freq"); }
 
 }  // namespace
@@ -111,6 +119,8 @@ std::vector<float> BaseModel::gain(const std::string& name, std::size_t size) {
   with_type(dtype_, [&]<class T>() {
     for (std::size_t i = 0; i < size; ++i) found[i] = to_float(static_cast<const T*>(values)[i]);
   });
+  if (config_.one_plus_gain)
+    for (float& factor : found) factor = 1.0f + factor;
   return found;
 }
 
@@ -120,7 +130,14 @@ BaseLayer BaseModel::read_layer(std::size_t number) {
   const ModelConfig& c = config_;
   BaseLayer layer;
   layer.input_norm = gain(at + "input_layernorm.weight", c.width);
-  layer.post_norm = gain(at + "post_attention_layernorm.weight", c.width);
+  const std::string behind = at + "post_attention_layernorm.weight";
+  if (c.branch_norms) {
+    layer.attended_norm = gain(behind, c.width);
+    layer.middle_norm = gain(at + "pre_feedforward_layernorm.weight", c.width);
+    layer.output_norm = gain(at + "post_feedforward_layernorm.weight", c.width);
+  } else {
+    layer.middle_norm = gain(behind, c.width);
+  }
   if (c.head_norms) {
     layer.query_norm = gain(attention + "q_norm.weight", c.head_size);
     layer.key_norm = gain(attention + "k_norm.weight", c.head_size);
@@ -167,12 +184,14 @@ std::uint64_t BaseModel::nbytes() const {
 void BaseModel::embed(const std::vector<std::int64_t>& ids, void* out) const {
   const std::size_t row = config_.width * size_bytes(dtype_);
   auto* to = static_cast<std::byte*>(out);
+  const auto factor = static_cast<float>(config_.embedding_scale);
   for (const std::int64_t id : ids) {
     if (id < 0 || static_cast<std::size_t>(id) >= config_.vocabulary)
       throw Error("token " + std::to_string(id) + ": the embedding of " + folder_ + " has " +
                   std::to_string(config_.vocabulary) + " rows");
     const std::uint64_t begin = static_cast<std::uint64_t>(id) * config_.width;
     read_elements(*embedding_, begin, begin + config_.width, dtype_, to);
+    if (factor != 1.0f) scale_row(to, config_.width, factor, dtype_);
     to += row;
   }
 }

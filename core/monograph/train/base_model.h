@@ -27,8 +27,10 @@ struct BaseProjection {
 };
 
 struct BaseLayer {
-  std::vector<float> input_norm, post_norm;  // gains
-  std::vector<float> query_norm, key_norm;   // of each head; empty for none
+  // What a norm multiplies by. Empty for none.
+  std::vector<float> input_norm, middle_norm;     // before attention and MLP
+  std::vector<float> query_norm, key_norm;        // of each head
+  std::vector<float> attended_norm, output_norm;  // behind attention and MLP
   // In the order of the model's modules, which is that of the flat parameters.
   BaseProjection query, key, value, out, gate, up, down;
 };
@@ -49,7 +51,8 @@ class BaseModel {
   // Of the tensors of its files, and of those that are copied because they have another type there.
   std::uint64_t nbytes() const;
 
-  // Rows of the embedding, in the type of the model. An id is below the vocabulary: checked here.
+  // Rows of the embedding, in the type of the model, scaled. An id is below the vocabulary: checked
+  // here.
   void embed(const std::vector<std::int64_t>& ids, void* out) const;
 
  private:

@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <string>
 #include <utility>
 
 #include "monograph/base/error.h"
 #include "monograph/base/float_types.h"
 #include "monograph/kernels/linear/linear.h"
-#include "monograph/kernels/rms_norm/rms_norm.h"
+#include "monograph/train/norm.h"
 
 namespace monograph::train {
 namespace {
@@ -81,12 +82,11 @@ void Decoder::forward(std::span<const std::int64_t> ids) {
 void Decoder::head() {
   const Activations& h = room_->h;
   const DType dtype = base_.dtype();
-  const std::size_t last = (h.rows() - 1) * h.cols() * size_bytes(dtype);
-  Activations normed(dtype, 1, h.cols()), logits(dtype, 1, logits_.size());
-  rms_norm({dtype, dtype, NormRounding::kBeforeGain, 1, h.cols(),
-            static_cast<const std::byte*>(h.data()) + last, h.cols(), nullptr, h.cols(),
-            base_.final_norm().data(), base_.config().eps, nullptr, normed.data()},
-           workers_.parallel_for);
+  const std::size_t row = h.cols() * size_bytes(dtype);
+  Activations last(dtype, 1, h.cols()), normed(dtype, 1, h.cols());
+  Activations logits(dtype, 1, logits_.size());
+  std::memcpy(last.data(), static_cast<const std::byte*>(h.data()) + (h.rows() - 1) * row, row);
+  normalise(base_.config(), last, nullptr, base_.final_norm(), nullptr, normed, workers_);
   const LinearOutput output = {base_.head(), {}, nullptr, logits.out()};
   linear(dtype, normed.in(), {&output, 1}, workers_.parallel_for);
   with_type(dtype, [&]<class T>() {

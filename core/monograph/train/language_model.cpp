@@ -1,7 +1,7 @@
 #include "monograph/train/language_model.h"
 
 #include "monograph/kernels/linear_cross_entropy/linear_cross_entropy.h"
-#include "monograph/kernels/rms_norm/rms_norm.h"
+#include "monograph/train/norm.h"
 
 namespace monograph::train {
 
@@ -59,11 +59,8 @@ float LanguageModel::head(const Batch& batch, double targets, Room& room, bool g
                           const Workers& workers) {
   const Activations& h = room.h.back();
   const std::vector<float>& gain = base_.final_norm();
-  const float eps = base_.config().eps;
   const DType dtype = base_.dtype();
-  rms_norm({dtype, dtype, NormRounding::kBeforeGain, h.rows(), h.cols(), h.data(), h.cols(),
-            nullptr, h.cols(), gain.data(), eps, nullptr, room.normed.data()},
-           workers.parallel_for);
+  normalise(base_.config(), h, nullptr, gain, nullptr, room.normed, workers);
   CrossEntropyResult result = {room.losses.data(), room.lse.data(), {}};
   if (gradient) result.dx = room.dnormed.out();
   linear_cross_entropy(
@@ -73,10 +70,7 @@ float LanguageModel::head(const Batch& batch, double targets, Room& room, bool g
   for (const float loss : room.losses) sum += loss;
   if (gradient) {
     scale(room.dnormed, static_cast<float>(1.0 / targets), workers);
-    rms_norm_backward(
-        {dtype, dtype, NormRounding::kBeforeGain, h.rows(), h.cols(), room.dnormed.data(), h.cols(),
-         nullptr, h.cols(), h.data(), h.cols(), gain.data(), eps, room.dh.data(), nullptr},
-        workers.parallel_for);
+    norm_gradient(base_.config(), room.dnormed, nullptr, h, gain, room.dh, workers);
   }
   return static_cast<float>(sum / targets);
 }

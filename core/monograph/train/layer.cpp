@@ -1,7 +1,7 @@
 #include "monograph/train/layer.h"
 
 #include "monograph/kernels/gated_activation/gated_activation.h"
-#include "monograph/kernels/rms_norm/rms_norm.h"
+#include "monograph/train/norm.h"
 
 namespace monograph::train {
 namespace {
@@ -27,6 +27,7 @@ LayerKept::LayerKept(const BaseModel& model, std::size_t tokens)
       gate(model.dtype(), tokens, model.config().inner),
       up(model.dtype(), tokens, model.config().inner),
       middle(model.dtype(), tokens, model.config().inner),
+      output(model.dtype(), tokens, model.config().branch_norms ? model.config().width : 0),
       low(kDown + 1) {}
 
 LayerRoom::LayerRoom(const BaseModel& model, std::size_t tokens)
@@ -66,30 +67,13 @@ void Layer::fit(LayerKept& kept) const {
       kept.low[i] = Activations(model_.dtype(), kept.input.rows(), projections[i]->rank());
 }
 
-void Layer::normalise(const Activations& x, const Activations* residual,
-                      const std::vector<float>& gain, Activations* sum, Activations& y,
-                      const Workers& workers) const {
-  rms_norm({x.dtype(), x.dtype(), NormRounding::kBeforeGain, x.rows(), x.cols(), x.data(), x.cols(),
-            residual == nullptr ? nullptr : residual->data(), x.cols(), gain.data(),
-            model_.config().eps, sum == nullptr ? nullptr : sum->data(), y.data()},
-           workers.parallel_for);
-}
-
-void Layer::norm_gradient(const Activations& dy, const Activations* dsum, const Activations& x,
-                          const std::vector<float>& gain, Activations& dx,
-                          const Workers& workers) const {
-  rms_norm_backward({x.dtype(), x.dtype(), NormRounding::kBeforeGain, x.rows(), x.cols(), dy.data(),
-                     x.cols(), dsum == nullptr ? nullptr : dsum->data(), x.cols(), x.data(),
-                     x.cols(), gain.data(), model_.config().eps, dx.data(), nullptr},
-                    workers.parallel_for);
-}
-
 void Layer::forward(const Activations& h, const Batch& batch, const Angles& angles, LayerKept& kept,
                     Activations* next, const Dropout& dropout, const Workers& workers,
                     KeyValues* past) const {
   const BaseLayer& base = model_.layers()[number_];
+  const ModelConfig& config = model_.config();
   fit(kept);
-  normalise(h, nullptr, base.input_norm, nullptr, kept.input, workers);
+  normalise(config, h, nullptr, base.input_norm, nullptr, kept.input, workers);
   AttentionKept& a = kept.attention;
   const Product from_input[] = {{&query_, &kept.low[kQuery], &a.query},
                                 {&key_, &kept.low[kKey], &a.key},
@@ -98,17 +82,25 @@ void Layer::forward(const Activations& h, const Batch& batch, const Angles& angl
   Attention(model_, number_, batch, angles, past).forward(a, workers);
   const Product to_stream[] = {{&out_, &kept.low[kOut], &kept.attended}};
   project(a.out, to_stream, dropout, workers);
-  normalise(kept.attended, &h, base.post_norm, &kept.sum, kept.middle_input, workers);
+  Activations* branch = &kept.attended;
+  if (config.branch_norms) {
+    branch = &kept.output;  // not needed yet
+    normalise(config, kept.attended, nullptr, base.attended_norm, nullptr, *branch, workers);
+  }
+  normalise(config, *branch, &h, base.middle_norm, &kept.sum, kept.middle_input, workers);
   const Product to_middle[] = {{&gate_, &kept.low[kGate], &kept.gate},
                                {&up_, &kept.low[kUp], &kept.up}};
   project(kept.middle_input, to_middle, dropout, workers);
-  const ModelConfig& config = model_.config();
-  gated_activation({h.dtype(), Activation::kSilu, h.rows(), config.inner, kept.gate.data(),
+  gated_activation({h.dtype(), config.activation, h.rows(), config.inner, kept.gate.data(),
                     kept.up.data(), config.inner, config.inner, kept.middle.data()},
                    workers.parallel_for);
-  const Product from_middle[] = {{&down_, &kept.low[kDown], next}};
+  const Product from_middle[] = {
+      {&down_, &kept.low[kDown], config.branch_norms ? &kept.output : next}};
   project(kept.middle, from_middle, dropout, workers);
-  if (next != nullptr) add(*next, kept.sum, workers);
+  if (next == nullptr) return;
+  if (config.branch_norms)
+    normalise(config, kept.output, nullptr, base.output_norm, nullptr, *next, workers);
+  add(*next, kept.sum, workers);
 }
 
 void Layer::backward(const Activations& h, const Batch& batch, const Angles& angles,
@@ -121,19 +113,30 @@ void Layer::backward(const Activations& h, const Batch& batch, const Angles& ang
                         const Activations& dy, GradientSum* dx) {
     project_backward(projection, x, kept.low[place], dy, dx, dropout, gradient, workers);
   };
+  const Activations* doutput = &dh;
+  if (config.branch_norms) {
+    norm_gradient(config, dh, nullptr, kept.output, base.output_norm, room.dinput, workers);
+    doutput = &room.dinput;
+  }
   // The gate's gradients are not needed yet.
   GradientSum dmiddle(room.dmiddle, room.dgate);
-  back(down_, kDown, kept.middle, dh, &dmiddle);
-  gated_activation_backward({h.dtype(), Activation::kSilu, h.rows(), config.inner,
+  back(down_, kDown, kept.middle, *doutput, &dmiddle);
+  gated_activation_backward({h.dtype(), config.activation, h.rows(), config.inner,
                              room.dmiddle.data(), kept.gate.data(), kept.up.data(), config.inner,
                              config.inner, config.inner, room.dgate.data(), room.dup.data()},
                             workers.parallel_for);
   GradientSum dmiddle_input(room.dinput, room.part);
   back(up_, kUp, kept.middle_input, room.dup, &dmiddle_input);
   back(gate_, kGate, kept.middle_input, room.dgate, &dmiddle_input);
-  norm_gradient(room.dinput, &dh, kept.sum, base.post_norm, room.dsum, workers);
+  norm_gradient(config, room.dinput, &dh, kept.sum, base.middle_norm, room.dsum, workers);
+  const Activations* dattended = &room.dsum;
+  if (config.branch_norms) {
+    norm_gradient(config, room.dsum, nullptr, kept.attended, base.attended_norm, room.part,
+                  workers);
+    dattended = &room.part;
+  }
   GradientSum dout(room.dout, room.dquery);
-  back(out_, kOut, kept.attention.out, room.dsum, &dout);
+  back(out_, kOut, kept.attention.out, *dattended, &dout);
   Attention(model_, number_, batch, angles)
       .backward(kept.attention, room.dout, room.dquery, room.dkey, room.dvalue, workers);
   GradientSum dinput(room.dinput, room.part);
@@ -142,7 +145,7 @@ void Layer::backward(const Activations& h, const Batch& batch, const Angles& ang
   back(key_, kKey, kept.input, room.dkey, wanted);
   back(query_, kQuery, kept.input, room.dquery, wanted);
   if (number_ == 0) return;
-  norm_gradient(room.dinput, nullptr, h, base.input_norm, dh, workers);
+  norm_gradient(config, room.dinput, nullptr, h, base.input_norm, dh, workers);
   add(dh, room.dsum, workers);
 }
 

@@ -1,7 +1,8 @@
 // A decoder layer, forward and backward:
 //   x = norm(h),  o = attention(q(x), k(x), v(x))
 //   s = h + out(o),  z = norm(s)
-//   h' = s + down(silu(gate(z)) up(z))
+//   h' = s + down(act(gate(z)) up(z))
+// With norms behind the branches (Gemma 3) norm(out(o)) and norm(down(..)) are what is added.
 // Sums and roundings are those of the Python step: s is part of the second norm's kernel, h' is one
 // rounded sum; the gradient of x is that of v, plus that of k, plus that of q, rounded after each.
 #pragma once
@@ -20,7 +21,8 @@ struct LayerKept {
   Activations input;  // x
   AttentionKept attention;
   Activations attended, sum, middle_input;  // out(o), s, z
-  Activations gate, up, middle;             // and silu(gate) up
+  Activations gate, up, middle;             // and act(gate) up
+  Activations output;                       // down(..), empty without a norm behind it
   // u of the seven projections, in their order; made by the forward, for ranks are of a layer.
   std::vector<Activations> low;
 };
@@ -50,10 +52,6 @@ class Layer {
 
  private:
   void fit(LayerKept& kept) const;
-  void normalise(const Activations& x, const Activations* residual, const std::vector<float>& gain,
-                 Activations* sum, Activations& y, const Workers& workers) const;
-  void norm_gradient(const Activations& dy, const Activations* dsum, const Activations& x,
-                     const std::vector<float>& gain, Activations& dx, const Workers& workers) const;
 
   const BaseModel& model_;
   std::size_t number_;

@@ -1,5 +1,5 @@
-// config.json of Llama, Mistral, Qwen2 and Qwen3 as one description. Every key is understood, known
-// to change nothing about training, or refused.
+// config.json of Llama, Mistral, Qwen2, Qwen3 and Gemma 3 (text) as one description. Every key is
+// understood, known to change nothing about training, or refused.
 #pragma once
 
 #include <cstddef>
@@ -8,23 +8,32 @@
 #include <string_view>
 #include <vector>
 
+#include "monograph/kernels/gated_activation/gated_activation.h"
+#include "monograph/kernels/rms_norm/rms_norm.h"
 #include "monograph/kernels/rotary/angles.h"
 #include "monograph/text/json_document.h"
 
 namespace monograph::train {
 
 struct ModelConfig {
-  std::string family;  // "llama", "mistral", "qwen2" or "qwen3"
+  std::string family;  // "llama", "mistral", "qwen2", "qwen3" or "gemma3_text"
   std::size_t width = 0, inner = 0, layers = 0;
   std::size_t heads = 0, kv_heads = 0, head_size = 0;
   std::size_t vocabulary = 0;
   std::size_t positions = 0;  // max_position_embeddings; 0 if it is missing
   float eps = 0;
-  RopeScaling rope;
+  NormRounding norm_rounding = NormRounding::kBeforeGain;
+  bool one_plus_gain = false;  // a norm multiplies by 1 + weight
+  bool head_norms = false;     // of queries and keys
+  bool branch_norms = false;   // also behind attention and MLP, before they are added
+  double embedding_scale = 1;  // rounded to the type of the model
+  double attention_scale = 1;
+  Activation activation = Activation::kSilu;
   bool tied = false;  // the head is the embedding
   bool qkv_bias = false, out_bias = false, mlp_bias = false;
-  bool head_norms = false;            // of queries and keys
   std::vector<std::int64_t> windows;  // of each layer: keys that a query sees, 0 for all
+  std::vector<RopeScaling> ropes;     // the tables of angles
+  std::vector<std::size_t> rope_of;   // of each layer: its table
 
   std::size_t query_width() const { return heads * head_size; }
   std::size_t key_width() const { return kv_heads * head_size; }

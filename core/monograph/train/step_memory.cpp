@@ -26,7 +26,7 @@ std::uint64_t activation_bytes(const BaseModel& base, const LoraParameters& para
   const ModelConfig& c = base.config();
   const std::size_t width = c.width, inner = c.inner, query = c.query_width(), key = c.key_width();
   // LayerKept, LayerRoom and LanguageModel::Room.
-  const std::size_t kept = 4 * width + 3 * query + 3 * key + 3 * inner;
+  const std::size_t kept = (c.branch_norms ? 5 : 4) * width + 3 * query + 3 * key + 3 * inner;
   const std::size_t room = 3 * inner + 3 * width + 2 * query + 2 * key;
   const std::size_t stream = (c.layers + 1 + 3) * width;
   const std::size_t kept_layers = shape.recompute ? 1 : c.layers;
@@ -40,7 +40,7 @@ std::uint64_t activation_bytes(const BaseModel& base, const LoraParameters& para
   const std::size_t elements =
       kept_layers * kept + low_ranks(base, parameters, shape.recompute) + room + stream + passing;
   const std::size_t fp32 = kept_layers * c.heads + 2;  // log-sum-exps, and the loss
-  const std::uint64_t angles = 2 * std::uint64_t{shape.length} * c.head_size;
+  const std::uint64_t angles = 2 * std::uint64_t{shape.length} * c.head_size * c.ropes.size();
   return std::uint64_t{shape.tokens} * (elements * size_bytes(base.dtype()) + 4 * fp32) +
          angles * size_bytes(base.dtype());
 }

@@ -72,7 +72,8 @@ void check_takes_projections_alone(const TargetModules& targets, std::size_t lay
     const std::string layer = "model.layers." + std::to_string(i);
     for (const char* const part :
          {"", ".self_attn", ".self_attn.q_norm", ".self_attn.k_norm", ".mlp", ".mlp.act_fn",
-          ".input_layernorm", ".post_attention_layernorm"})
+          ".input_layernorm", ".post_attention_layernorm", ".pre_feedforward_layernorm",
+          ".post_feedforward_layernorm"})
       others.push_back(layer + part);
   }
   for (const std::string& other : others)

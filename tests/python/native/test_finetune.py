@@ -87,6 +87,7 @@ def test_another_format_and_mode(world: pathlib.Path, tmp_path: pathlib.Path) ->
         ("mistral", {"sliding_window": 20}),
         ("qwen2", {}),
         ("qwen3", {}),
+        ("gemma3_text", {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}),
     ],
 )
 def test_families_in_one_graph(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import shutil
 from typing import Any
 
 import pytest
+import torch
 
+from support.native_steps import make_base
 from support.native_tool import run
 from support.recipe_files import make_model, make_tokenizer, write_jsonl
 from support.two_trainers import Two, recipe
@@ -66,6 +69,18 @@ def test_tokens_take_what_it_says(world: pathlib.Path, tmp_path: pathlib.Path, k
     assert high - low == pytest.approx(said, rel=0.1)
     # The program, its stacks and the scratch of kernels are not counted.
     assert many["total_bytes"] - 2**20 < high < many["total_bytes"] + 48 * 2**20
+
+
+def test_norms_and_tables_of_gemma_are_counted(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    changes = WIDE | {"vocab_size": 400, "num_hidden_layers": 2, "sliding_window": 64, "pad_token_id": 2}
+    base = make_base(tmp_path, "gemma3_text", ("nf4", "--double-quant"), torch.bfloat16, **changes)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(world / "model" / name, base)
+    keys = {"base_model": str(base), "gradient_checkpointing": False}
+    few, low = both(world, tmp_path / "few", sequence_len=512, **keys)
+    many, high = both(world, tmp_path / "many", sequence_len=4096, **keys)
+    said = many["total_bytes"] - few["total_bytes"]
+    assert high - low == pytest.approx(said, rel=0.05)
 
 
 def test_the_parts_that_are_known_to_the_byte(world: pathlib.Path, tmp_path: pathlib.Path) -> None:

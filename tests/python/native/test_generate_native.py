@@ -30,6 +30,15 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {"sliding_window": 7}),
     ("qwen2", {}),
     ("qwen3", {"tie_word_embeddings": True}),
+    # Its scaled embedding, were it also the head, would give the last token again.
+    (
+        "gemma3_text",
+        {
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "tie_word_embeddings": False,
+        },
+    ),
 ]
 
 

@@ -24,6 +24,12 @@ from support.native_steps import (
 
 NF4 = ("nf4", "--double-quant")
 BF16, FP32 = torch.bfloat16, torch.float32
+GEMMA = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 9,
+    "query_pre_attn_scalar": 24,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
 
 
 def check(case: Case, folder: pathlib.Path, mode: str = "eager") -> None:
@@ -52,6 +58,9 @@ def test_llama(tmp_path: pathlib.Path, steps: int) -> None:
         ("qwen3", BF16, packed, {"tie_word_embeddings": True}),
         ("qwen3", FP32, padded, {"attention_bias": True}),
         ("llama", FP32, packed, {"attention_bias": True, "mlp_bias": True}),
+        ("gemma3_text", BF16, packed, GEMMA),
+        ("gemma3_text", FP32, padded, GEMMA | {"attention_bias": True, "tie_word_embeddings": False}),
+        ("gemma3_text", FP32, packed, GEMMA | {"rope_parameters": {"full_attention": LINEAR}}),
         (
             "llama",
             BF16,
@@ -125,6 +134,8 @@ GRAPHS = [
     ("qwen2", {}, FP32, 0.0),
     ("qwen3", {"tie_word_embeddings": True}, BF16, 0.0),
     ("qwen3", {"tie_word_embeddings": True}, BF16, 0.2),
+    ("gemma3_text", GEMMA, BF16, 0.2),
+    ("gemma3_text", GEMMA, FP32, 0.0),
 ]
 
 
@@ -148,6 +159,9 @@ def test_as_in_one_graph(
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}, ["rope_type is yarn"]),
         ("llama", {"head_dim": 16}, ["q_proj.weight is [128, 128], wanted [64, 128]"]),
         ("mistral", {"sliding_window": "a"}, ["sliding_window is a"]),
+        ("gemma3_text", {"final_logit_softcapping": 30.0}, ["final_logit_softcapping is 30.0, wanted null"]),
+        ("gemma3_text", {"rope_parameters": {"new": {}}}, ["rope_parameters: new is not a key"]),
+        ("gemma3_text", {"model_type": "qwen3"}, ["rope_parameters: rope_theta is missing"]),
         ("llama", {"tie_word_embeddings": True}, ["has lm_head.weight", "tie_word_embeddings"]),
         ("llama", {"max_position_embeddings": 0}, ["max_position_embeddings is 0, wanted a whole number"]),
         (

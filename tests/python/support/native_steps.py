@@ -24,6 +24,7 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "gemma3_text": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
 }
 VOCABULARY = 256
 STEP = {"weight_decay": 0.01, "max_grad_norm": 0.5, "seed": 7}
@@ -52,7 +53,8 @@ def make_base(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
-                parameter.copy_(1 + 0.1 * torch.randn_like(parameter))
+                one = 0 if family == "gemma3_text" else 1  # there 1 is added to the weight
+                parameter.copy_(one + 0.1 * torch.randn_like(parameter))
             elif name.endswith("bias"):
                 parameter.copy_(0.1 * torch.randn_like(parameter))
     dense = folder / "dense"

@@ -19,12 +19,16 @@ const Workers kAlone = {serial_for, 1};
 struct Family {
   const char* name;
   std::string config;
-  bool head_norms = false;
+  bool head_norms = false, branch_norms = false;
 };
 const Family kFamilies[] = {
     {"llama", R"("model_type": "llama")"},
     {"mistral", R"("model_type": "mistral", "sliding_window": 5)"},
     {"qwen3", R"("model_type": "qwen3")", true},
+    {"gemma3_text",
+     R"("model_type": "gemma3_text", "sliding_window": 5, "tie_word_embeddings": false,
+        "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16)",
+     true, true},
 };
 
 // Few queries are then served by vector code, whose bits are others.
@@ -70,7 +74,7 @@ Logits without_a_past(const BaseModel& base, const LoraParameters& parameters, c
     std::swap(h, next);
   }
   Activations normed(dtype, ids.size(), width), logits(dtype, ids.size(), kTinyVocabulary);
-  rms_norm({dtype, dtype, NormRounding::kBeforeGain, ids.size(), width, h.data(), width, nullptr,
+  rms_norm({dtype, dtype, base.config().norm_rounding, ids.size(), width, h.data(), width, nullptr,
             width, base.final_norm().data(), base.config().eps, nullptr, normed.data()},
            serial_for);
   const LinearOutput output = {base.head(), {}, nullptr, logits.out()};
@@ -86,7 +90,7 @@ Logits without_a_past(const BaseModel& base, const LoraParameters& parameters, c
 TEST(Decoder, TheSameBitsHoweverTheTokensCome) {
   const Ids ids = TinyModel::ids(37);
   for (const Family& family : kFamilies) {
-    const TinyModel model(family.config, family.head_norms);
+    const TinyModel model(family.config, family.head_norms, family.branch_norms);
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       SCOPED_TRACE(std::string(family.name) + " " + name_of(dtype));
       const BaseModel base(model.folder(), dtype);

@@ -118,7 +118,8 @@ TEST(Recipe, ExpressionsOfModules) {
   targets.pattern = R"(model\.layers\.[\d]+\.(self_attn|mlp)\.(q|up)_proj)";
   EXPECT_NO_THROW(check_takes_projections_alone(targets, 3));
   EXPECT_FALSE(targets.takes_all());
-  for (const char* more : {".*", "(lm_head|.*q_proj)", "model.layers.2.mlp", ".*norm"}) {
+  for (const char* more :
+       {".*", "(lm_head|.*q_proj)", "model.layers.2.mlp", ".*norm", ".*post_feed.*"}) {
     targets.pattern = more;
     EXPECT_THROW(check_takes_projections_alone(targets, 3), Error) << more;
   }

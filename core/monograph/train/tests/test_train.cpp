@@ -109,10 +109,10 @@ std::string error(const std::string& more) {
 TEST(ModelConfig, OldAndNewNamesOfRotaryPositions) {
   const ModelConfig older = parse(R"("model_type": "llama", "rope_theta": 5e5, "rope_scaling":
     {"type": "linear", "factor": 4.0})");
-  EXPECT_EQ(older.rope.theta, 5e5);
-  EXPECT_EQ(older.rope.kind, RopeKind::kLinear);
-  EXPECT_EQ(older.rope.factor, 4);
-  EXPECT_EQ(parse(R"("model_type": "llama")").rope.theta, 10000);
+  EXPECT_EQ(older.ropes[0].theta, 5e5);
+  EXPECT_EQ(older.ropes[0].kind, RopeKind::kLinear);
+  EXPECT_EQ(older.ropes[0].factor, 4);
+  EXPECT_EQ(parse(R"("model_type": "llama")").ropes[0].theta, 10000);
   EXPECT_EQ(error(R"("model_type": "qwen2")"),
             "test: rope_theta is missing, wanted a number, 0 or more");
 }
@@ -131,6 +131,44 @@ TEST(ModelConfig, WindowsOfLayers) {
   EXPECT_EQ(parse(mistral + R"(, "sliding_window": 7)").windows, Windows(3, 7));
   EXPECT_EQ(parse(mistral + R"(, "sliding_window": null)").windows, Windows(3, 0));
   EXPECT_NE(error(mistral).find("sliding_window is missing"), std::string::npos);
+}
+
+TEST(ModelConfig, LayersOfGemma) {
+  const std::string gemma = R"("model_type": "gemma3_text", "sliding_window": 7)";
+  using Windows = std::vector<std::int64_t>;
+  const ModelConfig older = parse(gemma + R"(, "sliding_window_pattern": 2, "rope_theta": 5e5,
+      "rope_local_base_freq": 1e3, "rope_scaling": {"rope_type": "linear", "factor": 8.0})");
+  EXPECT_EQ(older.windows, (Windows{7, 0, 7}));
+  EXPECT_EQ(older.rope_of, (std::vector<std::size_t>{1, 0, 1}));
+  EXPECT_EQ(older.ropes[0].theta, 5e5);
+  EXPECT_EQ(older.ropes[0].factor, 8);
+  EXPECT_EQ(older.ropes[1].theta, 1e3);
+  EXPECT_EQ(older.ropes[1].kind, RopeKind::kDefault);
+  // What the class has.
+  const ModelConfig least = parse(R"("model_type": "gemma3_text")");
+  EXPECT_EQ(least.windows, Windows(3, 4096));
+  EXPECT_EQ(least.ropes[0].theta, 1e6);
+  EXPECT_EQ(least.ropes[1].theta, 1e4);
+  EXPECT_EQ(least.head_size, 256u);
+  EXPECT_EQ(least.attention_scale, 1.0 / 16);
+  EXPECT_EQ(least.embedding_scale, 8);
+  EXPECT_TRUE(least.tied);
+  const auto refused = [&](const std::string& more, const char* words) {
+    EXPECT_NE(error(gemma + ", " + more).find(words), std::string::npos)
+        << error(gemma + ", " + more);
+  };
+  refused(R"("final_logit_softcapping": 30.0)", "final_logit_softcapping is 30.0, wanted null");
+  refused(R"("attn_logit_softcapping": 50.0)", "attn_logit_softcapping is 50.0, wanted null");
+  refused(R"("hidden_activation": "silu")", "hidden_activation is silu, wanted gelu_pytorch_tanh");
+  refused(R"("use_bidirectional_attention": true)", "use_bidirectional_attention is true");
+  refused(R"("query_pre_attn_scalar": 0)", "query_pre_attn_scalar is 0");
+  refused(R"("layer_types": ["full_attention"])", "wanted one entry for each of 3 layers");
+  refused(R"("layer_types": "full")", "layer_types is full");
+  refused(R"("rope_parameters": {"rope_theta": 1e4})", "rope_parameters: rope_theta is not a key");
+  refused(R"("rope_parameters": {"full_attention": {"rope_type": "yarn"}})", "rope_type is yarn");
+  EXPECT_NE(error(R"("model_type": "gemma3_text", "sliding_window": null)")
+                .find("sliding_window is missing, wanted a number of tokens"),
+            std::string::npos);
 }
 
 TEST(ModelConfig, EveryOtherValueIsRefusedByName) {

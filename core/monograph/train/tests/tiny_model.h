@@ -19,7 +19,7 @@ inline constexpr std::size_t kTinyVocabulary = 61;
 class TinyModel {
  public:
   // `more` are further keys of config.json: "model_type" at least.
-  explicit TinyModel(const std::string& more, bool head_norms = false) {
+  explicit TinyModel(const std::string& more, bool head_norms = false, bool branch_norms = false) {
     std::ofstream(folder_.path() / "config.json")
         << R"({"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "head_dim": 16,
                "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 61, "rope_theta": 1e4,
@@ -30,6 +30,10 @@ class TinyModel {
       const std::string at = layer, attention = at + "self_attn.";
       add(at + "input_layernorm.weight", {48});
       add(at + "post_attention_layernorm.weight", {48});
+      if (branch_norms) {
+        add(at + "pre_feedforward_layernorm.weight", {48});
+        add(at + "post_feedforward_layernorm.weight", {48});
+      }
       add(attention + "q_proj.weight", {64, 48});
       add(attention + "k_proj.weight", {32, 48});
       add(attention + "v_proj.weight", {32, 48});
