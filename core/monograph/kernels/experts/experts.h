@@ -21,6 +21,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "monograph/cpu/parallel.h"
 #include "monograph/formats/slice.h"
@@ -47,6 +48,9 @@ struct ExpertsProjection {
   // [E, out, in]. With `transposed` in the problem [E, in, out], plain. A grid has whole experts,
   // or an expert has whole grids.
   PackedGrids weight;
+  // Gate and up as two stacks, as a GGUF file has them: `weight` then is gate, [E, out / 2, in],
+  // and this up, packed alike or otherwise. The bits are those of one stack with the rows of both.
+  std::optional<PackedGrids> up_half;
   DType dtype = DType::kFloat32;  // of a plain weight
   std::size_t in = 0, out = 0;
   const void* bias = nullptr;  // [E, out] or none; rounded to the type of x

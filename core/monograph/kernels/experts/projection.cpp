@@ -42,13 +42,21 @@ const std::byte* ExpertsProduct::bias(std::size_t i) const {
 }
 
 std::vector<ExpertsProduct::Part> ExpertsProduct::parts(std::size_t i, std::size_t most) const {
-  const std::size_t rows = problem_.transposed ? projection_.in : projection_.out;
-  const std::size_t each = std::min({rows, most, projection_.weight.first.rows});
   std::vector<Part> found;
-  for (std::size_t first = 0; first < rows; first += each)
-    found.push_back({first,
-                     {slice_rows(projection_.weight, routing_.active[i] * rows + first, each),
-                      projection_.dtype}});
+  const auto add = [&](const PackedGrids& stack, std::size_t begin, std::size_t rows) {
+    const std::size_t each = std::min({rows, most, stack.first.rows});
+    for (std::size_t first = 0; first < rows; first += each)
+      found.push_back(
+          {begin + first,
+           {slice_rows(stack, routing_.active[i] * rows + first, each), projection_.dtype}});
+  };
+  const std::size_t rows = problem_.transposed ? projection_.in : projection_.out;
+  if (projection_.up_half) {
+    add(projection_.weight, 0, rows / 2);
+    add(*projection_.up_half, rows / 2, rows / 2);
+  } else {
+    add(projection_.weight, 0, rows);
+  }
   return found;
 }
 

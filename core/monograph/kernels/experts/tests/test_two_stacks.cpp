@@ -1,0 +1,106 @@
+// Gate and up of the first product as two stacks: values against double, and the bits of one stack.
+#include "monograph/formats/tests/ggml_weight.h"
+#include "monograph/kernels/experts/tests/compare_with_double.h"
+
+namespace monograph {
+namespace {
+
+// A stack of random blocks of ggml's, and its elements in the type of x.
+struct GgmlStack {
+  GgmlWeight rows;  // of all experts
+  Bytes plain;
+  PackedGrids grids;
+
+  GgmlStack(const char* format, const LayerShape& s, unsigned seed)
+      : rows(random_ggml(*find_format(format), s.experts * s.inner, s.hidden, seed)),
+        plain(rows.rows * rows.cols * size_bytes(s.dtype)) {
+    dequantize(rows.view, s.dtype, plain.data(), serial_for);
+    const std::size_t shape[] = {s.experts, s.inner, s.hidden};
+    grids = bind_grids(*rows.info, rows.info->largest_block, shape, s.inner,
+                       {rows.bytes.data(), rows.bytes.size()}, {});
+  }
+};
+
+// Of each expert the first part's share and then the second's.
+Bytes joined(const Bytes& first, const Bytes& second, std::size_t experts) {
+  Bytes all;
+  const auto add = [&](const Bytes& from, std::size_t e) {
+    const std::size_t each = from.size() / experts;
+    const auto begin = from.begin() + static_cast<std::ptrdiff_t>(e * each);
+    all.insert(all.end(), begin, begin + static_cast<std::ptrdiff_t>(each));
+  };
+  for (std::size_t e = 0; e < experts; ++e) {
+    add(first, e);
+    add(second, e);
+  }
+  return all;
+}
+
+TEST(TwoStacks, OfBlocksThatHoldTheirScales) {
+  using Pair = std::pair<const char*, const char*>;
+  unsigned seed = 80;
+  for (const auto& [first, second] :
+       {Pair("q8_0", "q8_0"), Pair("q4_0", "q5_1"), Pair("q4_k", "q4_k"), Pair("q4_k", "q6_k")})
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+      LayerShape shape;
+      shape.dtype = dtype;
+      shape.hidden = 256;
+      shape.inner = 37;
+      shape.rank1 = 3;
+      shape.biases = seed % 2 == 0;
+      SCOPED_TRACE(std::string(first) + " " + second + " " + shape.name());
+      Layer layer(shape, seed++);
+      const GgmlStack gate(first, shape, seed++), up(second, shape, seed++);
+      layer.up.plain = joined(gate.plain, up.plain, shape.experts);
+      layer.up.dense = loaded(dtype, layer.up.plain);
+      layer.problem.up.weight = gate.grids;
+      layer.problem.up.up_half = up.grids;
+      compare(layer);
+      const Bytes dy = stored(dtype, layer.normal(shape.tokens * shape.hidden, 1.0));
+      const Results apart = run(layer, dy, {});
+      layer.problem.up.up_half.reset();
+      if (first == second) {
+        const Bytes bytes = joined(gate.rows.bytes, up.rows.bytes, shape.experts);
+        const std::size_t whole[] = {shape.experts, 2 * shape.inner, shape.hidden};
+        layer.problem.up.weight = bind_grids(*gate.rows.info, gate.rows.info->largest_block, whole,
+                                             2 * shape.inner, {bytes.data(), bytes.size()}, {});
+        EXPECT_EQ(run(layer, dy, {}), apart) << "packed";
+      }
+      layer.use_plain();
+      EXPECT_EQ(run(layer, dy, {}), apart) << "plain";
+    }
+}
+
+TEST(TwoStacks, WithScalesOfTheirOwn) {
+  LayerShape shape;
+  shape.hidden = 96;
+  shape.inner = 37;
+  shape.activation = ExpertsActivation::kClampedGlu;
+  shape.rank1 = 2;
+  Layer layer(shape, 120);
+  const auto half = [&](unsigned seed) {
+    return small_weight("mxfp4", ScaleKind::kE8m0, 32, false,
+                        {shape.experts, shape.inner, shape.hidden}, seed);
+  };
+  const SmallWeight gate = half(121), up = half(122);
+  Bytes values[2];
+  for (const SmallWeight* stack : {&gate, &up}) {
+    Bytes& dense = values[stack == &up];
+    dense.resize(shape.experts * shape.inner * shape.hidden * 2);
+    dequantize(stack->view, shape.dtype, dense.data(), serial_for);
+  }
+  layer.up.plain = joined(values[0], values[1], shape.experts);
+  layer.up.dense = loaded(shape.dtype, layer.up.plain);
+  layer.problem.up.weight.first = gate.view;
+  layer.problem.up.up_half.emplace();
+  layer.problem.up.up_half->first = up.view;
+  compare(layer);
+  const Bytes dy = stored(shape.dtype, layer.normal(shape.tokens * shape.hidden, 1.0));
+  const Results apart = run(layer, dy, {});
+  layer.problem.up.up_half.reset();
+  layer.use_plain();
+  EXPECT_EQ(run(layer, dy, {}), apart);
+}
+
+}  // namespace
+}  // namespace monograph
