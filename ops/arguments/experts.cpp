@@ -47,49 +47,117 @@ Sizes sizes_of(const char* op, const char* what, const Layout& layout) {
           static_cast<std::size_t>(cols)};
 }
 
-PackedGrids plain_stack(const char* op, const char* what, const ExpertsWeight& weight,
-                        const Layout& layout, const Sizes& sizes) {
-  check_given(op, "values", weight.values);
-  STD_TORCH_CHECK(weight.scales.empty(), op, ": ", what, " of a plain weight has ",
-                  weight.scales.size(), " scales, wanted 0");
+// One stack of matrices as the schema has it.
+struct StackArgument {
+  const Tensor& values;
+  std::vector<Tensor> scales;
+  Layout layout;
+};
+
+PackedGrids plain_stack(const char* op, const char* what, const StackArgument& stack,
+                        const Sizes& sizes) {
+  const Layout& layout = stack.layout;
+  check_given(op, "values", stack.values);
+  STD_TORCH_CHECK(stack.scales.empty(), op, ": ", what, " of a plain weight has ",
+                  stack.scales.size(), " scales, wanted 0");
   STD_TORCH_CHECK(layout.block == 0 && layout.origin == 0 && layout.grid_rows == 0, op, ": ", what,
                   " of a plain weight has a block, an origin or grids, wanted none");
-  STD_TORCH_CHECK(weight.values.is_contiguous(), op, ": a plain weight must be contiguous");
+  STD_TORCH_CHECK(stack.values.is_contiguous(), op, ": a plain weight must be contiguous");
   std::size_t rows = 0, elements = 0;
   STD_TORCH_CHECK(!__builtin_mul_overflow(sizes.experts, sizes.rows, &rows) &&
                       !__builtin_mul_overflow(rows, sizes.cols, &elements) &&
-                      static_cast<std::size_t>(weight.values.numel()) == elements,
-                  op, ": a plain weight has ", weight.values.numel(), " elements, ", what, " says ",
+                      static_cast<std::size_t>(stack.values.numel()) == elements,
+                  op, ": a plain weight has ", stack.values.numel(), " elements, ", what, " says ",
                   sizes.experts, " x ", sizes.rows, " x ", sizes.cols);
-  PackedGrids stack;
-  stack.first.rows = rows;
-  stack.first.cols = sizes.cols;
-  stack.first.values = static_cast<const std::uint8_t*>(weight.values.const_data_ptr());
-  return stack;
+  PackedGrids plain;
+  plain.first.rows = rows;
+  plain.first.cols = sizes.cols;
+  plain.first.values = static_cast<const std::uint8_t*>(stack.values.const_data_ptr());
+  return plain;
+}
+
+bool is_plain(const Layout& layout) {
+  return layout.format == static_cast<std::int64_t>(Format::kPlain);
+}
+
+PackedGrids packed_stack(const char* op, const char* what, const StackArgument& stack,
+                         const Sizes& sizes) {
+  const Layout& layout = stack.layout;
+  const FormatInfo* info = find_format(static_cast<Format>(layout.format));
+  STD_TORCH_CHECK(layout.origin == 0 || (info != nullptr && info->shape == BlockShape::kFlat), op,
+                  ": ", what, " has the origin ", layout.origin,
+                  ", wanted 0 where blocks begin anew with each expert");
+  PackedGrids grids = check_packed(op, stack.values, stack.scales, layout).weight;
+  const std::size_t rows = layout.grid_rows;
+  STD_TORCH_CHECK(rows == 0 || sizes.rows % rows == 0, op, ": ", what, " has grids of ", rows,
+                  " rows, wanted a part of the ", sizes.rows, " rows of an expert");
+  return grids;
 }
 
 Sizes bind_weight(const char* op, const char* what, const ExpertsWeight& weight, bool transposed,
                   ExpertsProjection& projection) {
-  const Layout layout = read_layout(op, weight.layout);
-  const Sizes sizes = sizes_of(op, what, layout);
-  if (layout.format == static_cast<std::int64_t>(Format::kPlain)) {
-    projection.weight = plain_stack(op, what, weight, layout, sizes);
+  const StackArgument stack = {weight.values, weight.scales, read_layout(op, weight.layout)};
+  const Sizes sizes = sizes_of(op, what, stack.layout);
+  if (is_plain(stack.layout)) {
+    projection.weight = plain_stack(op, what, stack, sizes);
     projection.dtype = dtype_of(weight.values.scalar_type(), op, "a plain weight");
   } else {
     STD_TORCH_CHECK(!transposed, op,
                     ": transposed is true for a packed weight, wanted a plain one");
-    const FormatInfo* info = find_format(static_cast<Format>(layout.format));
-    STD_TORCH_CHECK(layout.origin == 0 || (info != nullptr && info->shape == BlockShape::kFlat), op,
-                    ": ", what, " has the origin ", layout.origin,
-                    ", wanted 0 where blocks begin anew with each expert");
-    projection.weight = check_packed(op, weight.values, weight.scales, layout).weight;
-    const std::size_t grid = layout.grid_rows;
-    STD_TORCH_CHECK(grid == 0 || sizes.rows % grid == 0, op, ": ", what, " has grids of ", grid,
-                    " rows, wanted a part of the ", sizes.rows, " rows of an expert");
+    projection.weight = packed_stack(op, what, stack, sizes);
   }
   projection.out = transposed ? sizes.cols : sizes.rows;
   projection.in = transposed ? sizes.rows : sizes.cols;
   return sizes;
+}
+
+// Gate and up apart: [-2, scales of gate, length, *gate's layout, *up's]; behind gate's scales come
+// the values and the scales of up.
+constexpr std::int64_t kPair = -2;
+
+Sizes bind_pair(const char* op, const ExpertsWeight& weight, bool transposed,
+                ExpertsProjection& projection) {
+  constexpr const char* kForm = "[-2, scales of gate, length, *layout of gate, *layout of up]";
+  const std::vector<std::int64_t>& numbers = weight.layout;
+  const auto left = static_cast<std::int64_t>(numbers.size()) - 3;
+  STD_TORCH_CHECK(left >= 0 && numbers[2] >= 0 && numbers[2] <= left, op, ": layout1 has ",
+                  numbers.size(), " entries, wanted ", kForm);
+  const std::int64_t scales = numbers[1];
+  STD_TORCH_CHECK(scales >= 0 && static_cast<std::size_t>(scales) < weight.scales.size(), op,
+                  ": layout1 claims ", scales, " scales of gate, scales1 has ",
+                  weight.scales.size(), " tensors, wanted those and the values of up behind");
+  STD_TORCH_CHECK(!transposed, op, ": transposed is true for two stacks, wanted a plain weight");
+  const auto middle = numbers.begin() + 3 + numbers[2];
+  const auto values = weight.scales.begin() + scales;
+  const StackArgument gate = {weight.values,
+                              {weight.scales.begin(), values},
+                              read_layout(op, {numbers.begin() + 3, middle})};
+  const StackArgument up = {
+      *values, {values + 1, weight.scales.end()}, read_layout(op, {middle, numbers.end()})};
+  const Sizes sizes = sizes_of(op, "layout1", gate.layout);
+  const Sizes others = sizes_of(op, "layout1", up.layout);
+  STD_TORCH_CHECK(
+      others.experts == sizes.experts && others.rows == sizes.rows && others.cols == sizes.cols, op,
+      ": gate has ", sizes.experts, " experts of ", sizes.rows, " x ", sizes.cols, ", up has ",
+      others.experts, " of ", others.rows, " x ", others.cols);
+  STD_TORCH_CHECK(!is_plain(gate.layout) && !is_plain(up.layout), op,
+                  ": gate and up are two stacks and one is plain, wanted two packed ones");
+  projection.weight = packed_stack(op, "layout1", gate, sizes);
+  projection.up_half = packed_stack(op, "layout1", up, sizes);
+  projection.out = 2 * sizes.rows;
+  projection.in = sizes.cols;
+  return {sizes.experts, projection.out, sizes.cols};
+}
+
+Sizes bind_first(const char* op, const ExpertsWeight& weight, const ExpertsNumbers& numbers,
+                 ExpertsProblem& problem) {
+  if (weight.layout.empty() || weight.layout[0] != kPair)
+    return bind_weight(op, "layout1", weight, numbers.transposed, problem.up);
+  STD_TORCH_CHECK(is_gated(problem.activation), op, ": layout1 has two stacks for activation ",
+                  numbers.activation, ", which has no gate");
+  STD_TORCH_CHECK(!numbers.interleaved, op,
+                  ": interleaved is true for two stacks, wanted gate in front of up");
+  return bind_pair(op, weight, numbers.transposed, problem.up);
 }
 
 void bind_low_rank(const char* op, const std::string& which, const ExpertsWeight& weight,
@@ -211,7 +279,7 @@ ExpertsArguments bind_layer(const char* op, const Tensor& x, const ExpertsWeight
   ExpertsArguments arguments;
   ExpertsProblem& problem = arguments.problem;
   bind_numbers(op, numbers, problem);
-  const Sizes sizes = bind_weight(op, "layout1", first, numbers.transposed, problem.up);
+  const Sizes sizes = bind_first(op, first, numbers, problem);
   const Sizes below = bind_weight(op, "layout2", second, numbers.transposed, problem.down);
   problem.experts = sizes.experts;
   const std::size_t hidden = problem.up.in, width = problem.up.out;

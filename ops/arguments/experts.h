@@ -34,9 +34,11 @@ struct ExpertsArguments {
 };
 
 // ids and weights [T, k] with x [T, H]; weights in the type of x or fp32. Layouts [E, 2I, H], [E,
-// I, H] without a gate, and [E, H, I]; with `transposed`, which wants plain weights, [E, H, 2I] and
-// [E, I, H]. Throws with the name of `op`, the thing, the value found and the value wanted. Reads
-// no ids: any number is allowed.
+// I, H] without a gate, and [E, H, I]; or two of [E, I, H] for gate and up, packed, whose layout is
+// [-2, scales of gate, length of its layout, *layout of gate, *layout of up] and whose scales are
+// those of gate, the values of up and its scales. With `transposed`, which wants plain weights, [E,
+// H, 2I] and [E, I, H]. Throws with the name of `op`, the thing, the value found and the value
+// wanted. Reads no ids: any number is allowed.
 ExpertsArguments check_experts(const char* op, const Tensor& x, const Tensor& ids,
                                const Tensor& weights, const ExpertsWeight& first,
                                const ExpertsWeight& second, const ExpertsNumbers& numbers);

@@ -25,11 +25,17 @@ from monograph.ops import library  # noqa: F401  (the schemas are registered the
 from monograph.ops.argument_checks import require
 from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd, register_not_differentiable
-from monograph.ops.experts_arguments import Activation, ExpertsArguments, check_fake, flat_layer
+from monograph.ops.experts_arguments import (
+    Activation,
+    ExpertsArguments,
+    check_fake,
+    flat_layer,
+    two_stacks,
+)
 from monograph.ops.experts_portable import gradients, portable_experts
 from monograph.ops.providers import serve
 
-__all__ = ["Activation", "experts", "portable_experts"]
+__all__ = ["Activation", "experts", "portable_experts", "two_stacks"]
 
 _NEED = 6  # x, weights, bias1, bias2, (a1, b1), (a2, b2)
 
@@ -51,7 +57,8 @@ def experts(
     transposed: bool = False,
     save: bool = True,
 ) -> torch.Tensor:
-    """y [T, H] in the dtype of x. A weight is (values, scales, layout) and a LoRA (a, b, scale)."""
+    """y [T, H] in the dtype of x. A weight is (values, scales, layout) and a LoRA (a, b, scale). `first`
+    may be `two_stacks(gate, up)`, with the bits of one stack of both."""
     layer = flat_layer(first, second, bias, lora1, lora2)
     numbers = (int(activation), interleaved, float(alpha), float(limit), transposed, save)
     y, _ = torch.ops.monograph.experts(x, ids, weights, *layer, *numbers)

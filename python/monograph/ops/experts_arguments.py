@@ -20,7 +20,7 @@ from monograph.ops.argument_checks import (
     require,
 )
 from monograph.ops.formats import BlockShape, format_numbered
-from monograph.ops.layout import PLAIN, Layout, read_layout
+from monograph.ops.layout import PLAIN, Layout, pair_layout, read_layout, split_pair
 
 
 class Activation(IntEnum):
@@ -38,15 +38,25 @@ class Activation(IntEnum):
         return self <= Activation.GELU_TANH
 
 
+class Stack(NamedTuple):
+    """The matrices of all experts, [E, rows, cols]."""
+
+    values: torch.Tensor
+    scales: Sequence[torch.Tensor]
+    layout: Layout
+
+
 class ExpertsArguments(NamedTuple):
     """From `x` to `transposed`, in the order of the schema."""
 
     x: torch.Tensor  # [T, H]
     ids: torch.Tensor  # [T, k] int64; an expert outside [0, E) is skipped
     weights: torch.Tensor  # [T, k], in the dtype of x or float32
-    values1: torch.Tensor  # the weight of gate and up, [E, 2I, H]; without a gate [E, I, H]
-    scales1: Sequence[torch.Tensor]
-    layout1: Sequence[int]
+    values1: (
+        torch.Tensor
+    )  # the weight of gate and up, [E, 2I, H]; without a gate, or of gate alone, [E, I, H]
+    scales1: Sequence[torch.Tensor]  # with two stacks: gate's, the values of up, and its scales
+    layout1: Sequence[int]  # with two stacks: ops/layout.py, pair_layout
     bias1: torch.Tensor | None  # [E, 2I]
     values2: torch.Tensor  # the weight of down, [E, H, I]
     scales2: Sequence[torch.Tensor]
@@ -72,15 +82,43 @@ class ExpertsArguments(NamedTuple):
         """[E, out, in] of the two weights as the layouts say; with `transposed` they hold [E, in, out]."""
         found = []
         for name, numbers in (("layout1", self.layout1), ("layout2", self.layout2)):
-            shape = read_layout(op, numbers).shape
+            pair = split_pair(op, numbers) if name == "layout1" else None
+            shape = read_layout(op, numbers if pair is None else pair[0]).shape
             require(len(shape) == 3, op, f"{name} has {len(shape)} dimensions, wanted 3")
-            found.append(shape)
+            found.append(shape if pair is None else (shape[0], 2 * shape[1], shape[2]))
         return found[0], found[1]
+
+    def first_stacks(self, op: str) -> list[Stack]:
+        """The weight of gate and up: one stack, or gate and then up."""
+        pair = split_pair(op, self.layout1)
+        if pair is None:
+            return [Stack(self.values1, self.scales1, read_layout(op, self.layout1))]
+        gate, count, up = pair
+        found = f"layout1 claims {count} scales of gate, scales1 has {len(self.scales1)} tensors"
+        there = 0 <= count < len(self.scales1)
+        require(there, op, f"{found}, wanted those and the values of up behind")
+        own, (values, *others) = self.scales1[:count], self.scales1[count:]
+        return [
+            Stack(self.values1, own, read_layout(op, gate)),
+            Stack(values, others, read_layout(op, up)),
+        ]
+
+    def second_stack(self, op: str) -> Stack:
+        return Stack(self.values2, self.scales2, read_layout(op, self.layout2))
+
+
+Weight = tuple[torch.Tensor, Sequence[torch.Tensor], Sequence[int]]
+
+
+def two_stacks(gate: Weight, up: Weight) -> Weight:
+    """The weight of gate and up out of two packed stacks [E, I, H], which stay where they are."""
+    (values, scales, layout), (others, behind, other) = gate, up
+    return values, [*scales, others, *behind], pair_layout(layout, len(scales), other)
 
 
 def flat_layer(
-    first: tuple[torch.Tensor, Sequence[torch.Tensor], Sequence[int]],
-    second: tuple[torch.Tensor, Sequence[torch.Tensor], Sequence[int]],
+    first: Weight,
+    second: Weight,
     bias: tuple[torch.Tensor | None, torch.Tensor | None],
     lora1: tuple[torch.Tensor, torch.Tensor, float] | None,
     lora2: tuple[torch.Tensor, torch.Tensor, float] | None,
@@ -111,14 +149,8 @@ def check_fake(op: str, given: ExpertsArguments, **more: torch.Tensor) -> None:
         require(t.dim() == 2, op, f"{name} has {t.dim()} dimensions, wanted 2")
 
 
-def _check_stack(
-    op: str,
-    which: str,
-    values: torch.Tensor,
-    scales: Sequence[torch.Tensor],
-    layout: Layout,
-    transposed: bool,
-) -> None:
+def _check_stack(op: str, which: str, stack: Stack, transposed: bool) -> None:
+    values, scales, layout = stack
     if layout.format == PLAIN:
         cut = layout.block or layout.origin or layout.grid_rows or scales
         require(not cut, op, f"layout{which} of a plain weight has a block, an origin, grids or scales")
@@ -133,6 +165,23 @@ def _check_stack(
     flat = format_numbered(layout.format).shape is BlockShape.FLAT
     found = f"layout{which} has the origin {layout.origin}"
     require(not layout.origin or flat, op, f"{found}, wanted 0 where blocks begin anew with each expert")
+
+
+def _check_first(op: str, given: ExpertsArguments) -> Layout:
+    """The layout of gate and up, or of gate."""
+    stacks = given.first_stacks(op)
+    if len(stacks) == 2:
+        kind = Activation(given.activation)
+        require(kind.gated, op, f"layout1 has two stacks, {kind.name.lower()} has no gate")
+        found = "interleaved is True for two stacks"
+        require(not given.interleaved, op, f"{found}, wanted gate in front of up")
+        gate, up = (list(stack.layout.shape) for stack in stacks)
+        require(gate == up, op, f"gate is {gate}, up is {up}, wanted both alike")
+        packed = all(stack.layout.format != PLAIN for stack in stacks)
+        require(packed, op, "gate and up are two stacks and one is plain, wanted two packed ones")
+    for stack in stacks:
+        _check_stack(op, "1", stack, given.transposed)
+    return stacks[0].layout
 
 
 def _check_low_rank(
@@ -165,9 +214,8 @@ def check_experts(op: str, given: ExpertsArguments, **more: torch.Tensor) -> tup
     for name in ("lora_scale1", "lora_scale2"):
         require(isfinite(getattr(given, name)), op, f"{name} is {getattr(given, name)}, wanted a number")
     shape1, shape2 = given.shapes(op)
-    first, second = read_layout(op, given.layout1), read_layout(op, given.layout2)
-    _check_stack(op, "1", given.values1, given.scales1, first, given.transposed)
-    _check_stack(op, "2", given.values2, given.scales2, second, given.transposed)
+    first, second = _check_first(op, given), read_layout(op, given.layout2)
+    _check_stack(op, "2", given.second_stack(op), given.transposed)
     same = (first.format == PLAIN) == (second.format == PLAIN)
     require(same or not given.transposed, op, "transposed is True, wanted two plain weights")
     if given.transposed:

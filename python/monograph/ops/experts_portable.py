@@ -8,22 +8,14 @@ twice the rows that are routed are multiplied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
 
-from monograph.ops.argument_checks import grids_of
-from monograph.ops.dequantize import PANEL, decode_in_panels, portable_scales
-from monograph.ops.dequantize_blocks import decode_blocks
-from monograph.ops.dequantize_groups import decode_groups
 from monograph.ops.experts_activation import activate, activate_backward
 from monograph.ops.experts_arguments import Activation, ExpertsArguments, check_experts, check_gradient
-from monograph.ops.formats import BlockShape, format_numbered, value_table
-from monograph.ops.layout import PLAIN, read_layout
-
-Tensors = Sequence[torch.Tensor]
+from monograph.ops.experts_weight import StackDecoder
 
 
 @dataclass(frozen=True)
@@ -61,86 +53,16 @@ class Projection:
         self.experts, self.rows, self.cols = shape
         self.kind = given.x.dtype
         self.wide = torch.float64 if self.kind == torch.float64 else torch.float32
-        self.transposed = given.transposed
-        self.layout = read_layout("experts", getattr(given, f"layout{pick}"))
-        self.values: torch.Tensor = getattr(given, f"values{pick}")
+        stacks = [given.second_stack("experts")] if second else given.first_stacks("experts")
+        self.stacks = [StackDecoder(stack, given.transposed, self.kind, self.wide) for stack in stacks]
         self.a, self.b = getattr(given, f"a{pick}"), getattr(given, f"b{pick}")
         self.bias: torch.Tensor | None = getattr(given, f"bias{pick}")
         self.scale: float = getattr(given, f"lora_scale{pick}")
-        if self.layout.format != PLAIN:
-            self._read_scales(getattr(given, f"scales{pick}"))
-
-    def _read_scales(self, scales: Tensors) -> None:
-        layout, fmt = self.layout, format_numbered(self.layout.format)
-        self.by_rows = fmt.shape in (BlockShape.GROUP, BlockShape.INTERLEAVED)
-        if self.by_rows:  # every matrix has its own bytes
-            self.through, self.scales = False, list(scales)
-            return
-        grids = grids_of("experts", self.values, scales, layout)
-        per_block = [portable_scales(fmt, own, part.stored_shape(fmt), part.block) for _, own, part in grids]
-        # Blocks that run through all experts have one row of scales, others one for each matrix.
-        self.through = layout.grid_rows == 0 and fmt.shape is BlockShape.FLAT
-        matrices = 1 if self.through else max(len(grids), self.experts)
-        self.block_scales = torch.cat(per_block).reshape(matrices, -1)
-        self.codes = self.values.reshape(matrices, -1)
 
     def weight(self, expert: torch.Tensor) -> torch.Tensor:
-        """[rows, cols], rounded to the dtype of x and widened again. Both exist for a moment, and a panel's
-        intermediates, but no index for each element."""
-        if self.layout.format == PLAIN:
-            shape = (self.cols, self.rows) if self.transposed else (self.rows, self.cols)
-            dense = self.values.reshape(self.experts, *shape).index_select(0, expert)[0].to(self.kind)
-            return (dense.t() if self.transposed else dense).to(self.wide)
-        return self._decoded(expert).reshape(self.rows, self.cols).to(self.wide)
-
-    def _decoded(self, expert: torch.Tensor) -> torch.Tensor:
-        """In the dtype of x, flat."""
-        fmt, block = format_numbered(self.layout.format), self.layout.block
-        elements = self.rows * self.cols
-        if self.by_rows:
-            return self._decoded_rows(expert)
-        if self.through and (elements % block or self.layout.origin):
-            return self._decoded_across(expert)
-        matrices = 1 if self.through else self.codes.shape[0] // self.experts  # of one expert
-        own = expert * matrices + torch.arange(matrices, device=expert.device)
-        count = self.experts * matrices
-        codes = self.codes.reshape(count, -1).index_select(0, own)
-        scales = self.block_scales.reshape(count, -1).index_select(0, own)
-        shape = (self.rows // matrices, self.cols)
-        parts = [decode_in_panels(fmt, block, codes[i], scales[i], shape, self.kind) for i in range(matrices)]
-        return parts[0] if matrices == 1 else torch.cat(parts)
-
-    def _decoded_rows(self, expert: torch.Tensor) -> torch.Tensor:
-        """Of a format whose rows are decoded one by one: groups of a row, blocks with their scales."""
-        fmt, block = format_numbered(self.layout.format), self.layout.block
-        decode = decode_groups if fmt.shape is BlockShape.GROUP else decode_blocks
-        rows = self.layout.grid_rows or self.rows
-        each = self.rows // rows
-        own = expert * each + torch.arange(each, device=expert.device)
-        values, *scales = (
-            t.reshape(self.experts * each, -1).index_select(0, own) for t in (self.values, *self.scales)
-        )
-        parts = [
-            decode(fmt, block, values[i], [s[i] for s in scales], (rows, self.cols), self.kind, PANEL)
-            for i in range(each)
-        ]
-        return parts[0] if each == 1 else torch.cat(parts)
-
-    def _decoded_across(self, expert: torch.Tensor) -> torch.Tensor:
-        """Where a block lies on two experts, or the stack is a part of one: codes and scales by the index of
-        each element, in panels."""
-        fmt, elements = format_numbered(self.layout.format), self.rows * self.cols
-        table = value_table(fmt, self.values.device)
-        out = torch.empty(elements, dtype=self.kind, device=expert.device)
-        for begin in range(0, elements, PANEL // 4):
-            end = min(begin + PANEL // 4, elements)
-            at = self.layout.origin + expert * elements + torch.arange(begin, end, device=expert.device)
-            codes = self.codes[0].index_select(0, at * fmt.bits // 8).int()
-            if fmt.bits == 4:
-                codes = (codes >> torch.where(at % 2 == (1 if fmt.low_nibble_first else 0), 4, 0)) & 15
-            scales = self.block_scales[0].index_select(0, at // self.layout.block)
-            out[begin:end] = (table.index_select(0, codes.int()) * scales).to(self.kind)
-        return out
+        """[rows, cols]."""
+        parts = [stack.weight(expert) for stack in self.stacks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def factors(self, expert: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """a [r, cols] and b [rows, r], rounded to the dtype of x and widened again."""

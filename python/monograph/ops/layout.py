@@ -6,6 +6,10 @@
 The second form is told by its negative first number, a version. `origin` and `grid_rows` are for weights that
 were cut or put together; with both 0 the first form says the same, and it is what `make_layout` then gives.
 `ops/arguments/packed.h` is the same reader for the kernels on the CPU.
+
+    [-2, scales of gate, length, *layout of gate, *layout of up]
+
+is of experts alone: gate and up are two stacks, in one list of tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from math import prod
 from monograph.ops.formats import BlockShape, Format
 
 PLAIN = 0  # the format number of a weight that is not packed
-_VERSION = -1
+_VERSION, _PAIR = -1, -2
 _BEFORE, _BEHIND = 4, 2  # numbers before and behind the shape
 _SHARED = 5  # numbers a weight in a list without versions: format, block, rows, cols, number of scales
 
@@ -104,6 +108,23 @@ def read_matrix(op: str, numbers: Sequence[int]) -> Layout:
     if len(layout.shape) != 2:
         _refuse(op, f"the weight has {len(layout.shape)} dimensions, wanted 2")
     return layout
+
+
+def pair_layout(gate: Sequence[int], scales: int, up: Sequence[int]) -> list[int]:
+    """Gate and up of experts as two stacks; `scales` tensors are gate's, behind them come the values and the
+    scales of up."""
+    return [_PAIR, scales, len(gate), *gate, *up]
+
+
+def split_pair(op: str, numbers: Sequence[int]) -> tuple[Sequence[int], int, Sequence[int]] | None:
+    """What `pair_layout` joined; None for the layout of one stack."""
+    if len(numbers) < 3 or numbers[0] != _PAIR:
+        return None
+    _, scales, length, *both = numbers
+    if not 0 <= length <= len(both):
+        form = "[-2, scales of gate, length, *layout of gate, *layout of up]"
+        _refuse(op, f"layout1 has {len(numbers)} entries, wanted {form}")
+    return both[:length], scales, both[length:]
 
 
 def join_layouts(layouts: Sequence[Sequence[int]], scales: Sequence[int]) -> list[int]:
