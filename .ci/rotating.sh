@@ -83,9 +83,15 @@ site() {
   cp -r build/site/html build/upload
 }
 
-# Tests marked slow or long, cut into quarters by tests/durations.json; those marked apart have a stage of their own.
+# Every command and script of the pages: a page that no longer runs is seen soon, and not when a quarter has its turn.
+page_tests() {
+  OMP_NUM_THREADS=1 python -m pytest -q -n 2 --dist loadfile --durations=15 -m slow tests/python/project/test_page_*.py
+}
+
+# Tests marked slow or long, cut into quarters by tests/durations.json; those marked apart, and the pages, have stages of their own.
 long_tests() {
-  OMP_NUM_THREADS=1 python -m pytest -q -n 2 --dist loadfile --durations=15 tests/python -m "(slow or long) and not apart" --part "$1/4"
+  OMP_NUM_THREADS=1 python -m pytest -q -n 2 --dist loadfile --durations=15 tests/python -m "(slow or long) and not apart" \
+    --ignore-glob='*/project/test_page_*.py' --part "$1/4"
 }
 
 long_tests_1() { long_tests 1; }

@@ -66,6 +66,7 @@ STAGES = (
         "site",
         ("docs", "recipes", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml", "tools/site"),
     ),
+    Stage("page_tests", ("docs", "recipes", "README.md", "CONTRIBUTING.md", "cli", "python")),
     *(Stage(f"long_tests_{part}", ("tests/python", *PRODUCT)) for part in (1, 2, 3, 4)),
     Stage("between_steps", ("python/monograph/training", "python/monograph/memory", "python/monograph/ops")),
     Stage(

@@ -73,9 +73,9 @@ def test_age_counts_the_commits_that_touch_the_paths_of_a_stage(clone):
 
 
 def test_more_than_200_commits_are_red_and_named(clone):
-    clone.commit("docs/x.md", times=200)
+    clone.commit("mkdocs.yml", times=200)
     assert clone.run("table").returncode == 0
-    clone.commit("docs/x.md")
+    clone.commit("mkdocs.yml")
     table = clone.run("table")
     assert table.returncode == 1
     assert table.stdout.splitlines()[-1].endswith("1 overdue: site")
@@ -111,7 +111,7 @@ def test_a_new_stage_is_due_at_once_and_overdue_200_commits_after_it_was_added(c
 
 def test_the_oldest_due_stage_that_fits_is_next(clone):
     assert clone.run("next", "--left", 3600).stdout == ""
-    clone.commit("docs/x.md", times=2)
+    clone.commit("mkdocs.yml", times=2)
     clone.commit("tools/check_cuda.py", times=3)
     assert clone.run("next", "--left", 3600).stdout == "cuda\n"
     assert clone.run("next", "--left", 3600, "--not", "cuda").stdout == "site\n"
@@ -166,7 +166,7 @@ def test_a_run_is_red_when_a_stage_fails_or_is_overdue(clone, overdue):
     )
     (clone.folder / ".ci" / "rotating.sh").write_text(names)
     (clone.folder / ".ci" / "release.sh").write_text("")
-    clone.commit("docs/x.md")
+    clone.commit("mkdocs.yml")
     environment = {"PATH": f"{pathlib.Path(sys.executable).parent}:/usr/bin:/bin"}
 
     def ci(*arguments):
