@@ -89,6 +89,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
       "float alpha, float limit, bool transposed, bool[] need) -> (Tensor, Tensor, Tensor, "
       "Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("combine_slots(Tensor rows, Tensor places, Tensor? weights) -> Tensor");
+  m.def("choose_experts(Tensor logits, int slots, bool normalise) -> (Tensor, Tensor)");
+  m.def(
+      "choose_experts_backward(Tensor dweights, Tensor logits, Tensor ids, bool normalise) "
+      "-> Tensor");
   m.def(
       "varlen_attention(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, "
       "Tensor? key_lengths, Tensor? sinks, bool causal, SymInt window, float scale, float softcap) "

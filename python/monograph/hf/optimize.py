@@ -68,10 +68,11 @@ def optimize(
       same numbers without a graph break, and nothing for tokens that have no label. Without gradients the
       logits come from the same product, so that tokens are drawn from the numbers they are scored with.
     - `generate` sends equal prompts through the model once (docs/reference/training.md).
-    - Norms, gated MLPs, rotary positions and the first residual sum of a layer, of kinds that are known,
-      compute with `rms_norm`, `silu_mul`, `gelu_mul` and `rotary`: faster, the same bits in eager mode and in
-      a graph, and other last bits than transformers' code (docs/reference/training.md). `elementwise=False`
-      leaves them, `elementwise=True` warns if there are none.
+    - Norms, gated MLPs, rotary positions, frozen routers and the first residual sum of a layer, of kinds that
+      are known, compute with `rms_norm`, `silu_mul`, `gelu_mul`, `rotary` and `choose_experts`: faster, the
+      same bits in eager mode and in a graph, and other last bits than transformers' code
+      (docs/reference/training.md). `elementwise=False` leaves them, `elementwise=True` warns if there are
+      none.
     - The input hook of checkpointing breaks the graph. It is removed where checkpointing does not need it and
       else kept out of graphs: only reentrant checkpointing wants inputs that require gradients.
     - With `regions`, each decoder layer is one operator, traced once per kind of layer

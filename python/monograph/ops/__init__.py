@@ -7,6 +7,7 @@ implementation, written in aten operations, runs. Both give the same values.
 from monograph.ops import (
     adamw,
     causal_conv1d,
+    choose_experts,
     combine_slots,
     dequantize,
     ep_experts,
@@ -36,6 +37,7 @@ from monograph.ops import (
 __all__ = [
     "adamw",
     "causal_conv1d",
+    "choose_experts",
     "combine_slots",
     "dequantize",
     "ep_experts",

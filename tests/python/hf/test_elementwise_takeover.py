@@ -33,7 +33,7 @@ def test_modules_are_recognised(config_class, norms, norm, activation, attention
     names = list(model.state_dict())
     wide = copy.deepcopy(model).double()
     eager = copy.deepcopy(model)
-    assert take_over(model) == take_over(model) == (norms, 2, attentions, attentions, rotaries)
+    assert take_over(model) == take_over(model) == (norms, 2, attentions, attentions, rotaries, 0)
     assert {m.monograph_norm for m in model.modules() if hasattr(m, "monograph_norm")} == {norm}
     assert model.model.layers[1].mlp.monograph_activation == activation
     assert list(model.state_dict()) == names
@@ -86,8 +86,8 @@ def test_unknown_variants_are_left_alone():
         watched,
         owned,
     ]
-    assert take_over(nn.ModuleList(left)) == (0, 0, 0, 0, 0)
-    assert take_over(nn.ModuleList([LlamaRMSNorm(64), LlamaMLP(config)])) == (1, 1, 0, 0, 0)
+    assert take_over(nn.ModuleList(left)) == (0, 0, 0, 0, 0, 0)
+    assert take_over(nn.ModuleList([LlamaRMSNorm(64), LlamaMLP(config)])) == (1, 1, 0, 0, 0, 0)
 
 
 def adapted(config_class, dtype):

@@ -477,3 +477,15 @@ def combine_slots(r: Random) -> list[Any]:
     places = torch.tensor([[r.randrange(-1, len(rows) + 1) for _ in range(k)] for _ in range(tokens)])
     weights = floats(r, tokens, k, dtype=r.choice((rows.dtype, DTYPES[0])))
     return [rows, places, r.choice((None, weights))]
+
+
+def choose_experts(r: Random) -> list[Any]:
+    logits = floats(r, r.choice((0, 1, 5)), r.choice((4, 33)), dtype=r.choice(DTYPES))
+    return [logits, r.choice((1, 3)), r.random() < 0.5]
+
+
+def choose_experts_backward(r: Random) -> list[Any]:
+    logits, k, normalise = choose_experts(r)
+    ids = torch.stack([torch.randperm(logits.shape[1])[:k] for _ in range(len(logits))] or [torch.zeros(k)])
+    ids = ids[: len(logits)].long()
+    return [floats(r, len(logits), k, dtype=logits.dtype), logits, ids, normalise]

@@ -17,6 +17,7 @@ from monograph.hf.transformers.fused_layer import FusedLayer, take_layer
 from monograph.hf.transformers.fused_mlp import FusedMlp, take_mlp
 from monograph.hf.transformers.fused_norm import FusedNorm, take_norm
 from monograph.hf.transformers.fused_rotary import FusedLayerRotary, FusedRotary, take_rotary
+from monograph.hf.transformers.fused_router import FusedRouter, take_router
 
 
 class Taken(NamedTuple):
@@ -27,11 +28,13 @@ class Taken(NamedTuple):
     attentions: int
     layers: int
     rotaries: int
+    routers: int
 
     def __str__(self) -> str:
         return (
             f"{self.norms} norms, {self.mlps} gated MLPs, the positions of {self.attentions} attentions, "
-            f"a residual sum of {self.layers} layers, {self.rotaries} tables of angles"
+            f"a residual sum of {self.layers} layers, {self.rotaries} tables of angles, "
+            f"{self.routers} routers"
         )
 
 
@@ -41,6 +44,7 @@ _KINDS = (
     (FusedAttention, take_attention),  # has norms in it
     (FusedLayer, take_layer),  # likewise
     ((FusedRotary, FusedLayerRotary), take_rotary),
+    (FusedRouter, take_router),
 )
 
 
