@@ -237,11 +237,10 @@ Run declare(CommandLine& line) {
 const Command kFinetune = {
     "finetune",
     "fine-tune a packed base with LoRA, without Python",
-    "Train LoRA on a folder of Llama, Mistral, Qwen2, Qwen3 or Gemma 3 that monograph quantize "
-    "made, "
-    "from a recipe of monograph train and a file of tokens. The adapter has the bytes that "
-    "monograph train gives it. A key of the recipe that cannot be honoured is an error that names "
-    "it.\n\n"
+    "Train LoRA on a folder of Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE or Gemma 3 that monograph "
+    "quantize made, from a recipe of monograph train and a file of tokens. The adapter has the "
+    "bytes that monograph train gives it. A key of the recipe that cannot be honoured is an error "
+    "that names it.\n\n"
     "OUTPUT_DIR gets adapter_model.safetensors and adapter_config.json, as PEFT reads them, "
     "metrics.jsonl, and checkpoints, from which either trainer goes on. Ctrl-C writes one more.",
     "monograph preprocess recipe.yml --tokens tokens.safetensors\n"

@@ -113,6 +113,32 @@ BaseProjection BaseModel::projection(const std::string& module, std::size_t rows
   return found;
 }
 
+PackedGrids BaseModel::stack(const std::string& name, std::size_t rows, std::size_t cols) {
+  const std::size_t count = config_.experts.count;
+  const char* const wanted = "; wanted experts in stacks, by monograph quantize --experts stack";
+  if (!by_name_.contains(name)) throw Error(folder_ + ": has no " + name + wanted);
+  const Weight& weight = shaped(name, {count, rows, cols});
+  const bool whole = weight.view && weight.composed == nullptr && weight.columns.empty() &&
+                     weight.view->rows == count * rows && weight.view->cols == cols;
+  if (!weight.is_packed() || !whole)
+    throw Error(folder_ + ": " + name + " is " + std::string(weight.format) + wanted);
+  PackedGrids grids;
+  grids.first = *weight.view;
+  return grids;
+}
+
+BaseExperts BaseModel::read_experts(const std::string& mlp) {
+  const ExpertsConfig& c = config_.experts;
+  BaseExperts experts;
+  experts.count = c.count;
+  bool packed = false;
+  experts.router = matrix(mlp + ".gate.weight", c.count, config_.width, &packed);
+  if (packed) throw Error(folder_ + ": " + mlp + ".gate.weight is packed, wanted a plain router");
+  experts.up = stack(mlp + ".experts.gate_up_proj", 2 * c.inner, config_.width);
+  experts.down = stack(mlp + ".experts.down_proj", config_.width, c.inner);
+  return experts;
+}
+
 std::vector<float> BaseModel::gain(const std::string& name, std::size_t size) {
   const void* const values = values_of(shaped(name, {size}));
   std::vector<float> found(size);
@@ -146,6 +172,10 @@ BaseLayer BaseModel::read_layer(std::size_t number) {
   layer.key = projection(attention + "k_proj", c.key_width(), c.width, c.qkv_bias);
   layer.value = projection(attention + "v_proj", c.key_width(), c.width, c.qkv_bias);
   layer.out = projection(attention + "o_proj", c.width, c.query_width(), c.out_bias);
+  if (c.has_experts(number)) {
+    layer.experts = read_experts(at + "mlp");
+    return layer;
+  }
   layer.gate = projection(mlp + "gate_proj", c.inner, c.width, c.mlp_bias);
   layer.up = projection(mlp + "up_proj", c.inner, c.width, c.mlp_bias);
   layer.down = projection(mlp + "down_proj", c.width, c.inner, c.mlp_bias);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "monograph/base/dtype.h"
+#include "monograph/formats/slice.h"
 #include "monograph/kernels/linear/operands.h"
 #include "monograph/safetensors/checkpoint.h"
 #include "monograph/text/json_document.h"
@@ -26,13 +27,23 @@ struct BaseProjection {
   const void* bias = nullptr;  // nullptr for none
 };
 
+// A mixture of experts, packed as stacks; count 0: the layer has an MLP.
+struct BaseExperts {
+  std::size_t count = 0;
+  LinearWeight router;  // [count, width], plain
+  PackedGrids up,
+      down;  // gate and up of each expert, [count, 2 inner, width]; [count, width, inner]
+};
+
 struct BaseLayer {
   // What a norm multiplies by. Empty for none.
   std::vector<float> input_norm, middle_norm;     // before attention and MLP
   std::vector<float> query_norm, key_norm;        // of each head
   std::vector<float> attended_norm, output_norm;  // behind attention and MLP
   // In the order of the model's modules, which is that of the flat parameters.
-  BaseProjection query, key, value, out, gate, up, down;
+  BaseProjection query, key, value, out;
+  BaseProjection gate, up, down;  // with a module each, unless there are experts
+  BaseExperts experts;
 };
 
 class BaseModel {
@@ -62,6 +73,8 @@ class BaseModel {
   LinearWeight matrix(const std::string& name, std::size_t rows, std::size_t cols, bool* packed);
   BaseProjection projection(const std::string& module, std::size_t rows, std::size_t cols,
                             bool biased);
+  PackedGrids stack(const std::string& name, std::size_t rows, std::size_t cols);
+  BaseExperts read_experts(const std::string& mlp);
   std::vector<float> gain(const std::string& name, std::size_t size);
   BaseLayer read_layer(std::size_t number);
   void read_vocabulary();

@@ -16,6 +16,11 @@ Projection projection_of(const BaseProjection& base, const LoraParameters& param
   return projection;
 }
 
+// Nothing, if all layers have experts.
+std::size_t inner_of(const BaseModel& model) {
+  return model.config().has_mlp() ? model.config().inner : 0;
+}
+
 }  // namespace
 
 LayerKept::LayerKept(const BaseModel& model, std::size_t tokens)
@@ -24,16 +29,18 @@ LayerKept::LayerKept(const BaseModel& model, std::size_t tokens)
       attended(model.dtype(), tokens, model.config().width),
       sum(model.dtype(), tokens, model.config().width),
       middle_input(model.dtype(), tokens, model.config().width),
-      gate(model.dtype(), tokens, model.config().inner),
-      up(model.dtype(), tokens, model.config().inner),
-      middle(model.dtype(), tokens, model.config().inner),
+      gate(model.dtype(), tokens, inner_of(model)),
+      up(model.dtype(), tokens, inner_of(model)),
+      middle(model.dtype(), tokens, inner_of(model)),
       output(model.dtype(), tokens, model.config().branch_norms ? model.config().width : 0),
+      mixture(model, tokens),
       low(kDown + 1) {}
 
 LayerRoom::LayerRoom(const BaseModel& model, std::size_t tokens)
-    : dmiddle(model.dtype(), tokens, model.config().inner),
-      dgate(model.dtype(), tokens, model.config().inner),
-      dup(model.dtype(), tokens, model.config().inner),
+    : mixture(model, tokens),
+      dmiddle(model.dtype(), tokens, inner_of(model)),
+      dgate(model.dtype(), tokens, inner_of(model)),
+      dup(model.dtype(), tokens, inner_of(model)),
       dinput(model.dtype(), tokens, model.config().width),
       part(model.dtype(), tokens, model.config().width),
       dsum(model.dtype(), tokens, model.config().width),
@@ -49,6 +56,7 @@ Layer::Layer(const BaseModel& model, const LoraParameters& parameters, std::size
   key_ = projection_of(base.key, parameters);
   value_ = projection_of(base.value, parameters);
   out_ = projection_of(base.out, parameters);
+  if (has_experts()) return;
   gate_ = projection_of(base.gate, parameters);
   up_ = projection_of(base.up, parameters);
   down_ = projection_of(base.down, parameters);
@@ -88,10 +96,23 @@ void Layer::forward(const Activations& h, const Batch& batch, const Angles& angl
     normalise(config, kept.attended, nullptr, base.attended_norm, nullptr, *branch, workers);
   }
   normalise(config, *branch, &h, base.middle_norm, &kept.sum, kept.middle_input, workers);
+  forward_mlp(kept, next, dropout, workers);
+}
+
+void Layer::forward_mlp(LayerKept& kept, Activations* next, const Dropout& dropout,
+                        const Workers& workers) const {
+  const BaseLayer& base = model_.layers()[number_];
+  const ModelConfig& config = model_.config();
+  const Activations& z = kept.middle_input;
+  if (has_experts()) {
+    Mixture(config.experts, base.experts).forward(z, kept.mixture, next, workers);
+    if (next != nullptr) add(*next, kept.sum, workers);
+    return;
+  }
   const Product to_middle[] = {{&gate_, &kept.low[kGate], &kept.gate},
                                {&up_, &kept.low[kUp], &kept.up}};
-  project(kept.middle_input, to_middle, dropout, workers);
-  gated_activation({h.dtype(), config.activation, h.rows(), config.inner, kept.gate.data(),
+  project(z, to_middle, dropout, workers);
+  gated_activation({z.dtype(), config.activation, z.rows(), config.inner, kept.gate.data(),
                     kept.up.data(), config.inner, config.inner, kept.middle.data()},
                    workers.parallel_for);
   const Product from_middle[] = {
@@ -103,12 +124,15 @@ void Layer::forward(const Activations& h, const Batch& batch, const Angles& angl
   add(*next, kept.sum, workers);
 }
 
-void Layer::backward(const Activations& h, const Batch& batch, const Angles& angles,
-                     const LayerKept& kept, Activations& dh, LayerRoom& room,
-                     const Dropout& dropout, std::span<float> gradient,
-                     const Workers& workers) const {
+void Layer::backward_mlp(const LayerKept& kept, const Activations& dh, LayerRoom& room,
+                         const Dropout& dropout, std::span<float> gradient,
+                         const Workers& workers) const {
   const BaseLayer& base = model_.layers()[number_];
   const ModelConfig& config = model_.config();
+  if (has_experts())
+    return Mixture(config.experts, base.experts)
+        .backward(kept.middle_input, kept.mixture, dh, room.dinput, room.part, room.mixture,
+                  workers);
   const auto back = [&](const Projection& projection, Place place, const Activations& x,
                         const Activations& dy, GradientSum* dx) {
     project_backward(projection, x, kept.low[place], dy, dx, dropout, gradient, workers);
@@ -121,13 +145,26 @@ void Layer::backward(const Activations& h, const Batch& batch, const Angles& ang
   // The gate's gradients are not needed yet.
   GradientSum dmiddle(room.dmiddle, room.dgate);
   back(down_, kDown, kept.middle, *doutput, &dmiddle);
-  gated_activation_backward({h.dtype(), config.activation, h.rows(), config.inner,
+  gated_activation_backward({dh.dtype(), config.activation, dh.rows(), config.inner,
                              room.dmiddle.data(), kept.gate.data(), kept.up.data(), config.inner,
                              config.inner, config.inner, room.dgate.data(), room.dup.data()},
                             workers.parallel_for);
   GradientSum dmiddle_input(room.dinput, room.part);
   back(up_, kUp, kept.middle_input, room.dup, &dmiddle_input);
   back(gate_, kGate, kept.middle_input, room.dgate, &dmiddle_input);
+}
+
+void Layer::backward(const Activations& h, const Batch& batch, const Angles& angles,
+                     const LayerKept& kept, Activations& dh, LayerRoom& room,
+                     const Dropout& dropout, std::span<float> gradient,
+                     const Workers& workers) const {
+  const BaseLayer& base = model_.layers()[number_];
+  const ModelConfig& config = model_.config();
+  const auto back = [&](const Projection& projection, Place place, const Activations& x,
+                        const Activations& dy, GradientSum* dx) {
+    project_backward(projection, x, kept.low[place], dy, dx, dropout, gradient, workers);
+  };
+  backward_mlp(kept, dh, room, dropout, gradient, workers);
   norm_gradient(config, room.dinput, &dh, kept.sum, base.middle_norm, room.dsum, workers);
   const Activations* dattended = &room.dsum;
   if (config.branch_norms) {

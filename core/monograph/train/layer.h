@@ -2,6 +2,7 @@
 //   x = norm(h),  o = attention(q(x), k(x), v(x))
 //   s = h + out(o),  z = norm(s)
 //   h' = s + down(act(gate(z)) up(z))
+// A layer with experts has them in the place of the MLP: mixture.h.
 // With norms behind the branches (Gemma 3) norm(out(o)) and norm(down(..)) are what is added.
 // Sums and roundings are those of the Python step: s is part of the second norm's kernel, h' is one
 // rounded sum; the gradient of x is that of v, plus that of k, plus that of q, rounded after each.
@@ -11,6 +12,7 @@
 
 #include "monograph/train/attention.h"
 #include "monograph/train/lora_parameters.h"
+#include "monograph/train/mixture.h"
 #include "monograph/train/projection.h"
 
 namespace monograph::train {
@@ -23,6 +25,7 @@ struct LayerKept {
   Activations attended, sum, middle_input;  // out(o), s, z
   Activations gate, up, middle;             // and act(gate) up
   Activations output;                       // down(..), empty without a norm behind it
+  MixtureKept mixture;                      // of a layer with experts
   // u of the seven projections, in their order; made by the forward, for ranks are of a layer.
   std::vector<Activations> low;
 };
@@ -30,6 +33,7 @@ struct LayerKept {
 // Buffers of a backward, for one layer after the other.
 struct LayerRoom {
   LayerRoom(const BaseModel& model, std::size_t tokens);
+  MixtureRoom mixture;
   Activations dmiddle, dgate, dup, dinput, part, dsum, dout, dquery, dkey, dvalue;
 };
 
@@ -52,6 +56,14 @@ class Layer {
 
  private:
   void fit(LayerKept& kept) const;
+  bool has_experts() const { return model_.config().has_experts(number_); }
+  // s + mlp(z), of kept.middle_input.
+  void forward_mlp(LayerKept& kept, Activations* next, const Dropout& dropout,
+                   const Workers& workers) const;
+  // The gradient of z into room.dinput.
+  void backward_mlp(const LayerKept& kept, const Activations& dh, LayerRoom& room,
+                    const Dropout& dropout, std::span<float> gradient,
+                    const Workers& workers) const;
 
   const BaseModel& model_;
   std::size_t number_;

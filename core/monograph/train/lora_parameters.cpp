@@ -41,7 +41,9 @@ const LoraPlace* LoraParameters::find(std::string_view module) const {
 }
 
 std::vector<const BaseProjection*> projections_of(const BaseLayer& layer) {
-  return {&layer.query, &layer.key, &layer.value, &layer.out, &layer.gate, &layer.up, &layer.down};
+  std::vector<const BaseProjection*> found = {&layer.query, &layer.key, &layer.value, &layer.out};
+  if (layer.experts.count == 0) found.insert(found.end(), {&layer.gate, &layer.up, &layer.down});
+  return found;
 }
 
 void check_base_of(const LoraParameters& parameters, const BaseModel& base) {

@@ -21,7 +21,7 @@ struct LoraParameters {
   const LoraPlace* find(std::string_view module) const;
 };
 
-// The projections of a layer in the order of the parameters.
+// The projections of a layer in the order of the parameters; experts are none.
 std::vector<const BaseProjection*> projections_of(const BaseLayer& layer);
 
 // Throws Error if a projection would be computed by another program's kernels in the Python step,

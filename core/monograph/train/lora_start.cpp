@@ -32,8 +32,24 @@ class Generator {
   std::mt19937 engine_;
 };
 
+// PEFT would take names of an MLP, and all projections, for the experts, too.
+void check_leaves_experts(const TargetModules& targets, const ModelConfig& config) {
+  if (config.experts.count == 0) return;
+  const std::string wanted =
+      ", and LoRA on the experts of " + config.family +
+      " is not built here; wanted lora_target_modules: [q_proj, k_proj, v_proj, o_proj] or some of "
+      "them";
+  if (targets.takes_all()) throw Error("lora_target_linear: true takes the experts" + wanted);
+  if (!targets.pattern.empty())
+    throw Error("lora_target_modules: " + targets.pattern + " may take the experts" + wanted);
+  for (const std::string& name : targets.names)
+    if (name != "q_proj" && name != "k_proj" && name != "v_proj" && name != "o_proj")
+      throw Error("lora_target_modules: " + name + " may take the experts" + wanted);
+}
+
 // The projections that have LoRA, in the order of the model.
 std::vector<const BaseProjection*> targets_of(const TargetModules& targets, const BaseModel& base) {
+  check_leaves_experts(targets, base.config());
   check_takes_projections_alone(targets, base.layers().size());
   std::optional<std::regex> pattern;
   if (!targets.pattern.empty()) pattern = compile_pattern(targets.pattern);

@@ -112,6 +112,44 @@ void read_gemma(ConfigKeys& keys, const std::string& source, ModelConfig& model)
   read_gemma_layers(keys, source, model);
 }
 
+// The layers that mlp_only_layers names have an MLP.
+std::vector<bool> read_sparse_layers(ConfigKeys& keys, std::size_t layers) {
+  const std::size_t step = keys.count("decoder_sparse_step", 1);
+  std::vector<bool> sparse;
+  for (std::size_t i = 0; i < layers; ++i) sparse.push_back((i + 1) % step == 0);
+  const json::Value* const dense = keys.find("mlp_only_layers");
+  if (dense == nullptr) return sparse;
+  const char* const wanted = "a list of numbers of layers";
+  if (!dense->is(json::Kind::kArray)) keys.fail("mlp_only_layers", dense, wanted);
+  for (const json::Value& number : dense->items()) {
+    const std::optional<std::uint64_t> layer = number.as_unsigned();
+    if (!layer || *layer >= layers) keys.fail("mlp_only_layers", &number, wanted);
+    sparse[static_cast<std::size_t>(*layer)] = false;
+  }
+  return sparse;
+}
+
+void read_experts(ConfigKeys& keys, ModelConfig& model) {
+  ExpertsConfig& experts = model.experts;
+  // transformers knows it by two names.
+  const bool two = keys.find("num_local_experts") != nullptr;
+  experts.count = keys.count(two ? "num_local_experts" : "num_experts");
+  if (two && keys.find("num_experts") != nullptr && keys.count("num_experts") != experts.count)
+    keys.fail("num_experts", keys.find("num_experts"), "the same as num_local_experts");
+  experts.slots = keys.count("num_experts_per_tok");
+  if (experts.slots > experts.count)
+    keys.fail("num_experts_per_tok", keys.find("num_experts_per_tok"),
+              "at most the experts, " + std::to_string(experts.count));
+  experts.inner = keys.count("moe_intermediate_size");
+  experts.normalise = keys.flag("norm_topk_prob", false);
+  experts.layers = read_sparse_layers(keys, model.layers);
+  keys.must_be("output_router_logits", "false");  // a loss of the router would come with it
+  keys.find("router_aux_loss_coef");
+  keys.must_be("use_sliding_window", "false");
+  for (const char* const unused : {"sliding_window", "max_window_layers"}) keys.find(unused);
+  model.windows.assign(model.layers, 0);
+}
+
 void check_heads(const ModelConfig& model, std::string_view source) {
   if (model.heads % model.kv_heads != 0)
     throw Error(std::string(source) + ": num_key_value_heads is " + std::to_string(model.kv_heads) +
@@ -123,6 +161,12 @@ void check_heads(const ModelConfig& model, std::string_view source) {
 
 }  // namespace
 
+bool ModelConfig::has_mlp() const {
+  for (std::size_t i = 0; i < layers; ++i)
+    if (!has_experts(i)) return true;
+  return false;
+}
+
 ModelConfig read_model_config(const json::Value& config, std::string_view source) {
   ConfigKeys keys(config, source);
   ModelConfig model;
@@ -130,9 +174,9 @@ ModelConfig read_model_config(const json::Value& config, std::string_view source
   model.family = type == nullptr ? "" : ConfigKeys::shown(*type);
   const bool llama = model.family == "llama", mistral = model.family == "mistral";
   const bool qwen2 = model.family == "qwen2", qwen3 = model.family == "qwen3";
-  const bool gemma = model.family == "gemma3_text";
-  if (!llama && !mistral && !qwen2 && !qwen3 && !gemma)
-    keys.fail("model_type", type, "llama, mistral, qwen2, qwen3 or gemma3_text");
+  const bool mixture = model.family == "qwen3_moe", gemma = model.family == "gemma3_text";
+  if (!llama && !mistral && !qwen2 && !qwen3 && !mixture && !gemma)
+    keys.fail("model_type", type, "llama, mistral, qwen2, qwen3, qwen3_moe or gemma3_text");
   model.width = keys.count("hidden_size");
   model.inner = keys.count("intermediate_size");
   model.layers = keys.count("num_hidden_layers");
@@ -155,7 +199,7 @@ ModelConfig read_model_config(const json::Value& config, std::string_view source
   keys.must_be("chunk_size_feed_forward", "0");
   keys.must_be("is_encoder_decoder", "false");
   if (llama) keys.must_be("pretraining_tp", "1");
-  const bool biased = (llama || qwen3 || gemma) && keys.flag("attention_bias", false);
+  const bool biased = (llama || qwen3 || mixture || gemma) && keys.flag("attention_bias", false);
   model.qkv_bias = qwen2 || biased;
   model.out_bias = biased;
   model.mlp_bias = llama && keys.flag("mlp_bias", false);
@@ -163,11 +207,14 @@ ModelConfig read_model_config(const json::Value& config, std::string_view source
     read_gemma(keys, std::string(source), model);
   } else {
     keys.must_be("hidden_act", "silu");
-    model.head_norms = qwen3;
+    model.head_norms = qwen3 || mixture;
     model.ropes = {read_rope(keys, std::string(source),
                              llama ? std::optional<double>(10000.0) : std::nullopt)};
     model.rope_of.assign(model.layers, 0);
-    model.windows = read_windows(keys, model);
+    if (mixture)
+      read_experts(keys, model);
+    else
+      model.windows = read_windows(keys, model);
   }
   keys.finish(kHarmless);
   check_heads(model, source);

@@ -24,10 +24,13 @@ std::size_t low_ranks(const BaseModel& base, const LoraParameters& parameters, b
 std::uint64_t activation_bytes(const BaseModel& base, const LoraParameters& parameters,
                                const StepShape& shape) {
   const ModelConfig& c = base.config();
-  const std::size_t width = c.width, inner = c.inner, query = c.query_width(), key = c.key_width();
+  const std::size_t width = c.width, inner = c.has_mlp() ? c.inner : 0, query = c.query_width(),
+                    key = c.key_width();
   // LayerKept, LayerRoom and LanguageModel::Room.
-  const std::size_t kept = (c.branch_norms ? 5 : 4) * width + 3 * query + 3 * key + 3 * inner;
-  const std::size_t room = 3 * inner + 3 * width + 2 * query + 2 * key;
+  const std::size_t kept = (c.branch_norms ? 5 : 4) * width + 3 * query + 3 * key + 3 * inner +
+                           c.experts.count + c.experts.slots;
+  const std::size_t room =
+      3 * inner + 3 * width + 2 * query + 2 * key + c.experts.count + c.experts.slots;
   const std::size_t stream = (c.layers + 1 + 3) * width;
   const std::size_t kept_layers = shape.recompute ? 1 : c.layers;
   std::size_t rank = 0, inputs = 0;
@@ -35,11 +38,14 @@ std::uint64_t activation_bytes(const BaseModel& base, const LoraParameters& para
     rank = std::max(rank, place.rank);
     inputs = std::max(inputs, place.inputs);
   }
-  // Attention's turned gradients, or a projection's du and its dropped x.
-  const std::size_t passing = std::max(query + key, rank + (shape.drops ? inputs : 0));
+  // Attention's turned gradients, or a projection's du and its dropped x, or of all slots what the
+  // experts' first product gives and the gradient of what their second takes.
+  const std::size_t passing = std::max(
+      {query + key, rank + (shape.drops ? inputs : 0), c.experts.slots * 3 * c.experts.inner});
   const std::size_t elements =
       kept_layers * kept + low_ranks(base, parameters, shape.recompute) + room + stream + passing;
-  const std::size_t fp32 = kept_layers * c.heads + 2;  // log-sum-exps, and the loss
+  // Log-sum-exps, numbers of experts (two of 4 bytes), and the loss.
+  const std::size_t fp32 = kept_layers * (c.heads + 2 * c.experts.slots) + 2;
   const std::uint64_t angles = 2 * std::uint64_t{shape.length} * c.head_size * c.ropes.size();
   return std::uint64_t{shape.tokens} * (elements * size_bytes(base.dtype()) + 4 * fp32) +
          angles * size_bytes(base.dtype());

@@ -37,9 +37,11 @@ StepSettings step_of(const Recipe& recipe) {
 }
 
 bool is_packed(const BaseModel& base) {
-  for (const BaseLayer& layer : base.layers())
+  for (const BaseLayer& layer : base.layers()) {
+    if (layer.experts.count > 0) return true;
     for (const BaseProjection* const projection : projections_of(layer))
       if (projection->packed) return true;
+  }
   return false;
 }
 

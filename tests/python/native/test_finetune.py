@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 import monograph as mg
 from monograph.recipe.run.base_fingerprint import base_sha256
 from monograph.recipe.run.output_folder import held
-from support.native_steps import make_base
+from support.native_steps import ATTENTION, MIXTURE, STACKED, make_base
 from support.native_tool import program, run
 from support.two_trainers import Two, adapter, figures, make_world, recipe
 
@@ -102,6 +102,48 @@ def test_families_in_one_graph(
     assert adapter(ours) == adapter(theirs)
     assert figures(ours) == figures(theirs)
     assert len(figures(ours)) == 20
+
+
+def with_experts(world: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    base = make_base(folder, "qwen3_moe", STACKED, torch.bfloat16, vocab_size=400, **MIXTURE)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(world / "model" / name, base)
+    return base
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_a_mixture_of_experts(world: pathlib.Path, tmp_path: pathlib.Path, mode: str) -> None:
+    keys = {
+        "base_model": str(with_experts(world, tmp_path)),
+        "lora_target_linear": None,
+        "lora_target_modules": ATTENTION,
+        "step_mode": mode,
+        "lora_dropout": 0.1,
+    }
+    both = Two(tmp_path, recipe(world, gradient_accumulation_steps=2, **keys))
+    theirs, ours = both.python("python"), both.native("native")
+    assert adapter(ours) == adapter(theirs)
+    assert figures(ours) == figures(theirs)
+
+
+def test_lora_on_experts_is_refused_by_name(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    both = Two(tmp_path, recipe(world, base_model=str(with_experts(world, tmp_path))))
+    for change, said in (
+        ({}, "lora_target_linear: true takes the experts, and LoRA on the experts of qwen3_moe is not"),
+        ({"lora_target_modules": ["gate_proj"]}, "lora_target_modules: gate_proj may take the experts"),
+        ({"lora_target_modules": ".*q_proj"}, "lora_target_modules: .*q_proj may take the experts"),
+    ):
+        linear = {"lora_target_linear": None} if change else {}
+        config = both.config(**linear, **change)
+        done = run("finetune", config, "--tokens", both.tokens, "--output-dir", tmp_path / "out", code=3)
+        assert said in done.stderr
+    config = both.config(
+        lora_target_linear=None,
+        lora_target_modules=ATTENTION,
+        lora_target_parameters=["mlp.experts.down_proj"],
+    )
+    done = run("finetune", config, "--tokens", both.tokens, "--output-dir", tmp_path / "out", code=2)
+    assert "lora_target_parameters" in done.stderr
 
 
 def test_either_goes_on_from_the_other(world: pathlib.Path, tmp_path: pathlib.Path) -> None:

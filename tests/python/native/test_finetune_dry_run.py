@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.native_steps import make_base
+from support.native_steps import ATTENTION, MIXTURE, STACKED, make_base
 from support.native_tool import run
 from support.recipe_files import make_model, make_tokenizer, write_jsonl
 from support.two_trainers import Two, recipe
@@ -81,6 +81,19 @@ def test_norms_and_tables_of_gemma_are_counted(world: pathlib.Path, tmp_path: pa
     many, high = both(world, tmp_path / "many", sequence_len=4096, **keys)
     said = many["total_bytes"] - few["total_bytes"]
     assert high - low == pytest.approx(said, rel=0.05)
+
+
+def test_experts_are_counted(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    sizes = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 512}
+    changes = WIDE | MIXTURE | sizes | {"vocab_size": 400, "num_hidden_layers": 2}
+    base = make_base(tmp_path, "qwen3_moe", STACKED, torch.bfloat16, **changes)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(world / "model" / name, base)
+    keys = {"base_model": str(base), "lora_target_linear": None, "lora_target_modules": ATTENTION}
+    few, low = both(world, tmp_path / "few", sequence_len=512, **keys)
+    many, high = both(world, tmp_path / "many", sequence_len=4096, **keys)
+    said = many["total_bytes"] - few["total_bytes"]
+    assert high - low == pytest.approx(said, rel=0.1)
 
 
 def test_the_parts_that_are_known_to_the_byte(world: pathlib.Path, tmp_path: pathlib.Path) -> None:

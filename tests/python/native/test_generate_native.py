@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import monograph as mg
-from support.native_steps import Case, make_base, start
+from support.native_steps import ATTENTION, MIXTURE, STACKED, Case, make_base, start
 from support.native_tool import program, run, run_json
 
 NF4 = ("nf4", "--double-quant")
@@ -111,6 +111,22 @@ def test_logits_are_as_near_to_float64_as_those_of_transformers(
         theirs = peer(base, adapter, tmp_path, dtype)(ids).logits[0].double()
     ours = logits(base, adapter, {BF16: "bf16", FP32: "fp32"}[dtype], tmp_path / "logits.safetensors")
     assert (ours.double() - want).norm() <= 1.5 * (theirs - want).norm()
+
+
+@pytest.mark.per_isa
+def test_experts_answer_as_in_python(tmp_path: pathlib.Path) -> None:
+    base = make_base(tmp_path, "qwen3_moe", STACKED, BF16, **MIXTURE)
+    adapter = start(Case(base, FP32, [], targets=ATTENTION), tmp_path / "adapter")
+    model: Any = PeftModel.from_pretrained(mg.from_pretrained(base, dtype=FP32), str(adapter))
+    mg.optimize(model)
+    want = greedy(model)
+    assert len(set(want)) > 4  # not one token again and again
+    for threads in (1, 3):
+        assert native(base, adapter, "--tokens", words(PROMPT), "--dtype", "fp32", "--threads", threads,
+                      "--max-new-tokens", NEW) == want  # fmt: skip
+    with torch.inference_mode():
+        theirs = model(torch.tensor([PROMPT])).logits[0]
+    assert torch.equal(logits(base, adapter, "fp32", tmp_path / "logits.safetensors"), theirs)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ import pytest
 import torch
 
 from support.native_steps import (
+    ATTENTION,
+    MIXTURE,
+    STACKED,
     Case,
     assert_same_bits,
     call,
@@ -83,6 +86,39 @@ def test_families(
 ) -> None:
     base = make_base(tmp_path, family, NF4, dtype, **changes)
     check(Case(base, dtype, batches(3)), tmp_path)
+
+
+@pytest.mark.per_isa
+@pytest.mark.parametrize(
+    ("dtype", "batches", "changes"),
+    [
+        (BF16, packed, {}),
+        (BF16, padded, {"norm_topk_prob": False, "mlp_only_layers": [1], "num_experts_per_tok": 3}),
+        (FP32, packed, {"attention_bias": True, "decoder_sparse_step": 2}),
+    ],
+)
+def test_experts(
+    tmp_path: pathlib.Path, dtype: torch.dtype, batches: Callable[[int], Any], changes: Any
+) -> None:
+    base = make_base(tmp_path, "qwen3_moe", STACKED, dtype, **(MIXTURE | changes))
+    check(Case(base, dtype, batches(3), targets=ATTENTION), tmp_path)
+
+
+@pytest.mark.parametrize(("dtype", "dropout"), [(BF16, 0.2), (FP32, 0.0)])
+def test_experts_as_in_one_graph(tmp_path: pathlib.Path, dtype: torch.dtype, dropout: float) -> None:
+    base = make_base(tmp_path, "qwen3_moe", STACKED, dtype, **MIXTURE)
+    check(Case(base, dtype, packed(3, 2), dropout=dropout, targets=["q_proj", "o_proj"]), tmp_path, "graph")
+
+
+@pytest.mark.parametrize(
+    "to",
+    [("mxfp4",), ("mxfp8",), ("nvfp4",), ("fp8-block",), ("fp4",)],
+    ids=lambda to: to[0],
+)
+def test_formats_of_experts(tmp_path: pathlib.Path, to: Any) -> None:
+    options = (*to, "--experts", "stack")
+    base = make_base(tmp_path, "qwen3_moe", options, BF16, **(MIXTURE | {"moe_intermediate_size": 128}))
+    check(Case(base, BF16, packed(2), targets=ATTENTION), tmp_path)
 
 
 @pytest.mark.per_isa
@@ -180,6 +216,50 @@ def test_refusals(tmp_path: pathlib.Path, family: str, changes: Any, words: list
     with pytest.raises(AssertionError) as caught:
         native_steps(case, adapter, tmp_path)
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_experts_per_tok": 7}, ["num_experts_per_tok is 7, wanted at most the experts, 6"]),
+        ({"output_router_logits": True}, ["output_router_logits is true, wanted false"]),
+        ({"use_sliding_window": True}, ["use_sliding_window is true"]),
+        ({"mlp_only_layers": [2]}, ["mlp_only_layers is 2, wanted a list of numbers of layers"]),
+        ({"mlp_only_layers": [1]}, ["has no model.layers.1.mlp.gate_proj.weight"]),
+        ({"num_experts": 5}, ["num_experts is 5, wanted the same as num_local_experts"]),
+        ({"num_local_experts": 5}, ["mlp.gate.weight is [6, 128], wanted [5, 128]"]),
+        ({"moe_intermediate_size": 32}, ["gate_up_proj is [6, 128, 128], wanted [6, 64, 128]"]),
+        ({"shared_expert_intermediate_size": 32}, ["shared_expert_intermediate_size is not a key"]),
+    ],
+)
+def test_refusals_of_experts(tmp_path: pathlib.Path, changes: Any, words: list[str]) -> None:
+    base = make_base(tmp_path, "qwen3_moe", STACKED, BF16, **MIXTURE)
+    case = Case(base, BF16, packed(1), targets=ATTENTION)
+    adapter = start(case, tmp_path / "adapter")
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(AssertionError) as caught:
+        native_steps(case, adapter, tmp_path)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(
+    "to", [None, NF4, (*NF4, "--experts", "separate")], ids=["dense", "plain", "separate"]
+)
+def test_experts_that_are_no_packed_stacks_are_refused(tmp_path: pathlib.Path, to: Any) -> None:
+    base = make_base(tmp_path, "qwen3_moe", to, BF16, **MIXTURE)
+    case = Case(base, BF16, packed(1), targets=ATTENTION)
+    adapter = start(case, tmp_path / "adapter")
+    with pytest.raises(AssertionError, match=r"has no .*gate_up_proj; wanted experts in stacks"):
+        native_steps(case, adapter, tmp_path)
+
+
+def test_lora_on_experts_is_refused(tmp_path: pathlib.Path) -> None:
+    base = make_base(tmp_path, "qwen3_moe", STACKED, BF16, **MIXTURE)
+    case = Case(base, BF16, packed(1))  # "all-linear", which has the experts
+    adapter = start(case, tmp_path / "adapter")
+    with pytest.raises(AssertionError, match="target_parameters names down_proj, wanted none"):
+        native_steps(case, adapter, tmp_path)
 
 
 def test_what_another_kernel_would_compute_is_refused(tmp_path: pathlib.Path) -> None:

@@ -24,9 +24,20 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
     "gemma3_text": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
 }
 VOCABULARY = 256
+# Of "qwen3_moe": what `quantize` needs, the native trainer's targets, and a small mixture.
+STACKED = ("nf4", "--double-quant", "--experts", "stack")
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+MIXTURE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "initializer_range": 0.1,  # routers that tell tokens apart
+}
 STEP = {"weight_decay": 0.01, "max_grad_norm": 0.5, "seed": 7}
 RATE = 1e-2
 

@@ -171,6 +171,33 @@ TEST(ModelConfig, LayersOfGemma) {
             std::string::npos);
 }
 
+TEST(ModelConfig, LayersWithExperts) {
+  const std::string mixture = R"("model_type": "qwen3_moe", "rope_theta": 1e4, "num_experts": 8,
+      "num_experts_per_tok": 2, "moe_intermediate_size": 32)";
+  using Layers = std::vector<bool>;
+  const ModelConfig least = parse(mixture);
+  EXPECT_EQ(least.experts.layers, Layers(3, true));
+  EXPECT_FALSE(least.experts.normalise || least.has_mlp());
+  EXPECT_EQ(least.experts.count, 8u);
+  const ModelConfig some = parse(mixture + R"(, "num_local_experts": 8, "norm_topk_prob": true,
+      "decoder_sparse_step": 2, "router_aux_loss_coef": 0.1, "max_window_layers": 48,
+      "sliding_window": null, "output_router_logits": false)");
+  EXPECT_EQ(some.experts.layers, (Layers{false, true, false}));
+  EXPECT_TRUE(some.experts.normalise && some.has_mlp());
+  EXPECT_EQ(parse(mixture + R"(, "mlp_only_layers": [0, 2])").experts.layers,
+            (Layers{false, true, false}));
+  const auto refused = [&](const std::string& more, const char* words) {
+    const std::string found = error(mixture + ", " + more);
+    EXPECT_NE(found.find(words), std::string::npos) << found;
+  };
+  refused(R"("mlp_only_layers": 1)", "mlp_only_layers is 1, wanted a list");
+  refused(R"("mlp_only_layers": [-1])", "mlp_only_layers is -1, wanted a list");
+  refused(R"("decoder_sparse_step": 0)", "decoder_sparse_step is 0");
+  refused(R"("num_local_experts": 9)", "num_experts is 8, wanted the same as num_local_experts");
+  EXPECT_NE(error(R"("model_type": "qwen3_moe", "rope_theta": 1)").find("num_experts is missing"),
+            std::string::npos);
+}
+
 TEST(ModelConfig, EveryOtherValueIsRefusedByName) {
   const std::string llama = R"("model_type": "llama", )";
   EXPECT_EQ(error(llama + R"("hidden_act": "relu")"), "test: hidden_act is relu, wanted silu");
