@@ -35,6 +35,12 @@ double ConfigKeys::number(std::string_view key, std::optional<double> otherwise)
   return *found;
 }
 
+double ConfigKeys::positive(std::string_view key, std::optional<double> otherwise) {
+  const double found = number(key, otherwise);
+  if (found == 0) fail(key, find(key), "a number above 0");
+  return found;
+}
+
 bool ConfigKeys::flag(std::string_view key, bool otherwise) {
   const json::Value* value = find(key);
   if (value == nullptr) return otherwise;

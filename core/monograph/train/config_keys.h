@@ -24,6 +24,8 @@ class ConfigKeys {
 
   std::size_t count(std::string_view key, std::optional<std::size_t> otherwise = {});
   double number(std::string_view key, std::optional<double> otherwise = {});
+  // Above 0.
+  double positive(std::string_view key, std::optional<double> otherwise = {});
   bool flag(std::string_view key, bool otherwise);
   // Absent, null, or this.
   void must_be(std::string_view key, std::string_view wanted);

@@ -194,6 +194,8 @@ ModelConfig read_model_config(const json::Value& config, std::string_view source
   if (keys.find("max_position_embeddings") != nullptr)
     model.positions = keys.count("max_position_embeddings");
   model.eps = static_cast<float>(keys.number("rms_norm_eps"));
+  if (!std::isfinite(model.eps))
+    keys.fail("rms_norm_eps", keys.find("rms_norm_eps"), "a number in the range of float32");
   model.tied = keys.flag("tie_word_embeddings", gemma);
   keys.must_be("attention_dropout", "0");
   keys.must_be("chunk_size_feed_forward", "0");

@@ -7,12 +7,12 @@ RopeScaling read_scaling(const json::Value& object, const std::string& source,
                          std::optional<double> theta) {
   ConfigKeys keys(object, source);
   RopeScaling rope;
-  rope.theta = keys.number("rope_theta", theta);
+  rope.theta = keys.positive("rope_theta", theta);
   const json::Value* kind = keys.find("rope_type");
   if (const json::Value* older = keys.find("type"); kind == nullptr) kind = older;
   const std::string name = kind == nullptr ? "default" : ConfigKeys::shown(*kind);
   keys.must_be("partial_rotary_factor", "1.0");
-  if (name == "linear" || name == "llama3") rope.factor = keys.number("factor");
+  if (name == "linear" || name == "llama3") rope.factor = keys.positive("factor");
   if (name == "linear") {
     rope.kind = RopeKind::kLinear;
   } else if (name == "llama3") {
@@ -34,7 +34,7 @@ RopeScaling read_rope(ConfigKeys& keys, const std::string& source, std::optional
     keys.must_be("rope_scaling", "null");
     return read_scaling(*parameters, source + ": rope_parameters", {});
   }
-  const double found = keys.number("rope_theta", theta);
+  const double found = keys.positive("rope_theta", theta);
   if (const json::Value* scaling = keys.find("rope_scaling"))
     return read_scaling(*scaling, source + ": rope_scaling", found);
   RopeScaling rope;
@@ -48,7 +48,7 @@ RopeOfLayers read_rope_of_layers(ConfigKeys& keys, const std::string& source) {
   const json::Value* const parameters = keys.find("rope_parameters");
   if (parameters == nullptr) {
     ropes.full = read_rope(keys, source, kFullTheta);
-    ropes.sliding.theta = keys.number("rope_local_base_freq", kSlidingTheta);
+    ropes.sliding.theta = keys.positive("rope_local_base_freq", kSlidingTheta);
     return ropes;
   }
   keys.must_be("rope_scaling", "null");

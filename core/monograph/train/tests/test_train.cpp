@@ -209,6 +209,10 @@ TEST(ModelConfig, EveryOtherValueIsRefusedByName) {
   EXPECT_NE(error(llama + R"("rope_parameters": {"rope_theta": 1, "mrope_section": []})")
                 .find("mrope_section is not a key"),
             std::string::npos);
+  EXPECT_EQ(error(llama + R"("rope_theta": 0)"), "test: rope_theta is 0, wanted a number above 0");
+  EXPECT_EQ(error(llama + R"("rope_parameters": {"rope_theta": 1e4, "rope_type": "linear",
+      "factor": 0})"),
+            "test: rope_parameters: factor is 0, wanted a number above 0");
   EXPECT_NE(error(llama + R"("head_dim": 15)").find("head_dim is 15"), std::string::npos);
   EXPECT_NE(error(R"("model_type": "gemma3")").find("model_type is gemma3"), std::string::npos);
   // What changes nothing.
