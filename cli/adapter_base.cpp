@@ -24,7 +24,10 @@ AdapterBase::AdapterBase(const std::filesystem::path& path, std::string_view ser
 void AdapterBase::read_gguf() {
   config_ = gguf::import_config(*file_, DType::kBFloat16);
   model_.weights = gguf::weights_of(file_, gguf::TensorNames::kOfTransformers);
-  for (Weight& weight : model_.weights) weight.source.reset();  // not readable
+  for (Weight& weight : model_.weights) {
+    weight.source.reset();  // not readable
+    weight.format = {};     // gate and up of experts are one parameter, whatever their types are
+  }
 }
 
 std::vector<files::FileId> AdapterBase::ids() const {

@@ -97,6 +97,7 @@ class MergeGguf {
 
   void take_adapters() {
     adapters_ = open_adapters(options_, report_);
+    for (const Adapter& adapter : adapters_) gguf::refuse_experts(adapter, *file_);
     weighted_ = weighted(adapters_, report_);
     report_.base = options_.base;
     report_.base_weights = "dequantized";

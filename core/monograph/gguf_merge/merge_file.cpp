@@ -151,6 +151,24 @@ class Runner {
 
 }  // namespace
 
+namespace {
+
+[[noreturn]] void fail_of_experts(const FileReader& file, std::string_view name) {
+  throw Error(file.path().string() + ": weight " + in_quotes(name) +
+              ": is of experts, which are not merged into a GGUF file; monograph dequantize makes "
+              "a folder of it");
+}
+
+}  // namespace
+
+void refuse_experts(const Adapter& adapter, const FileReader& file) {
+  for (const auto& [module, lora] : adapter.low_rank()) {
+    // PEFT wraps a module once for each of its parameters.
+    const std::string_view name = std::string_view(module).substr(0, module.find(".base_layer"));
+    if (name.ends_with(".experts")) fail_of_experts(file, name);
+  }
+}
+
 void check_merge(const MergePlan& plan, const FileReader& file) {
   const std::string source = file.path().string() + ": ";
   if (plan.vocabulary != 0) {
@@ -164,10 +182,7 @@ void check_merge(const MergePlan& plan, const FileReader& file) {
   }
   for (const MergedWeight& weight : plan.weights) {
     if (!weight.is_changed()) continue;
-    if (weight.experts != 0 || parse_expert_name(weight.name)) {
-      throw Error(source + "weight " + in_quotes(weight.name) + ": is of experts, which are not " +
-                  "merged into a GGUF file; monograph dequantize makes a folder of it");
-    }
+    if (weight.experts != 0 || parse_expert_name(weight.name)) fail_of_experts(file, weight.name);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "monograph/adapter/adapter.h"
 #include "monograph/base/function_ref.h"
 #include "monograph/cpu/parallel.h"
 #include "monograph/gguf/file_reader.h"
@@ -19,6 +20,9 @@ enum class BlockRounding : std::uint8_t {
   kNearest,
   kAdapter,
 };
+
+// Throws Error for LoRA on experts, whose gate and up are one weight in no file.
+void refuse_experts(const Adapter& adapter, const FileReader& file);
 
 // Throws Error for what is no other codes in the same tensors: new tokens, a head that no longer
 // is the table of tokens, experts. `plan` is of weights_of(file, kOfTransformers).
