@@ -7,7 +7,6 @@ Unlike `monograph.shard`, nothing is gathered: tokens go to the owners of their 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +26,7 @@ from monograph.distributed.world import World
 from monograph.nn.packed_experts import ExpertShare, PackedExperts
 from monograph.nn.repeated_layers import has_regions
 from monograph.ops.ep_experts import group_numbered, register_group
+from monograph.quant.stack_pair import tensors_of, with_tensors
 from monograph.upstream.torch_names import parameters_of
 
 _OP = "expert_parallel"
@@ -170,17 +170,11 @@ def _cut(path: str, layer: PackedExperts, group: ExpertGroup, number: int, reade
     kept: dict[str, torch.Tensor] = {}
     for name in names:
         part = layer.packed(name).slice_experts(mine.start, len(mine))
-        kept |= dict(zip(layer.stored_names(name), (part.values, *part.scales), strict=True))
+        kept |= dict(zip(layer.stored_names(name), tensors_of(part), strict=True))
         if layer.experts_kind.bias:
             bias: Any = getattr(layer, f"{name}_bias")
             kept[f"{name}_bias"] = bias.detach()[mine.start : mine.stop]
-        before = layer.stacks[name]
-        layer.stacks[name] = replace(
-            part,
-            values=before.values,
-            scales=before.scales,
-            dtype=before.dtype,  # of no memory
-        )
+        layer.stacks[name] = with_tensors(part, tensors_of(layer.stacks[name]))  # of no memory
     own = parameters_of(layer)
     for name, tensor in kept.items():
         copied = reader.copy(f"{path}.{name}", tensor)

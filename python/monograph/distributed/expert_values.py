@@ -10,6 +10,7 @@ import torch
 from monograph.distributed.expert_parallel import group_of_layer
 from monograph.distributed.expert_routes import owned
 from monograph.nn.packed_experts import PackedExperts
+from monograph.quant.stack_pair import StackPair
 
 
 def values_in_order(layer: PackedExperts, name: str) -> Iterator[torch.Tensor]:
@@ -33,6 +34,8 @@ def values_in_order(layer: PackedExperts, name: str) -> Iterator[torch.Tensor]:
 def _own_values(layer: PackedExperts, name: str) -> torch.Tensor:
     """Of this rank's experts alone: where blocks run on, stored values may begin before them."""
     held = layer.held(name)
+    if isinstance(held, StackPair):
+        raise ValueError(f"{name}: gate and up are two stacks, wanted one")
     values = held.values.reshape(-1).view(torch.uint8)
     if not held.origin:
         return values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -12,8 +12,17 @@ from torch import nn
 from monograph.nn.lazy_weight import LazyWeight
 from monograph.ops.ep_experts import ep_experts
 from monograph.ops.experts import Activation, experts
-from monograph.ops.layout import make_layout, plain_layout
-from monograph.quant.packed_weight import PackedWeight
+from monograph.ops.experts_arguments import Weight
+from monograph.ops.layout import plain_layout
+from monograph.quant.stack_pair import (
+    Stack,
+    as_argument,
+    as_dtype,
+    part_names,
+    stacks_of,
+    tensors_of,
+    with_tensors,
+)
 from monograph.upstream.calling_module import calling_module
 from monograph.upstream.torch_names import parameters_of
 
@@ -43,9 +52,6 @@ class LowRank(NamedTuple):
     a: torch.Tensor
     b: torch.Tensor
     scale: float
-
-
-Weight = tuple[torch.Tensor, list[torch.Tensor], list[int]]
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ def run_experts(
 class TransposedStack:
     """A packed [E, out, in] as the [E, in, out] that a transposed layer shows."""
 
-    stack: PackedWeight
+    stack: Stack
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -144,7 +150,8 @@ class PackedExperts(nn.Module):
     `put_packed` for each weight.
 
     The stored tensors are ordinary uint8 parameters: `gate_up_proj_values` and its scales, `down_proj_values`
-    and its scales. `gate_up_proj` and `down_proj` are honest for code that looks at them: they have the shape
+    and its scales; of gate and up as two stacks `gate_up_proj_gate_values` and `gate_up_proj_up_values`.
+    `gate_up_proj` and `down_proj` are honest for code that looks at them: they have the shape
     of the dense parameters, the compute dtype and the device, and dequantise themselves if computed with.
     """
 
@@ -153,7 +160,7 @@ class PackedExperts(nn.Module):
     down_proj = _shown(DOWN)
 
     experts_kind: ExpertsKind
-    stacks: dict[str, PackedWeight]  # what is packed, without its tensors' devices: see `packed`
+    stacks: dict[str, Stack]  # what is packed, without its tensors' devices: see `packed`
     weight_dtype: torch.dtype
     expert_share: ExpertShare | None = None  # `stacks` are then those of this rank's experts
 
@@ -167,41 +174,43 @@ class PackedExperts(nn.Module):
         made.weight_dtype = getattr(made, kind.names[0]).dtype
         return made
 
-    def put_packed(self, name: str, packed: PackedWeight) -> None:
+    def put_packed(self, name: str, packed: Stack) -> None:
         """Replaces the parameter `name` by packed bytes, [E, out, in]."""
-        if packed.columns is not None:
+        if any(one.columns is not None for one in stacks_of(packed)):
             raise ValueError(f"{name}: experts are {packed!r}, wanted columns in order")
         shown = self._as_shown(packed)
         wanted = tuple(getattr(self, name).shape)
         if shown.shape != wanted:
             raise ValueError(f"{name}: the packed weight has shape {shown.shape}, wanted {wanted}")
         parameters_of(self).pop(name, None)
-        for part, tensor in zip(self._parts(name, packed), (packed.values, *packed.scales), strict=True):
+        tensors = tensors_of(packed)
+        for part, tensor in zip(part_names(packed, name), tensors, strict=True):
             self.register_parameter(part, nn.Parameter(tensor, requires_grad=False))
         kept = torch.empty(0, dtype=torch.uint8, device="meta")
-        self.stacks[name] = replace(packed, values=kept, scales=(kept,) * len(packed.scales))
+        self.stacks[name] = with_tensors(packed, [kept] * len(tensors))
 
-    def put_dense(self, name: str, weight: torch.Tensor) -> PackedWeight:
+    def put_dense(self, name: str, weight: torch.Tensor) -> Stack:
         """Replaces packed bytes by a dense parameter of the shown shape; returns what was packed."""
         packed = self.packed(name)
-        for part in self._parts(name, packed):
+        for part in part_names(packed, name):
             del parameters_of(self)[part]
         del self.stacks[name]
         parameters_of(self)[name] = nn.Parameter(weight, requires_grad=False)
         return packed
 
-    def packed(self, name: str) -> PackedWeight:
+    def packed(self, name: str) -> Stack:
         if self.expert_share is not None:
             self.expert_share.refuse(name)
         return self.held(name)
 
-    def held(self, name: str) -> PackedWeight:
+    def held(self, name: str) -> Stack:
         """`packed`, of the experts that are here."""
-        kept = self.stacks[name]
-        values, *scales = (_stored(self, part) for part in self._parts(name, kept))
-        assert values is not None
-        tensors = tuple(s.detach() for s in scales if s is not None)
-        return replace(kept, values=values.detach(), scales=tensors, dtype=self.weight_dtype)
+        tensors = [tensor.detach() for tensor in self._tensors(name)]
+        return as_dtype(with_tensors(self.stacks[name], tensors), self.weight_dtype)
+
+    def _tensors(self, name: str) -> list[torch.Tensor]:
+        found = [_stored(self, part) for part in part_names(self.stacks[name], name)]
+        return [tensor for tensor in found if tensor is not None]
 
     def dequantize(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The dense parameter, a new tensor each time."""
@@ -209,14 +218,9 @@ class PackedExperts(nn.Module):
 
     def stored_names(self, name: str) -> list[str]:
         """The parameters that hold a packed weight: its values and its scales."""
-        return self._parts(name, self.stacks[name])
+        return part_names(self.stacks[name], name)
 
-    @staticmethod
-    def _parts(name: str, packed: PackedWeight) -> list[str]:
-        scales = packed.format.scale_names[: len(packed.scales)]
-        return [f"{name}_{part}" for part in ("values", *scales)]
-
-    def _as_shown(self, packed: PackedWeight) -> PackedWeight | TransposedStack:
+    def _as_shown(self, packed: Stack) -> Stack | TransposedStack:
         return TransposedStack(packed) if self.experts_kind.transposed else packed
 
     def show(self, name: str) -> LazyWeight:
@@ -243,10 +247,7 @@ class PackedExperts(nn.Module):
             dense: Any = _stored(self, name)
             dense = dense.transpose(1, 2).contiguous() if turn else dense
             return dense, [], plain_layout(dense.shape)
-        kept = self.stacks[name]
-        values, *scales = (_stored(self, part) for part in self._parts(name, kept))
-        layout = make_layout(kept.format.number, kept.block_size, kept.shape, kept.origin, kept.grid_rows)
-        return values, scales, layout  # type: ignore[return-value]
+        return as_argument(self.stacks[name], self._tensors(name))
 
     def forward(
         self,
@@ -281,6 +282,7 @@ class PackedExperts(nn.Module):
 
     def extra_repr(self) -> str:
         weights = ", ".join(
-            f"{name}={list(self._as_shown(p).shape)} {p.format.name}" for name, p in self.stacks.items()
+            f"{name}={list(self._as_shown(p).shape)} {' and '.join(one.format.name for one in stacks_of(p))}"
+            for name, p in self.stacks.items()
         )
         return f"activation={self.experts_kind.activation.name.lower()}, {weights}"

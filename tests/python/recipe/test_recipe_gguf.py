@@ -17,11 +17,12 @@ from support.producer_folders import tensors
 from support.recipe_files import errors_of, small_recipe, write_jsonl
 
 pytestmark = pytest.mark.slow
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 
-def made(root, **keys):
+def made(root, model="Qwen3", **keys):
     """The folder of a recipe on a GGUF file alone."""
-    file, _ = mixed_base("Qwen3", root)
+    file, _ = mixed_base(model, root)
     (root / "model").rename(root / "not-there")
     rows = [{"instruction": f"What is {n}?", "output": f"{n} dog {n % 7}"} for n in range(40)]
     write_jsonl(root / "train.jsonl", rows)
@@ -39,6 +40,20 @@ def trained(tmp_path_factory):
     root = made(tmp_path_factory.mktemp("gguf"))
     assert main(["train", str(root / "recipe.yml")]) == 0
     return root
+
+
+@pytest.fixture(scope="module")
+def trained_experts(tmp_path_factory):
+    """LoRA on attention and on the experts."""
+    root = made(tmp_path_factory.mktemp("moe"), "Qwen3Moe", lora_target_parameters=EXPERTS)
+    assert main(["train", str(root / "recipe.yml")]) == 0
+    return root
+
+
+def same_adapter(one, other):
+    whole, again = tensors(one / "out"), tensors(other / "out")
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
 def losses(root):
@@ -64,9 +79,7 @@ def test_a_resumed_run_ends_with_the_same_bits(trained, tmp_path):
     recipe = json.loads((root / "recipe.yml").read_text())
     write(root, recipe | {"resume_from_checkpoint": str(trained / "out" / "checkpoint-2")})
     assert main(["train", str(root / "recipe.yml")]) == 0
-    whole, again = tensors(trained / "out"), tensors(root / "out")
-    assert whole.keys() == again.keys()
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    same_adapter(trained, root)
 
 
 def test_two_processes_with_half_of_the_base_each_make_the_same_adapter(trained, tmp_path):
@@ -75,9 +88,7 @@ def test_two_processes_with_half_of_the_base_each_make_the_same_adapter(trained,
     command = [sys.executable, "-m", "monograph", "train", str(tmp_path / "recipe.yml")]
     done = subprocess.run([*command, "--nproc-per-node", "2"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
-    whole, halves = tensors(trained / "out"), tensors(tmp_path / "out")
-    assert whole.keys() == halves.keys()
-    assert all(torch.equal(whole[name], halves[name]) for name in whole)
+    same_adapter(trained, tmp_path)
 
 
 def test_another_file_is_refused_when_resumed(tmp_path, capsys):
@@ -151,3 +162,35 @@ def test_what_does_not_go_with_it(trained):
     assert "which vllm does not run; write llama.cpp" in served
     (grown,) = errors_of(keys | {"base_model": str(trained / "gone.gguf")})
     assert "wanted the folder of a model or a GGUF file" in grown
+
+
+def test_experts_are_trained_from_the_file(trained_experts, tmp_path):
+    found = losses(trained_experts)
+    assert found[-1] < found[0]
+    assert sum("experts" in name for name in tensors(trained_experts / "out")) == 2 * 2 * 2
+    root = made(tmp_path, "Qwen3Moe", lora_target_parameters=EXPERTS)
+    recipe = json.loads((root / "recipe.yml").read_text())
+    write(root, recipe | {"resume_from_checkpoint": str(trained_experts / "out" / "checkpoint-2")})
+    assert main(["train", str(root / "recipe.yml")]) == 0
+    same_adapter(trained_experts, root)
+
+
+def test_experts_answer_and_are_served(trained_experts):
+    out = trained_experts / "out"
+    assert main(["generate", str(out), "--prompt", "What is 3?", "--max-new-tokens", "4"]) == 0
+    made_of = trained_experts / "lora.gguf"
+    run("adapter", "convert", trained_experts / "it.gguf", out, "--for", "llama.cpp", "--out", made_of)
+    shapes = {t.name: [int(n) for n in t.shape] for t in gguf.GGUFReader(made_of).tensors}
+    for part in ("gate", "up", "down"):
+        assert shapes[f"blk.1.ffn_{part}_exps.weight.lora_b"][1:] == [256, 6]
+    assert main(["estimate", str(trained_experts / "it.gguf")]) == 0
+
+
+@pytest.mark.parametrize("key", ["shard_size", "expert_parallel_size"])
+def test_two_processes_make_the_same_adapter_of_experts(trained_experts, tmp_path, key):
+    recipe = json.loads((trained_experts / "recipe.yml").read_text())
+    write(tmp_path, recipe | {"output_dir": str(tmp_path / "out"), key: 2})
+    command = [sys.executable, "-m", "monograph", "train", str(tmp_path / "recipe.yml")]
+    done = subprocess.run([*command, "--nproc-per-node", "2"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    same_adapter(trained_experts, tmp_path)

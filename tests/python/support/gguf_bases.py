@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pathlib
 import struct
+from math import prod
 from typing import Any
 
 import gguf
@@ -24,10 +25,12 @@ from support.native_tool import run
 MIXTURE = {
     "attn_q": "q4_k", "attn_k": "q5_0", "attn_v": "q6_k", "attn_output": "q5_k", "ffn_gate": "iq4_xs",
     "ffn_up": "q4_k", "ffn_down": "q6_k", "token_embd": "q6_k", "output": "q6_k", "attn_qkv": "q5_k",
+    "ffn_gate_exps": "q4_k", "ffn_up_exps": "q5_k", "ffn_down_exps": "q6_k",
 }  # fmt: skip
-BY_PACKAGE = ("Qwen2", "Phi3")  # which `monograph export` does not write
+BY_PACKAGE = ("Qwen2", "Phi3", "Qwen3Moe")  # which `monograph export` does not write
 PHI_NAMES = NAMES | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "norm_topk_prob": True}
 
 
 def rewrite(source: pathlib.Path, target: pathlib.Path, blocks: dict[str, tuple[str, np.ndarray]]) -> None:
@@ -63,6 +66,18 @@ def module_of(tensor: str, names: dict[str, str]) -> str:
     return f"model.layers.{layer}.{own[part]}"
 
 
+def place_of(tensor: str, state: dict[str, torch.Tensor], names: dict[str, str]) -> torch.Tensor:
+    """Where the values of a tensor of the file are in the model."""
+    stem = tensor.split(".")[-2]
+    if not stem.endswith("_exps"):
+        return state[module_of(tensor, names) + ".weight"]
+    experts = f"model.layers.{tensor.split('.')[1]}.mlp.experts."
+    if stem == "ffn_down_exps":
+        return state[experts + "down_proj"]
+    gate, up = state[experts + "gate_up_proj"].chunk(2, 1)
+    return gate if stem == "ffn_gate_exps" else up
+
+
 def mixed_base(
     name: str, place: pathlib.Path, kinds: dict[str, str] | None = None, **settings: Any
 ) -> tuple[pathlib.Path, Any]:
@@ -71,7 +86,10 @@ def mixed_base(
     if name == "Gemma3":
         settings |= {"query_pre_attn_scalar": SIZES["head_dim"]}
     if name in BY_PACKAGE:
-        del sizes["head_dim"]
+        if name == "Qwen3Moe":
+            sizes |= EXPERTS
+        else:
+            del sizes["head_dim"]
         model = tiny(name, **(sizes | settings))
     else:
         model = model_of(name, **(sizes | settings))
@@ -92,9 +110,10 @@ def mixed_base(
     for seed, tensor in enumerate(gguf.GGUFReader(place / "plain.gguf").tensors):
         stem = tensor.name.split(".")[-2]
         kind = (MIXTURE if kinds is None else kinds).get(stem)
-        if kind is None or len(tensor.shape) != 2:
+        if kind is None or len(tensor.shape) == 1:
             continue
-        cols, rows = (int(size) for size in tensor.shape)
+        cols, *matrices = (int(size) for size in tensor.shape)
+        rows = prod(matrices)
         try:
             values = np.asarray(tensor.data, dtype=np.float32).reshape(rows, cols)
             stored = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind.upper()])
@@ -108,6 +127,6 @@ def mixed_base(
             config = model.config
             heads = config.num_attention_heads if stem == "attn_q" else config.num_key_value_heads
             dense = unturned(dense, heads)
-        state[module_of(tensor.name, names) + ".weight"].copy_(dense)
+        place_of(tensor.name, state, names).copy_(dense.reshape(*matrices[::-1], cols))
     rewrite(place / "plain.gguf", place / "it.gguf", blocks)
     return place / "it.gguf", model

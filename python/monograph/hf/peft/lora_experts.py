@@ -22,7 +22,7 @@ from monograph.hf.peft.lora_linear import rounded_once
 from monograph.hf.transformers.experts import experts_forward, experts_kind, is_experts
 from monograph.nn.packed_experts import LowRank, PackedExperts
 from monograph.ops.providers import may_take_over
-from monograph.quant.packed_weight import PackedWeight
+from monograph.quant.stack_pair import Stack
 from monograph.upstream.peft_names import (
     ParamWrapper,
     caches,
@@ -119,7 +119,7 @@ class LoraExperts(ParamWrapper):
         return None
 
     @torch.no_grad()
-    def _merged(self, packed: PackedWeight, names: list[str], transposed: bool) -> torch.Tensor:
+    def _merged(self, packed: Stack, names: list[str], transposed: bool) -> torch.Tensor:
         """The rule of docs/explain/merge.md, one expert at a time: computed in 64 bits, rounded once."""
         weight, count = packed.dequantize(), self.num_experts
         for expert in range(count):

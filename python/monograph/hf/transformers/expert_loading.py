@@ -18,17 +18,18 @@ from monograph.nn.packed_experts import PackedExperts
 from monograph.ops.formats import BlockShape
 from monograph.quant.packed_weight import PackedWeight
 from monograph.quant.quant_methods.quant_method import QuantMethod
+from monograph.quant.stack_pair import Stack, StackPair, as_dtype
 from monograph.upstream.transformers_names import mark_initialized, original_patterns
 
 STACKS = ("gate_up_proj", "up_proj", "down_proj")  # the parameters of a layer of experts
 
 
-def put_experts(layer: nn.Module, name: str, packed: PackedWeight) -> None:
+def put_experts(layer: nn.Module, name: str, packed: Stack) -> None:
     """One of the two weights of a layer of experts; the first that arrives takes the layer over."""
     made = layer
     if not isinstance(made, PackedExperts):
         made = PackedExperts.take_over(layer, experts_kind(layer))
-    made.put_packed(name, replace(packed, dtype=made.weight_dtype))
+    made.put_packed(name, as_dtype(packed, made.weight_dtype))
     mark_initialized(made)
 
 
@@ -52,6 +53,8 @@ def stack_tensors(method: QuantMethod, path: str, layer: PackedExperts) -> dict[
     found = {}
     for name in layer.stacks:
         packed = layer.packed(name)
+        if isinstance(packed, StackPair):
+            raise ValueError(f"{path}.{name}: gate and up of a GGUF file, which is not written again")
         if packed.grid_rows:
             groups = packed.format.shape is BlockShape.GROUP
             how = "--to int4|int8|fp8 --experts separate" if groups else "--experts stack"
@@ -138,7 +141,7 @@ def stacked(
         for tensors in own:
             method.check_parts(config, tensors)
         experts.append([(tensors, method.pack(tensors, dtype)) for tensors in own])
-    packed = [[weight for _, weight in expert if weight is not None] for expert in experts]
+    packed = [[weight for _, weight in expert if isinstance(weight, PackedWeight)] for expert in experts]
     if not any(packed):
         return torch.stack([torch.cat([tensors["weight"] for tensors, _ in expert]) for expert in experts])
     if any(len(own) != len(matrices) for own in packed):

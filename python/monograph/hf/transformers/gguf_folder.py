@@ -10,6 +10,7 @@ import atexit
 import functools
 import json
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -18,11 +19,12 @@ from typing import Any
 import torch
 
 from monograph.nn.packed_embedding import PackedEmbedding
+from monograph.nn.packed_experts import DOWN
 from monograph.nn.quant_linear import QuantLinear
 from monograph.ops.formats import GGML_FORMATS
 from monograph.ops.read_gguf import read_gguf
 from monograph.quant.ggml_weight import rotary_row_map
-from monograph.quant.quant_methods.gguf import ROWS
+from monograph.quant.quant_methods.gguf import PAIR, ROWS
 
 _FILES = {
     "config": "config.json",
@@ -33,6 +35,9 @@ _FILES = {
 # PEFT looks for a config.json below the name of the base, to see whether the vocabulary grew.
 warnings.filterwarnings("ignore", r"Could not find a config file in .*\.gguf - will assume")
 _TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_EXPERT = re.compile(r"(.*\.experts)\.\d+\.(gate_proj|up_proj|down_proj)\.weight")
+_PARTS = ("gate_proj", "up_proj", "down_proj")
+_EXPERTS = (f".experts.{PAIR}", f".experts.{DOWN}")  # plain floats
 _DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -89,16 +94,17 @@ def gguf_state(path: str) -> dict[str, torch.Tensor]:
     """A state dict of views of the file: no page of it is read. Plain floats whose rows have another order,
     and norms that are stored with a one added, are new tensors."""
     tensors = gguf_tensors(path)
-    if experts := next((one["name"] for one in tensors if ".experts." in one["name"]), None):
-        raise ValueError(
-            f"{path}: {experts}: gate and up projections of experts are stacks of their own in GGUF, which "
-            "are not trained as they lie; monograph dequantize makes a folder of it"
-        )
     mapped = torch.from_file(path, shared=False, size=os.path.getsize(path), dtype=torch.uint8)
     state: dict[str, torch.Tensor] = {}
+    stacks: dict[str, list[dict[str, Any]]] = {}
     for tensor in tensors:
-        at = tensor["offset"]
-        _add(state, tensor, mapped[at : at + tensor["bytes"]], path)
+        if found := _EXPERT.fullmatch(tensor["name"]):
+            stacks.setdefault(f"{found[1]}.{found[2]}", []).append(tensor)
+        else:
+            at = tensor["offset"]
+            _add(state, tensor, mapped[at : at + tensor["bytes"]], path)
+    for layer in dict.fromkeys(name.rpartition(".")[0] for name in stacks):
+        _add_experts(state, layer, {part: _stack(mapped, stacks[f"{layer}.{part}"]) for part in _PARTS}, path)
     packed = next((key for key in state if key.startswith(f"{_TABLE}_")), None)
     if packed is not None and not any(key.startswith(_HEAD) for key in state):
         state[packed.replace(_TABLE, _HEAD)] = state[packed]  # one tensor, read as table and as head
@@ -106,7 +112,17 @@ def gguf_state(path: str) -> dict[str, torch.Tensor]:
 
 
 def packed_keys(state: dict[str, torch.Tensor]) -> list[str]:
-    return [key for key in state if not key.endswith((".weight", ".bias"))]
+    return [key for key in state if not key.endswith((".weight", ".bias", *_EXPERTS))]
+
+
+def packed_weights(state: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """The parameters that are packed, each with its parts as quant_methods/gguf.py takes them."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for key in packed_keys(state):
+        module, part = key.rpartition(".")[::2]
+        name = next((name for name in ("weight", PAIR, DOWN) if part.startswith(f"{name}_")), part)
+        found.setdefault(f"{module}.{name}", {})["weight" + part.removeprefix(name)] = state[key]
+    return found
 
 
 def share_table(model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
@@ -121,6 +137,40 @@ def share_table(model: Any, state: dict[str, torch.Tensor] | None = None) -> Non
         table.is_head = own is not None and state.get(f"{_HEAD}_{kind}") is own
     if table.is_head:
         head.values = table.values
+
+
+def _stack(mapped: torch.Tensor, experts: list[dict[str, Any]]) -> tuple[str, torch.Tensor]:
+    """The type of a stack, and its bytes [E, rows, bytes of a row] where they lie, or its numbers."""
+    first, rows = experts[0], experts[0]["shape"][0]
+    at, count = first["offset"], len(experts) * first["bytes"]
+    kind, found = first["type"], mapped[at : at + count]
+    if kind not in _DENSE:
+        return kind, found.reshape(len(experts), rows, -1)
+    if found.data_ptr() % _DENSE[kind].itemsize:
+        found = found.clone()
+    return kind, found.view(_DENSE[kind]).reshape(len(experts), *first["shape"])
+
+
+def _add_experts(
+    state: dict[str, torch.Tensor], layer: str, parts: dict[str, tuple[str, torch.Tensor]], path: str
+) -> None:
+    """Gate and up stay two stacks where they are packed; plain floats are one new tensor."""
+    (gate_kind, gate), (up_kind, up), (down_kind, down) = (parts[part] for part in _PARTS)
+    for part, (kind, _) in parts.items():
+        if kind not in _DENSE and kind not in GGML_FORMATS:
+            wanted = f"wanted f32, f16, bf16, {', '.join(GGML_FORMATS)}"
+            raise ValueError(f"{path}: {layer}.*.{part} is {kind}, {wanted}")
+    state[f"{layer}.{DOWN}" + ("" if down_kind in _DENSE else f"_{down_kind}")] = down
+    plain = {kind in _DENSE for kind in (gate_kind, up_kind)}
+    if len(plain) == 2:
+        raise ValueError(
+            f"{path}: {layer}: gate is {gate_kind} and up {up_kind}, wanted both packed or both plain floats"
+        )
+    if plain == {True}:
+        state[f"{layer}.{PAIR}"] = torch.cat([gate, up.to(gate.dtype)], dim=1)
+        return
+    state[f"{layer}.{PAIR}_gate_{gate_kind}"] = gate
+    state[f"{layer}.{PAIR}_up_{up_kind}"] = up
 
 
 def _add(state: dict[str, torch.Tensor], tensor: dict[str, Any], found: torch.Tensor, path: str) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
-import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from monograph.hf.transformers.config import MonographConfig, loading_dict
-from monograph.hf.transformers.gguf_folder import gguf_folder, gguf_state, share_table
+from monograph.hf.transformers.gguf_folder import gguf_folder, gguf_state, packed_weights, share_table
 from monograph.hf.transformers.meta_model import meta_model
 from monograph.hf.transformers.quantizer import Deserialize, MonographQuantizer
 from monograph.ops.read_gguf import is_gguf
@@ -51,14 +51,9 @@ def _model_of_gguf(path: str) -> PreTrainedModel:
     config.use_cache = False
     model = meta_model(config, None)
     packing = Deserialize(quantizer)
-    parts: dict[str, dict[str, torch.Tensor]] = {}
     state = gguf_state(path)
-    for key, tensor in state.items():
-        module, part = key.rpartition(".")[::2]
-        if part != "bias":
-            parts.setdefault(module, {})[part] = tensor.to("meta")
-    for module, tensors in parts.items():
-        if "weight" not in tensors:
-            packing.convert(dict(tensors), model=model, full_layer_name=f"{module}.weight")
+    for name, tensors in packed_weights(state).items():
+        meta: dict[str, Any] = {part: tensor.to("meta") for part, tensor in tensors.items()}
+        packing.convert(meta, model=model, full_layer_name=name)
     share_table(model, state)
     return model

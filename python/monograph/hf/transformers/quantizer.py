@@ -42,6 +42,7 @@ from monograph.nn.quant_linear import QuantLinear, dense_linear
 from monograph.ops.formats import GGML_FORMATS
 from monograph.packing.stateful_layers import guard_packed
 from monograph.quant.packed_weight import PackedWeight, quantize
+from monograph.quant.stack_pair import Stack
 from monograph.upstream.transformers_names import (
     ConversionOps,
     WeightConverter,
@@ -67,7 +68,7 @@ class _Replace(ConversionOps):
     def __init__(self, hf_quantizer: MonographQuantizer) -> None:
         self.hf_quantizer = hf_quantizer
 
-    def packed(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> PackedWeight | None:
+    def packed(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> Stack | None:
         """The weight, which dequantises to `dtype`; None leaves the layer dense."""
         raise NotImplementedError
 
@@ -96,7 +97,7 @@ class _Replace(ConversionOps):
                 missing_keys.discard(full_layer_name)
             return {}
         wanted = tuple(getattr(dense, name).shape)
-        if packed.shape != wanted:
+        if not isinstance(packed, PackedWeight) or packed.shape != wanted:
             raise ValueError(f"{full_layer_name}: the checkpoint has shape {packed.shape}, wanted {wanted}")
         # A producer may have stored another dtype; the model's is what was asked for.
         layer = _packed_layer(full_layer_name, dense, replace(packed, dtype=dtype))
@@ -142,7 +143,7 @@ class Quantize(_Replace):
 class Deserialize(_Replace):
     """The tensors that a producer wrote for one weight; a weight without scales stays dense."""
 
-    def packed(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> PackedWeight | None:
+    def packed(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> Stack | None:
         config = self.hf_quantizer.quantization_config
         parts = as_weight(tensors)
         if config.stored is not None:

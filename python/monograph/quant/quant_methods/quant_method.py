@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from monograph.quant.packed_weight import PackedWeight
+from monograph.quant.stack_pair import Stack
 
 Config = dict[str, Any]
 
@@ -49,7 +50,7 @@ class QuantMethod(ABC):
         """The formats of a folder with this quantization_config; a ValueError names what cannot be taken."""
 
     @abstractmethod
-    def pack(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> PackedWeight | None:
+    def pack(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Stack | None:
         """The weight of one layer from its `parts`, views without a copy; None if it is dense.
 
         `dtype` is what the weight dequantises to, unless the tensors say it themselves.

@@ -1,0 +1,202 @@
+"""A mixture of experts from a GGUF file alone: gate and up as the two stacks that they are there."""
+
+import json
+import re
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+import monograph as mg
+from monograph.hf.transformers.planned_model import planned_model
+from monograph.memory.mapped_memory import MappedMemory
+from monograph.nn import PackedExperts
+from monograph.training import TrainStep
+from support.gguf_bases import mixed_base, rewrite
+from support.native_tool import run
+
+IDS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(1))
+BATCH = {"input_ids": IDS, "labels": IDS}
+EXPERTS = ("gate_up_proj", "down_proj")
+TARGETS = [f"mlp.experts.{name}" for name in EXPERTS]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A mixture of types, and transformers' model with the values that the gguf package decodes."""
+    return mixed_base("Qwen3Moe", tmp_path_factory.mktemp("moe"))
+
+
+def layers_of(model):
+    return {path: m for path, m in model.named_modules() if isinstance(m, PackedExperts)}
+
+
+def adapted(folder, **options):
+    torch.manual_seed(0)
+    model = mg.from_pretrained(folder, **options)
+    return mg.add_lora(model, LoraConfig(r=4, target_modules="all-linear"), experts=True)
+
+
+def test_values_and_logits_are_those_of_the_file(base):
+    file, wanted = base
+    model = mg.from_pretrained(file, dtype=torch.float32)
+    assert model.config.model_type == "qwen3_moe"
+    assert model.num_parameters() == wanted.num_parameters()
+    state = wanted.state_dict()
+    for path, layer in layers_of(model).items():
+        gate, up = layer.packed("gate_up_proj").gate, layer.packed("gate_up_proj").up
+        kinds = (gate.format.name, up.format.name, layer.packed("down_proj").format.name)
+        assert kinds == ("q4_k", "q5_k", "q6_k")
+        for name in EXPERTS:
+            assert torch.equal(layer.dequantize(name), state[f"{path}.{name}"])
+            assert torch.equal(getattr(layer, name) * 1, state[f"{path}.{name}"])
+    assert len(layers_of(model)) == 2
+    with torch.no_grad():
+        logits = wanted(IDS).logits
+        torch.testing.assert_close(model(IDS).logits, logits, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(model.dequantize()(IDS).logits, logits, rtol=1e-4, atol=1e-3)
+    assert not any(layer.stacks for layer in layers_of(model).values())
+
+
+def test_every_byte_of_the_stacks_stays_in_the_file(base):
+    model = mg.from_pretrained(base[0])
+    with MappedMemory() as memory:
+        for path, layer in layers_of(model).items():
+            stored = [name for name, _ in layer.named_parameters()]
+            assert stored == ["down_proj_values", "gate_up_proj_gate_values", "gate_up_proj_up_values"]
+            for name in stored:
+                assert memory.extents(getattr(layer, name).data_ptr(), getattr(layer, name).nbytes), path
+
+
+def test_gradients_are_those_of_transformers_and_peft(base):
+    """Against transformers' own experts on the decoded weights, with PEFT's W + B A, float32."""
+    file, wanted = base
+    config = LoraConfig(r=4, target_modules=["q_proj", "o_proj"], target_parameters=TARGETS)
+    found = []
+    for model in (mg.from_pretrained(file, dtype=torch.float32), wanted):
+        torch.manual_seed(0)
+        tuned = get_peft_model(model, config)
+        generator = torch.Generator().manual_seed(2)
+        for name, p in tuned.named_parameters():
+            if "lora_" in name:
+                p.data.copy_(torch.randn(p.shape, generator=generator) * 0.05)
+        loss = tuned(input_ids=IDS, labels=IDS).loss
+        loss.backward()
+        found.append(
+            {"loss": loss.detach()} | {n: p.grad for n, p in tuned.named_parameters() if p.requires_grad}
+        )
+        tuned.unload()
+    ours, theirs = found
+    assert len(ours) == 1 + 2 * 2 * 4
+    assert ours.keys() == theirs.keys()
+    for key, one in ours.items():
+        assert (one - theirs[key]).norm() <= 1e-3 * theirs[key].norm(), key
+
+
+@pytest.mark.slow
+def test_one_graph_and_the_adapter_of_the_decoded_folder_to_the_bit(base, tmp_path):
+    file, _ = base
+    before = file.read_bytes()
+    run("dequantize", file, tmp_path / "dense")
+    trained, losses = [], []
+    for folder, options in ((file, {}), (tmp_path / "dense", {"experts_implementation": "monograph"})):
+        model = adapted(folder, **options)
+        step = TrainStep(model)
+        losses.append([step([BATCH], 5e-3).loss.item() for _ in range(4)])
+        report = mg.doctor(model, [BATCH, BATCH])
+        assert not [*report.breaks, *report.recompiles, *report.weight_copies]
+        trained.append({name: p for name, p in model.named_parameters() if p.requires_grad})
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < 0.9 * losses[0][0]
+    ours, theirs = trained
+    assert len(ours) == 2 * 2 * 6  # a and b of four linear layers and two stacks, in two layers
+    assert all(torch.equal(one, theirs[name]) for name, one in ours.items())
+    assert file.read_bytes() == before
+
+
+def test_merging_and_unmerging_in_memory(base):
+    file, _ = base
+    model = adapted(file, dtype=torch.float32)
+    for name, p in model.named_parameters():
+        if "lora_B" in name:
+            p.data.normal_(std=0.05)
+    with torch.no_grad():
+        apart = model(IDS).logits
+        model.merge_adapter()
+        torch.testing.assert_close(model(IDS).logits, apart, rtol=1e-3, atol=2e-2)
+        model.unmerge_adapter()
+        assert torch.equal(model(IDS).logits, apart)
+
+
+def changed(base, kinds):
+    """The file with other types for some stacks of the first layer."""
+    file = base[0]
+    blocks = {}
+    for tensor in gguf.GGUFReader(file).tensors:
+        kind = kinds.get(tensor.name)
+        if kind is not None:
+            values = gguf.quants.dequantize(np.asarray(tensor.data), tensor.tensor_type)
+            blocks[tensor.name] = (
+                kind,
+                gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind.upper()]),
+            )
+    made = file.parent / "changed.gguf"
+    rewrite(file, made, blocks)
+    return made
+
+
+PLAIN = {f"blk.0.ffn_{part}_exps.weight": "f32" for part in ("gate", "up", "down")}
+
+
+def test_plain_stacks_beside_packed_ones(base):
+    file = changed(base, PLAIN)
+    model = mg.from_pretrained(file, dtype=torch.float32)
+    assert [type(layer.mlp.experts) is PackedExperts for layer in model.model.layers] == [False, True]
+    with torch.no_grad():
+        torch.testing.assert_close(model(IDS).logits, base[1](IDS).logits, rtol=1e-4, atol=1e-3)
+
+
+def test_what_is_not_trained_as_it_lies_is_named(base):
+    file = changed(base, {"blk.0.ffn_up_exps.weight": "f32"})
+    message = "model.layers.0.mlp.experts: gate is q4_k and up f32, wanted both packed or both plain"
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        mg.from_pretrained(file)
+    assert "changed.gguf" in str(error.value)
+    with pytest.raises(ValueError, match="which no quant method saves"):
+        mg.from_pretrained(base[0]).save_pretrained(file.parent / "again")
+
+
+def test_a_plan_has_the_stored_tensors(base):
+    planned, loaded = planned_model(str(base[0]), None, True), mg.from_pretrained(base[0])
+    for layer in layers_of(planned).values():
+        assert layer.gate_up_proj_gate_values.device.type == "meta"
+    shapes = [{name: p.shape for name, p in model.named_parameters()} for model in (planned, loaded)]
+    assert shapes[0] == shapes[1]
+
+
+def test_the_native_tool_refuses_to_merge_experts_by_name(base, tmp_path):
+    file, _ = base
+    adapted(file).save_pretrained(tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["target_parameters"]
+    words = ("merge", file, "--adapter", tmp_path / "adapter", "--out", tmp_path / "merged.gguf")
+    assert "is of experts, which are not merged into a GGUF file" in run(*words, code=3).stderr
+
+
+def test_an_adapter_on_attention_is_merged_into_the_file(base, tmp_path):
+    file, _ = base
+    torch.manual_seed(1)
+    model = mg.add_lora(
+        mg.from_pretrained(file, dtype=torch.float32), LoraConfig(r=4, target_modules=["q_proj", "o_proj"])
+    )
+    for name, p in model.named_parameters():
+        if "lora_B" in name:
+            p.data.normal_(std=0.05)
+    model.save_pretrained(tmp_path / "adapter")
+    out = tmp_path / "merged.gguf"
+    run("merge", file, "--adapter", tmp_path / "adapter", "--out", out)
+    tensors = [{t.name: t.data.tobytes() for t in gguf.GGUFReader(one).tensors} for one in (file, out)]
+    differ = {name for name, data in tensors[0].items() if tensors[1][name] != data}
+    assert differ == {f"blk.{i}.attn_{part}.weight" for i in range(2) for part in ("q", "output")}
