@@ -164,6 +164,9 @@ def test_what_is_not_trained_as_it_lies_is_named(base):
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         mg.from_pretrained(file)
     assert "changed.gguf" in str(error.value)
+    file = changed(base, {"blk.1.ffn_down_exps.weight": "mxfp4"})
+    with pytest.raises(ValueError, match=r"model.layers.1.mlp.experts.\*.down_proj is mxfp4, wanted f32"):
+        mg.from_pretrained(file)
     with pytest.raises(ValueError, match="which no quant method saves"):
         mg.from_pretrained(base[0]).save_pretrained(file.parent / "again")
 
