@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kGrain = 2048;  // exponentials that are worth a thread
 
-// What is no number stands before every number.
+// NaN stands before every number.
 bool is_before(double a, double b) { return std::isnan(a) ? !std::isnan(b) : a > b; }
 
 // e^(z - largest), which p is in proportion to.

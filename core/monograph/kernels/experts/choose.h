@@ -2,7 +2,7 @@
 // gradient:
 //   p     = softmax(z)
 //   ids   = the experts of the k largest logits, the largest first, of equals the lowest number;
-//           what is no number counts as the largest
+//           NaN counts as the largest
 //   w[i]  = p[ids[i]], or normalised p[ids[i]] / (sum over the k of p)
 //   dz[j] = p[j] (d[j] - sum over the k of d w)       d[j] = dw[i] where ids[i] = j, else 0
 //           normalised: w for p, and 0 for an expert that is not chosen
