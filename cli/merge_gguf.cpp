@@ -10,6 +10,7 @@
 #include "monograph/gguf/import_config.h"
 #include "monograph/gguf/tensor_weights.h"
 #include "monograph/gguf_merge/merge_file.h"
+#include "monograph/weights/experts.h"
 #include "next_step.h"
 #include "recorded_base.h"
 
@@ -28,9 +29,15 @@ class MergeGguf {
     file_ = std::make_shared<const gguf::FileReader>(options_.base);
     const json::Value config = gguf::import_config(*file_, DType::kFloat32);
     const gguf::ImportPlan imported = gguf::plan_import(*file_);
-    const std::vector<Weight> weights = gguf::weights_of(file_, gguf::TensorNames::kOfTransformers);
+    std::vector<Weight> weights = gguf::weights_of(file_, gguf::TensorNames::kOfTransformers);
+    // Gate and up of an expert are one parameter of an adapter, whatever their types are.
+    for (Weight& weight : weights) {
+      if (parse_expert_name(weight.name)) weight.format = "GGUF";
+    }
+    MergeSettings settings;
+    settings.single_experts = true;
     take_adapters();
-    const MergePlan plan = plan_merge(weights, config, weighted_, {});
+    const MergePlan plan = plan_merge(weights, config, weighted_, settings);
     gguf::check_merge(plan, *file_);
     if (options_.dry_run) {
       print_dry_run(report_, plan, file_->all_bytes().size(), options_);
@@ -97,7 +104,6 @@ class MergeGguf {
 
   void take_adapters() {
     adapters_ = open_adapters(options_, report_);
-    for (const Adapter& adapter : adapters_) gguf::refuse_experts(adapter, *file_);
     weighted_ = weighted(adapters_, report_);
     report_.base = options_.base;
     report_.base_weights = "dequantized";

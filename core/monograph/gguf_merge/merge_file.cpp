@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "monograph/base/error.h"
 #include "monograph/gguf/decode_blocks.h"
@@ -14,7 +16,6 @@
 #include "monograph/merge/panels.h"
 #include "monograph/merge/round.h"
 #include "monograph/text/utf8.h"
-#include "monograph/weights/experts.h"
 
 namespace monograph::gguf {
 namespace {
@@ -26,6 +27,16 @@ constexpr std::uint64_t kCopyBytes = std::uint64_t{4} << 20;
 bool is_float(TensorType type) { return info_of(type).block_elements == 1; }
 
 bool has_eight_bits(TensorType type) { return type == TensorType::kQ8; }
+
+bool is_expert(const ImportedTensor& tensor) { return tensor.info->shape.size() == 3; }
+
+// "model.layers.0.mlp.experts.*.up_proj.weight" for an expert of a stack.
+std::string name_of_all(const ImportedTensor& tensor) {
+  if (!is_expert(tensor)) return tensor.name;
+  constexpr std::string_view kExperts = ".experts.";
+  const std::size_t begin = tensor.name.rfind(kExperts) + kExperts.size();
+  return tensor.name.substr(0, begin) + "*" + tensor.name.substr(tensor.name.find('.', begin));
+}
 
 class Runner {
  public:
@@ -48,6 +59,17 @@ class Runner {
         done_(part.size());
       }
     });
+  }
+
+  // Experts of a stack that nothing changes, by their first rows.
+  void copy_others(std::size_t index, const std::set<std::uint64_t>& merged) {
+    const TensorInfo& info = file_.header().tensors[index];
+    const std::uint64_t each = info.shape[1] * size_bytes(info.type, info.shape[2]);
+    for (std::uint64_t expert = 0; expert < info.shape[0]; ++expert) {
+      if (merged.contains(expert * info.shape[1])) continue;
+      writer_.write(index, expert * each, file_.bytes(info).subspan(expert * each, each));
+      done_(each);
+    }
   }
 
   Survival merge(std::size_t index, const ImportedTensor& tensor, const MergedWeight& weight) {
@@ -151,24 +173,6 @@ class Runner {
 
 }  // namespace
 
-namespace {
-
-[[noreturn]] void fail_of_experts(const FileReader& file, std::string_view name) {
-  throw Error(file.path().string() + ": weight " + in_quotes(name) +
-              ": is of experts, which are not merged into a GGUF file; monograph dequantize makes "
-              "a folder of it");
-}
-
-}  // namespace
-
-void refuse_experts(const Adapter& adapter, const FileReader& file) {
-  for (const auto& [module, lora] : adapter.low_rank()) {
-    // PEFT wraps a module once for each of its parameters.
-    const std::string_view name = std::string_view(module).substr(0, module.find(".base_layer"));
-    if (name.ends_with(".experts")) fail_of_experts(file, name);
-  }
-}
-
 void check_merge(const MergePlan& plan, const FileReader& file) {
   const std::string source = file.path().string() + ": ";
   if (plan.vocabulary != 0) {
@@ -182,7 +186,11 @@ void check_merge(const MergePlan& plan, const FileReader& file) {
   }
   for (const MergedWeight& weight : plan.weights) {
     if (!weight.is_changed()) continue;
-    if (weight.experts != 0 || parse_expert_name(weight.name)) fail_of_experts(file, weight.name);
+    if (weight.experts != 0) {
+      throw Error(
+          source + "weight " + in_quotes(weight.name) + ": is a stack of experts, of which " +
+          "LoRA alone is merged into a GGUF file; monograph dequantize makes a folder of it");
+    }
   }
 }
 
@@ -199,28 +207,37 @@ std::vector<MergeRow> write_merge(const MergePlan& plan, const ImportPlan& impor
                                   const FileReader& file, BlockRounding rounding,
                                   FileWriter& writer, ParallelFor parallel_for,
                                   FunctionRef<void(std::uint64_t)> done) {
-  std::map<const TensorInfo*, const ImportedTensor*> changed;
   std::map<std::string_view, const MergedWeight*> weights;
   for (const MergedWeight& weight : plan.weights) {
     if (weight.is_changed()) weights.emplace(weight.name, &weight);
   }
+  std::map<const TensorInfo*, std::vector<const ImportedTensor*>> changed;
+  std::size_t found = 0;
   for (const ImportedTensor& tensor : imported.tensors) {
-    if (weights.contains(tensor.name)) changed.emplace(tensor.info, &tensor);
+    if (!weights.contains(tensor.name)) continue;
+    changed[tensor.info].push_back(&tensor);
+    ++found;
   }
-  if (changed.size() != weights.size())
-    throw Error(file.path().string() + ": a weight is no tensor");
+  if (found != weights.size()) throw Error(file.path().string() + ": a weight is no tensor");
   Runner runner(file, rounding, writer, parallel_for, done);
   std::vector<MergeRow> rows;
   const std::vector<TensorInfo>& tensors = file.header().tensors;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const auto found = changed.find(&tensors[i]);
-    if (found == changed.end()) {
+    const auto parts = changed.find(&tensors[i]);
+    if (parts == changed.end()) {
       runner.copy(i);
       continue;
     }
-    const MergedWeight& weight = *weights.at(found->second->name);
-    rows.push_back({weight.name, weight.change(), std::string(info_of(tensors[i].type).name),
-                    runner.merge(i, *found->second, weight)});
+    Survival whole;
+    std::set<std::uint64_t> merged;
+    for (const ImportedTensor* tensor : parts->second) {
+      whole += runner.merge(i, *tensor, *weights.at(tensor->name));
+      merged.insert(tensor->first_row);
+    }
+    if (is_expert(*parts->second.front())) runner.copy_others(i, merged);
+    const MergedWeight& first = *weights.at(parts->second.front()->name);
+    rows.push_back({name_of_all(*parts->second.front()), first.change(),
+                    std::string(info_of(tensors[i].type).name), whole});
   }
   std::sort(rows.begin(), rows.end(),
             [](const MergeRow& a, const MergeRow& b) { return a.name < b.name; });

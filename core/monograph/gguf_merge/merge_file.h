@@ -5,7 +5,6 @@
 #include <string_view>
 #include <vector>
 
-#include "monograph/adapter/adapter.h"
 #include "monograph/base/function_ref.h"
 #include "monograph/cpu/parallel.h"
 #include "monograph/gguf/file_reader.h"
@@ -21,11 +20,9 @@ enum class BlockRounding : std::uint8_t {
   kAdapter,
 };
 
-// Throws Error for LoRA on experts, whose gate and up are one weight in no file.
-void refuse_experts(const Adapter& adapter, const FileReader& file);
-
 // Throws Error for what is no other codes in the same tensors: new tokens, a head that no longer
-// is the table of tokens, experts. `plan` is of weights_of(file, kOfTransformers).
+// is the table of tokens, stacks of experts that are replaced. `plan` is of weights_of(file,
+// kOfTransformers) and has `single_experts`.
 void check_merge(const MergePlan& plan, const FileReader& file);
 
 // The header of the file as it is, byte for byte.
@@ -34,7 +31,8 @@ FilePlan same_file(const FileReader& file);
 // Every tensor: of those that nothing changes the bytes, of others each row rounded as
 // round_blocks.h says, or once to a float. Rows are put back in the order of the file. The same
 // bytes for any number of threads. `writer` is of same_file; the caller finishes it. Returns a row
-// for each changed weight, by the names of transformers. Throws Error if a value cannot be stored.
+// for each changed tensor, by the names of transformers, with a star for the experts of one. Throws
+// Error if a value cannot be stored.
 std::vector<MergeRow> write_merge(const MergePlan& plan, const ImportPlan& imported,
                                   const FileReader& file, BlockRounding rounding,
                                   FileWriter& writer, ParallelFor parallel_for,

@@ -106,6 +106,9 @@ struct MergeSettings {
   bool base_double_quant = false;
   bool base_as_experts = false;  // also of the experts
   ExpertsOutput experts = ExpertsOutput::kKeep;
+  // LoRA of a parameter of experts changes the matrices of single experts, each a weight of the
+  // plan: of a base that has gate and up apart.
+  bool single_experts = false;
 };
 
 struct MergePlan {

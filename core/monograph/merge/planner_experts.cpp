@@ -125,7 +125,9 @@ void Planner::add_lora_of_experts(const std::string& key, const Weight& stack, c
   change.experts = experts;
   const bool is_transposed = order == FactorOrder::kSwapped;
   const auto stored = weights_.find(stack.name);
-  if (stored == weights_.end() && settings_.format && is_packed_in_output(stack)) {
+  const bool one_by_one =
+      settings_.single_experts || (settings_.format && is_packed_in_output(stack));
+  if (stored == weights_.end() && one_by_one) {
     return add_lora_one_by_one(stack, change, is_transposed);
   }
   MergedWeight& weight = stored == weights_.end() ? put_together(stack) : stored->second;

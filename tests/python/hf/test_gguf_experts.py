@@ -1,6 +1,5 @@
 """A mixture of experts from a GGUF file alone: gate and up as the two stacks that they are there."""
 
-import json
 import re
 
 import gguf
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 
 import monograph as mg
 from monograph.hf.transformers.planned_model import planned_model
@@ -15,7 +15,7 @@ from monograph.memory.mapped_memory import MappedMemory
 from monograph.nn import PackedExperts
 from monograph.training import TrainStep
 from support.gguf_bases import mixed_base, rewrite
-from support.native_tool import run
+from support.native_tool import run, run_json
 
 IDS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(1))
 BATCH = {"input_ids": IDS, "labels": IDS}
@@ -179,13 +179,87 @@ def test_a_plan_has_the_stored_tensors(base):
     assert shapes[0] == shapes[1]
 
 
-def test_the_native_tool_refuses_to_merge_experts_by_name(base, tmp_path):
+def deltas_of(folder, count=6):
+    """W' - W of each stack of experts [E, out, in] that PEFT's adapter means, in float64."""
+    config = LoraConfig.from_pretrained(folder)
+    factors = load_file(folder / "adapter_model.safetensors")
+    found = {}
+    for name, a in factors.items():
+        if ".experts." not in name or "lora_A" not in name:
+            continue
+        b = factors[name.replace("lora_A", "lora_B")].double()
+        a = a.double().reshape(count, -1, a.shape[1])
+        part = "gate_up_proj" if "base_layer" in name else "down_proj"
+        scale = config.lora_alpha / a.shape[1]
+        change = torch.einsum("o r e, e r i -> e o i", b.reshape(b.shape[0], -1, count), a) * scale
+        layer = name.split(".layers.")[1].split(".")[0]
+        if part == "down_proj":
+            found[f"blk.{layer}.ffn_down_exps.weight"] = change
+        else:
+            halves = change.chunk(2, 1)
+            for half, one in zip(("gate", "up"), halves, strict=True):
+                found[f"blk.{layer}.ffn_{half}_exps.weight"] = one
+    return found
+
+
+def values_of(file):
+    return {
+        t.name: torch.from_numpy(gguf.quants.dequantize(np.asarray(t.data), t.tensor_type)).double()
+        for t in gguf.GGUFReader(file).tensors
+        if "_exps" in t.name
+    }
+
+
+def test_experts_are_merged_into_the_file(base, tmp_path):
+    """Plain floats to the last bit but one; codes keep the change: its share along W' - W."""
+    file = changed(base, PLAIN)
+    model = mg.from_pretrained(base[0])
+    torch.manual_seed(0)
+    config = LoraConfig(r=4, lora_alpha=4, target_modules=["q_proj"], target_parameters=TARGETS)
+    tuned = get_peft_model(model, config)
+    for name, p in tuned.named_parameters():
+        if "lora_B" in name:
+            p.data.normal_(std=0.02)
+    tuned.save_pretrained(tmp_path / "adapter")
+    out = tmp_path / "merged.gguf"
+    run("merge", file, "--adapter", tmp_path / "adapter", "--out", out, "--another-base")
+    report = run_json("merge", file, "--adapter", tmp_path / "adapter", "--out", out, "--force", "--dry-run")
+    assert report
+    before, after, meant = values_of(file), values_of(out), deltas_of(tmp_path / "adapter")
+    assert len(meant) == 6
+    for name, change in meant.items():
+        stored = after[name] - before[name]
+        if name in PLAIN:
+            wanted = before[name] + change
+            assert (after[name] - wanted).abs().max() <= 2**-24 * wanted.abs().max(), name
+            continue
+        for expert in range(6):
+            kept = (stored[expert] * change[expert]).sum() / change[expert].square().sum()
+            assert 0.9 < kept < 1.1, (name, expert, kept)
+    merged = mg.from_pretrained(out, dtype=torch.float32)
+    kinds = [layer.packed("gate_up_proj").up.format.name for layer in layers_of(merged).values()]
+    assert kinds == ["q5_k"]
+
+
+def test_one_expert_is_merged_and_the_others_keep_their_bytes(base, tmp_path):
+    """An adapter on modules of single experts, as models had them before."""
     file, _ = base
-    adapted(file).save_pretrained(tmp_path / "adapter")
-    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert config["target_parameters"]
-    words = ("merge", file, "--adapter", tmp_path / "adapter", "--out", tmp_path / "merged.gguf")
-    assert "is of experts, which are not merged into a GGUF file" in run(*words, code=3).stderr
+    module = "base_model.model.model.layers.0.mlp.experts.3.up_proj"
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(shape, generator=generator) * 0.05 for shape in ((4, 256), (256, 4)))
+    LoraConfig(r=4, lora_alpha=4, target_modules=["up_proj"]).save_pretrained(tmp_path)
+    save_file(
+        {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}, tmp_path / "adapter_model.safetensors"
+    )
+    out = tmp_path / "merged.gguf"
+    run("merge", file, "--adapter", tmp_path, "--out", out)
+    before, after = values_of(file), values_of(out)
+    differ = {name for name in before if not torch.equal(before[name], after[name])}
+    assert differ == {"blk.0.ffn_up_exps.weight"}
+    change = (after[name := differ.pop()] - before[name]).flatten(1)
+    assert [bool(one.any()) for one in change] == [False, False, False, True, False, False]
+    meant = (b @ a).double().flatten()
+    assert 0.9 < (change[3] @ meant) / (meant @ meant) < 1.1
 
 
 def test_an_adapter_on_attention_is_merged_into_the_file(base, tmp_path):
