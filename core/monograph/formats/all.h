@@ -1,6 +1,6 @@
 // Every packed format as a type. Kernels are templates over a format; these lists are what they are
 // instantiated for: all of them for `PackedFormats`, `dequantize` alone for `RowFormats` and
-// `InterleavedFormats`, whose rows other kernels decode through one function pointer. Nothing
+// `InterleavedFormats`, whose rows other kernels decode through a function pointer. Nothing
 // quantises to the last.
 #pragma once
 

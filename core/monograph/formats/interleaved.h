@@ -23,7 +23,7 @@ struct PartCodes {
   alignas(32) std::uint8_t bytes[kPart];
 };
 
-// The 32 bytes of a part at once, and sixteen of them: stored whole, so that a load of the vectors
+// The 32 codes of a part at once, and sixteen of them: stored whole, so that a load of the vectors
 // that follow is forwarded from the store.
 using PartWords = std::uint64_t __attribute__((vector_size(32)));
 using HalfWords = std::uint64_t __attribute__((vector_size(16)));
@@ -32,43 +32,62 @@ inline constexpr std::uint64_t kEveryByte = 0x0101010101010101u;
 
 // codes[i] = bytes[i] >> shift & mask.
 [[gnu::always_inline]] inline void take_bits(const std::uint8_t* bytes, std::size_t shift,
-                                             std::uint64_t mask, PartCodes& codes) {
+                                             std::uint64_t mask, PartWords& codes) {
   PartWords words;
   std::memcpy(&words, bytes, sizeof words);
-  words = words >> shift & mask * kEveryByte;
-  std::memcpy(codes.bytes, &words, sizeof words);
+  codes = words >> shift & mask * kEveryByte;
 }
 
 // codes[i] |= (bytes[i] >> shift & mask) << 4.
 [[gnu::always_inline]] inline void add_bits(const std::uint8_t* bytes, std::size_t shift,
-                                            std::uint64_t mask, PartCodes& codes) {
-  PartWords words, low;
+                                            std::uint64_t mask, PartWords& codes) {
+  PartWords words;
   std::memcpy(&words, bytes, sizeof words);
-  std::memcpy(&low, codes.bytes, sizeof low);
-  low |= (words >> shift & mask * kEveryByte) << 4;
-  std::memcpy(codes.bytes, &low, sizeof low);
+  codes |= (words >> shift & mask * kEveryByte) << 4;
 }
 
 // Sixteen bytes: byte i holds element i below and element i + 16 above.
-[[gnu::always_inline]] inline void take_halves(const std::uint8_t* bytes, PartCodes& codes) {
+[[gnu::always_inline]] inline void take_halves(const std::uint8_t* bytes, PartWords& codes) {
   HalfWords words;
   std::memcpy(&words, bytes, sizeof words);
   const PartWords twice = __builtin_shufflevector(words, words, 0, 1, 0, 1);
-  const PartWords both = twice >> PartWords{0, 0, 4, 4} & 15 * kEveryByte;
-  std::memcpy(codes.bytes, &both, sizeof both);
+  codes = twice >> PartWords{0, 0, 4, 4} & 15 * kEveryByte;
 }
 
 // codes[i] |= bit i of four bytes, as 16.
-[[gnu::always_inline]] inline void add_fifth(const std::uint8_t* bits, PartCodes& codes) {
+[[gnu::always_inline]] inline void add_fifth(const std::uint8_t* bits, PartWords& codes) {
   constexpr std::uint64_t kBitOfByte = 0x8040201008040201u;
   // Byte k keeps bit k; what is not 0 reaches bit 7 when 127 is added.
   const PartWords all = {bits[0] * kEveryByte, bits[1] * kEveryByte, bits[2] * kEveryByte,
                          bits[3] * kEveryByte};
   const PartWords set = ((all & kBitOfByte) + 127 * kEveryByte) >> 7 & kEveryByte;
-  PartWords low;
-  std::memcpy(&low, codes.bytes, sizeof low);
-  low |= set << 4;
-  std::memcpy(codes.bytes, &low, sizeof low);
+  codes |= set << 4;
+}
+
+// The same to and from memory.
+[[gnu::always_inline]] inline void take_bits(const std::uint8_t* bytes, std::size_t shift,
+                                             std::uint64_t mask, PartCodes& codes) {
+  PartWords words;
+  take_bits(bytes, shift, mask, words);
+  std::memcpy(codes.bytes, &words, sizeof words);
+}
+[[gnu::always_inline]] inline void add_bits(const std::uint8_t* bytes, std::size_t shift,
+                                            std::uint64_t mask, PartCodes& codes) {
+  PartWords words;
+  std::memcpy(&words, codes.bytes, sizeof words);
+  add_bits(bytes, shift, mask, words);
+  std::memcpy(codes.bytes, &words, sizeof words);
+}
+[[gnu::always_inline]] inline void take_halves(const std::uint8_t* bytes, PartCodes& codes) {
+  PartWords words;
+  take_halves(bytes, words);
+  std::memcpy(codes.bytes, &words, sizeof words);
+}
+[[gnu::always_inline]] inline void add_fifth(const std::uint8_t* bits, PartCodes& codes) {
+  PartWords words;
+  std::memcpy(&words, codes.bytes, sizeof words);
+  add_fifth(bits, words);
+  std::memcpy(codes.bytes, &words, sizeof words);
 }
 
 // Where a scale or a minimum is not finite: every NaN becomes the same.

@@ -1,8 +1,8 @@
 // Compiled with the flags of this instruction set and nothing else.
 #include "monograph/simd/avx2.h"
 
-#include "monograph/kernels/linear/few_decode_avx2.h"
 #include "monograph/kernels/linear/many_dx.h"
+#include "monograph/kernels/linear/placed_avx2.h"
 #include "monograph/simd/lanes_avx2.h"
 
 namespace monograph {

@@ -19,7 +19,8 @@ struct Plain {
 };
 
 // Takes the place of every format that is decoded_by_rows(): products are instantiated once for all
-// of them, and rows are decoded by the function that `dequantize` has.
+// of them. Rows are decoded by a function of the format: the one to places (placed_rows.h), or that
+// of `dequantize`.
 struct ByRows {
   static constexpr Format kFormat = Format::kPlain;
 };

@@ -11,6 +11,7 @@
 #include "monograph/base/float_types.h"
 #include "monograph/formats/runs.h"
 #include "monograph/kernels/linear/elements.h"
+#include "monograph/kernels/linear/few_int4.h"
 #include "monograph/simd/unrolled.h"
 
 namespace monograph {
@@ -43,15 +44,6 @@ inline constexpr bool kIsPlain = false;
 template <class S>
 inline constexpr bool kIsPlain<PlainOf<S>> = true;
 
-// int4 without zero points, in groups of whole units; other weights of the format go by rows.
-struct Int4Units {
-  static constexpr Format kFormat = Int4::kFormat;
-  static constexpr BlockShape kShape = BlockShape::kGroup;
-  static constexpr std::size_t kBlock = 0, kPerByte = 2;
-  static constexpr Nibbles kNibbles = Nibbles::kLowFirst;
-  static constexpr float kValues[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-};
-
 // What decodes rows of F where units do not fit.
 template <class F>
 using RowsOf = std::conditional_t<std::is_same_v<F, Int4Units>, ByRows, F>;
@@ -68,11 +60,32 @@ template <class S>
 inline constexpr std::size_t kFewUnit<PlainOf<S>> = 64;
 template <>
 inline constexpr std::size_t kFewUnit<ByRows> = 64;
+template <>
+inline constexpr std::size_t kFewUnit<Int4Units> = Int4Units::kUnit;
+
+// The numbers of a unit: its scale, for int4 the zero point too.
+template <class F>
+using FewNumbers = std::conditional_t<std::is_same_v<F, Int4Units>, ScaleAndZero, float>;
+
+// A unit of four bits: its sixteen values, and what they are multiplied by.
+struct SixteenValues {
+  const float (&values)[16];
+  float scale;
+};
+template <class F>
+[[gnu::always_inline]] inline SixteenValues sixteen_values(float scale) {
+  return {F::kValues, scale};
+}
+template <class F>
+[[gnu::always_inline]] inline SixteenValues sixteen_values(ScaleAndZero numbers) {
+  return {reinterpret_cast<const float(&)[16]>(Int4::kDifferences[15 - numbers.zero]),
+          numbers.scale};
+}
 
 // The decoder of a format, specialised for each order:
 //   kTogether             vectors that are decoded at a time
 //   Prepared              what the elements of a unit have in common
-//   prepare(scale, dtype, p, out)  for the unit whose first byte is p
+//   prepare(numbers, dtype, p, out)  for the unit whose first byte is p
 //   decode(prepared, p, w)         kTogether vectors from p on
 template <class F, class Order>
 struct FewDecoder;
@@ -116,7 +129,7 @@ template <class F>
   else if constexpr (kIsPlain<F>)
     return weight.dtype == dtype;
   else if constexpr (F::kShape == BlockShape::kGroup)
-    return packed.scales.zeros == nullptr && (packed.block | col) % kFewUnit<F> == 0;
+    return (packed.block | col) % kFewUnit<F> == 0;
   else if constexpr (F::kShape == BlockShape::kFlat)
     return ((packed.origin | packed.cols | packed.block | col) % kFewUnit<F>) == 0;
   else
@@ -149,17 +162,16 @@ template <class F, class Order>
   }
 }
 
-// Scales of `units` units from (row, col) on, where a unit begins. May write up to a vector behind.
+// Of `units` units from (row, col) on, where one begins. May write up to a vector behind.
 template <class F, class Order>
-[[gnu::always_inline]] inline void unit_scales(const PackedView& weight, std::size_t row,
-                                               std::size_t col, std::size_t units, float* out) {
+[[gnu::always_inline]] inline void unit_numbers(const PackedView& weight, std::size_t row,
+                                                std::size_t col, std::size_t units,
+                                                FewNumbers<F>* out) {
   using L = typename Order::L;
   if constexpr (kIsPlain<F>) {
     return;
   } else if constexpr (F::kShape == BlockShape::kGroup) {
-    const std::size_t element = weight.element(row, col);
-    for (std::size_t i = 0; i < units; ++i)
-      out[i] = group_scale(weight.scales, (element + i * kFewUnit<F>) / weight.block);
+    group_units<Order>(weight, row, 1, col, units, out, 0);
   } else if constexpr (F::kShape == BlockShape::kRow) {
     byte_scales<F, Order>(weight, weight.element(row, col) / F::kBlock, units, out);
   } else if constexpr (F::kShape == BlockShape::kSquare) {
@@ -197,6 +209,19 @@ template <class F, class Order>
   }
 }
 
+// The same of `rows` rows, `stride` apart. Not inlined: the kernels of all numbers of rows share
+// it.
+template <class F, class Order>
+[[gnu::noinline]] void unit_numbers(const PackedView& weight, std::size_t row, std::size_t rows,
+                                    std::size_t col, std::size_t units, FewNumbers<F>* out,
+                                    std::size_t stride) {
+  if constexpr (std::is_same_v<F, Int4Units>)
+    group_units<Order>(weight, row, rows, col, units, out, stride);
+  else
+    for (std::size_t r = 0; r < rows; ++r)
+      unit_numbers<F, Order>(weight, row + r, col, units, out + r * stride);
+}
+
 // The scales of (row, col), if they lie in the order of the elements.
 template <class F>
 [[gnu::always_inline]] inline void prefetch_scales(const PackedView& weight, std::size_t row,
@@ -209,6 +234,8 @@ template <class F>
                          element / kFewUnit<F> * (weight.scales.double_quantised() ? 1 : 4));
     else if constexpr (F::kShape == BlockShape::kRow)
       __builtin_prefetch(blocks + element / F::kBlock);
+    else if constexpr (F::kShape == BlockShape::kGroup)
+      group_prefetch(weight, row, col);
   }
 }
 
@@ -216,15 +243,15 @@ template <class F>
 template <class F, class Order, class Store>
 [[gnu::always_inline]] inline void decode_units(const PackedView& weight, std::size_t row,
                                                 std::size_t col, std::size_t count, DType dtype,
-                                                float* scales, Store store) {
+                                                FewNumbers<F>* numbers, Store store) {
   using Decoder = FewDecoder<F, Order>;
   constexpr std::size_t kUnit = kFewUnit<F>, kVectors = kUnit / Order::L::kLanes;
   constexpr std::size_t kTogether = Decoder::kTogether;
-  unit_scales<F, Order>(weight, row, col, count / kUnit, scales);
+  unit_numbers<F, Order>(weight, row, col, count / kUnit, numbers);
   const std::uint8_t* p = weight.values + few_bytes<F>(weight.element(row, col));
   for (std::size_t u = 0; u < count / kUnit; ++u, p += few_bytes<F>(kUnit)) {
     typename Decoder::Prepared prepared;
-    Decoder::prepare(scales[u], dtype, p, prepared);
+    Decoder::prepare(numbers[u], dtype, p, prepared);
     unrolled<kVectors / kTogether>([&](auto g) __attribute__((always_inline)) {
       typename Order::L::F32 w[kTogether];
       Decoder::decode(prepared, p + few_bytes<F>(g * kTogether * Order::L::kLanes), w);

@@ -73,10 +73,11 @@ requires(F::kPerByte == 2 && kFewUnit<F> >= 32) struct FewDecoder<F, FewOrder<si
     __m256i low, high;  // bytes of the sixteen bf16 entries, in both halves
   };
 
-  [[gnu::always_inline]] static void prepare(float scale, DType dtype, const std::uint8_t*,
-                                             Prepared& out) {
+  [[gnu::always_inline]] static void prepare(FewNumbers<F> numbers, DType dtype,
+                                             const std::uint8_t*, Prepared& out) {
     static_cast<void>(dtype);  // bf16
-    const auto table = simd::Avx2::scaled_table<Bf16>(F::kValues, scale);
+    const auto [values, scale] = sixteen_values<F>(numbers);
+    const auto table = simd::Avx2::scaled_table<Bf16>(values, scale);
     out = {_mm256_broadcastsi128_si256(table.low), _mm256_broadcastsi128_si256(table.high)};
   }
   [[gnu::always_inline]] static void decode(const Prepared& table, const std::uint8_t* p,
@@ -136,9 +137,10 @@ requires(F::kPerByte == 2) struct FewDecoder<F, FewOrder<simd::Avx2, false>> {
   using Order = FewOrder<simd::Avx2, false>;
   using Prepared = simd::Avx2::FloatTable;
 
-  [[gnu::always_inline]] static void prepare(float scale, DType dtype, const std::uint8_t*,
-                                             Prepared& out) {
-    const auto table = simd::Avx2::scaled_table<float>(F::kValues, scale);
+  [[gnu::always_inline]] static void prepare(FewNumbers<F> numbers, DType dtype,
+                                             const std::uint8_t*, Prepared& out) {
+    const auto [values, scale] = sixteen_values<F>(numbers);
+    const auto table = simd::Avx2::scaled_table<float>(values, scale);
     out = {Order::rounded(table.low, dtype), Order::rounded(table.high, dtype)};
   }
   [[gnu::always_inline]] static void decode(const Prepared& table, const std::uint8_t* p,

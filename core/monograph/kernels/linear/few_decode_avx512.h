@@ -90,13 +90,15 @@ requires(F::kPerByte == 2) struct FewDecoder<F, FewOrder<simd::Avx512>> {
   using Prepared = __m512;
 
   // Products of E2M1 with a power of two have at most two bits: nothing to round to bf16.
-  [[gnu::always_inline]] static void prepare(float scale, DType dtype, const std::uint8_t*,
-                                             Prepared& out) {
-    const __m512 products = _mm512_mul_ps(_mm512_loadu_ps(F::kValues), _mm512_set1_ps(scale));
+  [[gnu::always_inline]] static void prepare(FewNumbers<F> numbers, DType dtype,
+                                             const std::uint8_t*, Prepared& out) {
+    const auto [values, scale] = sixteen_values<F>(numbers);
+    const __m512 products = _mm512_mul_ps(_mm512_loadu_ps(values), _mm512_set1_ps(scale));
     if (F::kFormat == Format::kMxfp4 && dtype != DType::kFloat16)
       out = products;
-    else if (F::kFormat == Format::kNvfp4 && dtype == DType::kBFloat16)
-      out = Order::rounded_plain_nan(products);  // the scale's: byte_scales()
+    else if ((F::kFormat == Format::kNvfp4 || F::kFormat == Int4::kFormat) &&
+             dtype == DType::kBFloat16)
+      out = Order::rounded_plain_nan(products);  // the scale's: byte_scales(), group_scale()
     else
       out = Order::rounded(products, dtype);
   }

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "monograph/kernels/linear/few_rows.h"
 #include "monograph/simd/unrolled.h"
@@ -31,7 +32,8 @@ struct FewDx {
                                                                          : 1;
   template <std::size_t kM>
   static constexpr std::size_t kColumns = kSteps<kM>* kLanes;
-  static_assert(kPanel % kColumns<1> == 0);
+  static constexpr std::size_t kPiece = 256;  // columns that are decoded to memory together
+  static_assert(kPanel % kColumns<1> == 0 && kPiece % kColumns<1> == 0);
 
   // [reduction][row], filled up with rows of zeros.
   template <class T>
@@ -89,7 +91,7 @@ struct FewDx {
   // `rows` rows of the weight, `stride` bytes apart, by `columns` of them.
   template <class F, std::size_t kM>
   [[gnu::noinline]] static void chain(const std::uint8_t* values, std::size_t stride,
-                                      const float* scales,  // [row][kPanel / kUnit]
+                                      const FewNumbers<F>* numbers,  // [row][kPanel / kUnit]
                                       DType dtype, std::size_t rows, std::size_t columns,
                                       const float* g, float* totals, bool first) {
     using Decoder = FewDecoder<F, Order>;
@@ -101,10 +103,11 @@ struct FewDx {
         typename Decoder::Prepared prepared[kChain];
         const std::uint8_t* p = values + u * kUnitBytes;
         for (std::size_t i = 0; i < rows; ++i) {
+          const auto* next = reinterpret_cast<const char*>(p + (i + kChain) * stride);
           for (std::size_t line = 0; line < kUnitBytes; line += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(p + (i + kChain) * stride + line),
-                         _MM_HINT_T0);
-          Decoder::prepare(scales[i * (kPanel / kUnit) + u], dtype, p + i * stride, prepared[i]);
+            _mm_prefetch(next + line, _MM_HINT_T0);
+          if (u + 1 == columns / kUnit) _mm_prefetch(next + kUnitBytes - 1, _MM_HINT_T0);
+          Decoder::prepare(numbers[i * (kPanel / kUnit) + u], dtype, p + i * stride, prepared[i]);
         }
         for (std::size_t part = 0; part < kUnit; part += kColumns) {
           Sums<kM> sums;
@@ -134,7 +137,7 @@ struct FewDx {
           F32 w[kWide];
           unrolled<kUnits>([&](auto u) __attribute__((always_inline)) {
             typename Decoder::Prepared prepared;
-            Decoder::prepare(scales[i * (kPanel / kUnit) + col / kUnit + u], dtype,
+            Decoder::prepare(numbers[i * (kPanel / kUnit) + col / kUnit + u], dtype,
                              row + u * kUnitBytes, prepared);
             decode<F, kWide>(prepared, row, u * kVectors, (u + 1) * kVectors, w);
           });
@@ -145,18 +148,17 @@ struct FewDx {
     }
   }
 
-  // The same from memory: kColumns of `rows` rows, [row][kColumns].
+  // The same from memory: kColumns of `rows` rows, [row][kPiece], in places.
   template <std::size_t kM>
   [[gnu::noinline]] static void buffered_chain(const float* buffer, std::size_t rows,
                                                const float* g, float* totals, bool first) {
     constexpr std::size_t kWide = kSteps<kM>;
     Sums<kM> sums;
     clear<kM>(sums);
-    for (std::size_t i = 0; i < rows; ++i, buffer += kColumns<kM>) {
+    for (std::size_t i = 0; i < rows; ++i, buffer += kPiece) {
       F32 w[kWide];
-      unrolled<kWide>([&](auto t) __attribute__((always_inline)) {
-        w[t] = Order::to_places(L::load(buffer + t * kLanes));
-      });
+      unrolled<kWide>([&](auto t)
+                          __attribute__((always_inline)) { w[t] = L::load(buffer + t * kLanes); });
       add_row<kM>(w, g + i * kM, sums);
     }
     add_chain<kM>(sums, totals, first);
@@ -172,34 +174,44 @@ struct FewDx {
                : 0;
   }
 
+  // Columns of the panel from `done` on, of any weight.
+  template <std::size_t kM>
+  [[gnu::noinline]] static void buffered_columns(const FewJob& job, std::size_t row,
+                                                 std::size_t rows, std::size_t done, const float* g,
+                                                 float* totals, bool first) {
+    constexpr std::size_t kColumns = FewDx::kColumns<kM>;
+    alignas(64) float buffer[kChain * kPiece];
+    const DecodeJob& decode = job.decode;
+    if (decode.width % kColumns != 0) std::memset(buffer, 0, sizeof buffer);
+    for (std::size_t p = done; p < decode.width; p += kPiece) {
+      const std::size_t count = decode.width - p < kPiece ? decode.width - p : kPiece;
+      job.place_rows(*decode.weight, job.dtype, row, rows, decode.first + p, count, buffer, kPiece);
+      for (std::size_t col = 0; col < count; col += kColumns)
+        buffered_chain<kM>(buffer + col, rows, g, totals + p + col, first);
+    }
+  }
+
   template <class F, std::size_t kM>
   static void panel(const FewJob& job) {
     [[maybe_unused]] constexpr std::size_t kUnit = kFewUnit<F>;
-    constexpr std::size_t kColumns = FewDx::kColumns<kM>;
     const DecodeJob& decode = job.decode;
     [[maybe_unused]] const PackedView& packed = decode.weight->packed;
     const float* g = reinterpret_cast<const float*>(job.multiply.left);
     alignas(64) float totals[kM * kPanel];
-    alignas(64) float buffer[kChain * kColumns] = {};
     const std::size_t whole = whole_units<F, kM>(job);
     for (std::size_t i = 0; i < decode.count; i += kChain, g += kChain * kM) {
       const std::size_t rows = decode.count - i < kChain ? decode.count - i : kChain;
       const std::size_t row = decode.begin + i;
       if constexpr (kInRegisters<F>)
         if (whole != 0) {
-          float scales[kChain * (kPanel / kUnit) + kLanes];
-          for (std::size_t r = 0; r < rows; ++r)
-            unit_scales<F, Order>(packed, row + r, decode.first, whole / kUnit,
-                                  scales + r * (kPanel / kUnit));
+          FewNumbers<F> numbers[kChain * (kPanel / kUnit) + kLanes];
+          unit_numbers<F, Order>(packed, row, rows, decode.first, whole / kUnit, numbers,
+                                 kPanel / kUnit);
           chain<F, kM>(packed.values + few_bytes<F>(packed.element(row, decode.first)),
-                       few_bytes<F>(packed.cols), scales, job.dtype, rows, whole, g, totals,
+                       few_bytes<F>(packed.cols), numbers, job.dtype, rows, whole, g, totals,
                        i == 0);
         }
-      for (std::size_t p = whole; p < decode.width; p += kColumns) {
-        const std::size_t count = decode.width - p < kColumns ? decode.width - p : kColumns;
-        job.decode_rows(*decode.weight, row, rows, decode.first + p, count, buffer, kColumns);
-        buffered_chain<kM>(buffer, rows, g, totals + p, i == 0);
-      }
+      buffered_columns<kM>(job, row, rows, whole, g, totals, i == 0);
     }
     for (std::size_t m = 0; m < kM; ++m)
       for (std::size_t p = 0; p < decode.width; p += kLanes) {

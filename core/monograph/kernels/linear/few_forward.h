@@ -88,16 +88,17 @@ struct FewForward {
   // Or the compiler loads x once for all rows of the weight, and spills sums to make room for it.
   [[gnu::always_inline]] static void keep_loads_apart() { asm volatile("" ::: "memory"); }
 
+  template <class F>
   struct Piece {
-    const std::uint8_t* rows[4];  // first bytes
-    const float* scales[4];       // of their units
-    std::size_t ahead;            // bytes to what comes next
+    const std::uint8_t* rows[4];      // first bytes
+    const FewNumbers<F>* numbers[4];  // of their units
+    std::size_t ahead;                // bytes to what comes next
     DType dtype;
   };
 
   // `count` elements, whole chunks.
   template <class F, std::size_t kM>
-  [[gnu::noinline]] static void dots(const Piece& piece, const float* x, std::size_t count,
+  [[gnu::noinline]] static void dots(const Piece<F>& piece, const float* x, std::size_t count,
                                      float* c, bool accumulate) {
     using Decoder = FewDecoder<F, Order>;
     constexpr std::size_t kW = kWeightRows<kM>, kTogether = Decoder::kTogether;
@@ -118,7 +119,7 @@ struct FewForward {
         for (std::size_t u = 0; u < kStep; ++u, ++unit, x += kUnit * kM) {
           typename Decoder::Prepared prepared[kW];
           unrolled<kW>([&](auto r) __attribute__((always_inline)) {
-            Decoder::prepare(piece.scales[r][unit], piece.dtype, piece.rows[r] + unit * kUnitBytes,
+            Decoder::prepare(piece.numbers[r][unit], piece.dtype, piece.rows[r] + unit * kUnitBytes,
                              prepared[r]);
           });
           // A decoded piece at a time through the rows: no chain waits for its own last step.
@@ -142,7 +143,7 @@ struct FewForward {
     }
   }
 
-  // At most a chunk of `rows` rows, from memory: [row][kChunk].
+  // At most a chunk of `rows` rows, from memory: [row][kChunk], in places.
   template <std::size_t kM>
   [[gnu::noinline]] static void buffered_dots(const float* buffer, std::size_t rows,
                                               std::size_t count, const float* x, float* c,
@@ -151,7 +152,7 @@ struct FewForward {
     clear<kM>(sums);
     for (std::size_t k = 0; k < count; k += kLanes, x += kLanes * kM)
       unrolled<kWeightRows<kM>>([&](auto r) __attribute__((always_inline)) {
-        const F32 w = Order::to_places(L::load(buffer + (r < rows ? r : 0) * kChunk + k));
+        const F32 w = L::load(buffer + (r < rows ? r : 0) * kChunk + k);
         unrolled<kM>([&](auto m) __attribute__((always_inline)) {
           sums[m][r] = L::fma(L::load(x + m * kLanes), w, sums[m][r]);
         });
@@ -165,13 +166,15 @@ struct FewForward {
     constexpr std::size_t kW = kWeightRows<kM>;
     const DecodeJob& decode = job.decode;
     const PackedView& packed = decode.weight->packed;
-    float scales[kW][kJob / kFewUnit<F> + kLanes];
-    Piece piece = {{}, {}, kW * few_bytes<F>(packed.cols), job.dtype};
+    constexpr std::size_t kNumbers = kJob / kFewUnit<F> + kLanes;
+    FewNumbers<F> numbers[kW * kNumbers];
+    Piece<F> piece = {{}, {}, kW * few_bytes<F>(packed.cols), job.dtype};
+    const std::size_t first = decode.first + n, col = decode.begin + begin;
+    unit_numbers<F, Order>(packed, first, kW, col, count / kFewUnit<F>, numbers, kNumbers);
     for (std::size_t r = 0; r < kW; ++r) {
-      const std::size_t row = decode.first + n + r, col = decode.begin + begin;
-      unit_scales<F, Order>(packed, row, col, count / kFewUnit<F>, scales[r]);
-      piece.rows[r] = packed.values + few_bytes<F>(packed.element(row, col));
-      piece.scales[r] = scales[r];
+      prefetch_scales<F>(packed, first + kW + r, col);
+      piece.rows[r] = packed.values + few_bytes<F>(packed.element(first + r, col));
+      piece.numbers[r] = numbers + r * kNumbers;
     }
     dots<F, kM>(piece, reinterpret_cast<const float*>(job.multiply.left) + begin * kM, count,
                 job.multiply.c + n, job.multiply.accumulate || begin != 0);
@@ -179,12 +182,12 @@ struct FewForward {
 
   // At most a chunk of `rows` rows from row n on: any weight, from anywhere.
   template <std::size_t kM>
-  static void any_chunk(const FewJob& job, std::size_t n, std::size_t rows, std::size_t begin,
-                        std::size_t count) {
+  [[gnu::noinline]] static void any_chunk(const FewJob& job, std::size_t n, std::size_t rows,
+                                          std::size_t begin, std::size_t count) {
     alignas(64) float buffer[kWeightRows<kM> * kChunk];
     const DecodeJob& decode = job.decode;
-    job.decode_rows(*decode.weight, decode.first + n, rows, decode.begin + begin, count, buffer,
-                    kChunk);
+    job.place_rows(*decode.weight, job.dtype, decode.first + n, rows, decode.begin + begin, count,
+                   buffer, kChunk);
     buffered_dots<kM>(buffer, rows, count,
                       reinterpret_cast<const float*>(job.multiply.left) + begin * kM,
                       job.multiply.c + n, job.multiply.accumulate || begin != 0);

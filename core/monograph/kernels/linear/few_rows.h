@@ -7,6 +7,7 @@
 
 #include "monograph/kernels/linear/few_decode.h"
 #include "monograph/kernels/linear/generic.h"
+#include "monograph/kernels/linear/placed_formats.h"
 #include "monograph/simd/unrolled.h"
 
 namespace monograph {
@@ -30,21 +31,19 @@ template <std::size_t kSize>
   return counts[i];
 }
 
-// decode_rows() of the weight's format and the type of the activations.
-using DecodeRowsFn = void(const LinearWeight&, std::size_t first, std::size_t rows,
-                          std::size_t begin, std::size_t count, float* out, std::size_t stride);
-
 struct FewJob {
   const MultiplyJob& multiply;
   const DecodeJob& decode;
   DType dtype;
-  DecodeRowsFn* decode_rows;
+  PlacedRowsFn* place_rows;
 };
 
 // One product: Kernels::panel<F, kM>(job) for the kernel that has so many rows, then what remains.
 template <class Kernels, class V, class F, class T>
 void multiply_few(const MultiplyJob& multiply, const DecodeJob& decode) {
-  const FewJob job = {multiply, decode, dtype_of<T>, decode_rows<RowsOf<F>, V, T>};
+  using Order = typename FewOrderOf<V, T>::Type;
+  const FewJob job = {multiply, decode, dtype_of<T>,
+                      placed_rows<RowsOf<F>, Order, T>(*decode.weight)};
   const std::size_t rows = filled_rows(multiply.rows, Kernels::kCounts);
   unrolled<std::size(Kernels::kCounts)>([&](auto i) __attribute__((always_inline)) {
     constexpr std::size_t kM = Kernels::kCounts[i];

@@ -50,7 +50,7 @@ struct ManyDx {
     constexpr std::size_t kAhead = 8;  // rows
     const PackedView& packed = job.weight->packed;
     float* const out = reinterpret_cast<float*>(job.out);
-    float scales[kPanel / kFewUnit<F> + kLanes];
+    FewNumbers<F> numbers[kPanel / kFewUnit<F> + kLanes];
     for (std::size_t i = 0; i < job.count; ++i) {
       const std::size_t row = job.begin + i;
       const std::uint8_t* next =
@@ -61,7 +61,7 @@ struct ManyDx {
       _mm_prefetch(reinterpret_cast<const char*>(next + few_bytes<F>(kPanel) - 1), _MM_HINT_T0);
       decode_units<F, Order>(
           packed, row, job.first, job.width, dtype,
-          scales, [&](std::size_t v, F32 w) __attribute__((always_inline)) {
+          numbers, [&](std::size_t v, F32 w) __attribute__((always_inline)) {
             L::store(place(out, i, v), w);
           });
     }
@@ -75,12 +75,16 @@ struct ManyDx {
           job.width % kFewUnit<Unit> == 0)
         return decode_whole<Unit>(job, dtype_of<T>);
     float* const out = reinterpret_cast<float*>(job.out);
-    for (std::size_t i = 0; i < job.count; ++i) {
-      alignas(64) float row[kPanel] = {};
-      decode_rows<RowsOf<F>, V, T>(*job.weight, job.begin + i, 1, job.first, job.width, row,
-                                   kPanel);
-      for (std::size_t v = 0; v < kPanel / kLanes; ++v)
-        L::store(place(out, i, v), Order::to_places(L::load(row + v * kLanes)));
+    PlacedRowsFn* const place_rows = placed_rows<RowsOf<F>, Order, T>(*job.weight);
+    constexpr std::size_t kTogether = 8;
+    alignas(64) float rows[kTogether][kPanel] = {};
+    for (std::size_t i = 0; i < job.count; i += kTogether) {
+      const std::size_t some = job.count - i < kTogether ? job.count - i : kTogether;
+      place_rows(*job.weight, dtype_of<T>, job.begin + i, some, job.first, job.width, rows[0],
+                 kPanel);
+      for (std::size_t r = 0; r < some; ++r)
+        for (std::size_t v = 0; v < kPanel / kLanes; ++v)
+          L::store(place(out, i + r, v), L::load(rows[r] + v * kLanes));
     }
   }
 

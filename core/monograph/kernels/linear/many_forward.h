@@ -83,7 +83,7 @@ struct ManyForward {
   template <class F>
   [[gnu::noinline]] static void decode_whole(const DecodeJob& job, DType dtype, float* out) {
     const PackedView& packed = job.weight->packed;
-    float scales[kChunk / kFewUnit<F> + kLanes];
+    FewNumbers<F> numbers[kChunk / kFewUnit<F> + kLanes];
     for (std::size_t n = 0; n < job.width; ++n, out += kChunk) {
       const std::size_t row = job.first + n;
       const std::uint8_t* next =
@@ -94,7 +94,7 @@ struct ManyForward {
       _mm_prefetch(reinterpret_cast<const char*>(next + few_bytes<F>(job.count) - 1), _MM_HINT_T1);
       decode_units<F, Order>(
           packed, row, job.begin, job.count, dtype,
-          scales, [&](std::size_t v, F32 w) __attribute__((always_inline)) {
+          numbers, [&](std::size_t v, F32 w) __attribute__((always_inline)) {
             L::store(out + v * kLanes, w);
           });
     }
@@ -108,11 +108,8 @@ struct ManyForward {
       if (begins_with_units<Unit>(*job.weight, job.begin, dtype_of<T>) &&
           job.count % kFewUnit<Unit> == 0)
         return decode_whole<Unit>(job, dtype_of<T>, out);
-    decode_rows<RowsOf<F>, V, T>(*job.weight, job.first, job.width, job.begin, job.count, out,
-                                 kChunk);
-    for (std::size_t n = 0; n < job.width; ++n)
-      for (std::size_t k = 0; k < job.count; k += kLanes)
-        L::store(out + n * kChunk + k, Order::to_places(L::load(out + n * kChunk + k)));
+    placed_rows<RowsOf<F>, Order, T> (*job.weight)(*job.weight, dtype_of<T>, job.first, job.width,
+                                                   job.begin, job.count, out, kChunk);
   }
 
   // kV vectors of rows by all columns of the panel. c: [column][kRows].

@@ -1,5 +1,5 @@
-// The product on ggml's blocks, which products know by a function pointer alone: the same bits as
-// with the decoded weight, at any batch, with a row map and without.
+// The product on ggml's blocks: the same bits as with the decoded weight, at any batch, with a row
+// map and without.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,60 +12,20 @@
 #include "monograph/formats/slice.h"
 #include "monograph/formats/tests/ggml_weight.h"
 #include "monograph/kernels/linear/linear.h"
-#include "monograph/kernels/linear/tests/product.h"
-#include "monograph/kernels/linear/tests/random_elements.h"
+#include "monograph/kernels/linear/tests/decoded_weight.h"
 
 namespace monograph {
 namespace {
 
-using Bytes = std::vector<std::uint8_t>;
-
-// The suite runs once per set, so lower ones are not walked again; AVX-512 is, for what AMX leaves
-// to it.
-template <class Body>
-void for_each_variant(Body body) {
-  for (const LinearVariant& variant : linear_variants()) {
-    if (variant.isa > best_isa() || variant.isa < std::min(best_isa(), Isa::kAvx512)) continue;
-    SCOPED_TRACE(std::string(name_of(variant.isa)) + " " + name_of(variant.dtype) +
-                 (variant.pass == Pass::kForward ? " forward" : " dx"));
-    body(*variant.run, variant.dtype, variant.pass);
-  }
-}
-
 // The reference's elements of rows [first, first + count), rounded to the type.
 Bytes rounded(const GgmlWeight& w, DType dtype, std::size_t first, std::size_t count) {
-  Bytes out(count * w.cols * size_bytes(dtype));
-  with_type(dtype, [&]<class T>() {
-    for (std::size_t i = 0; i < count * w.cols; ++i) {
-      const T element = from_float<T>(w.elements[first * w.cols + i]);
-      std::memcpy(out.data() + i * sizeof(T), &element, sizeof(T));
-    }
-  });
-  return out;
-}
-
-LinearWeight plain(const Bytes& elements, std::size_t rows, std::size_t cols, DType dtype) {
-  LinearWeight weight;
-  weight.packed.rows = rows;
-  weight.packed.cols = cols;
-  weight.packed.values = elements.data();
-  weight.dtype = dtype;
-  return weight;
+  const auto begin = w.elements.begin() + static_cast<long>(first * w.cols);
+  return rounded_elements({begin, begin + static_cast<long>(count * w.cols)}, dtype);
 }
 
 void check_bits(const GgmlWeight& w, std::initializer_list<std::size_t> batches) {
   SCOPED_TRACE(w.info->name);
-  for_each_variant([&](const LinearKernels& kernels, DType dtype, Pass pass) {
-    const Bytes dense = rounded(w, dtype, 0, w.rows);
-    const std::size_t in = pass == Pass::kForward ? w.cols : w.rows;
-    for (const std::size_t m : batches) {
-      const Bytes left = random_elements(dtype, m * in, 2);
-      const Bytes want =
-          product(kernels, dtype, pass, left, m, plain(dense, w.rows, w.cols, dtype));
-      const Bytes got = product(kernels, dtype, pass, left, m, {w.view});
-      ASSERT_EQ(got, want) << m << " rows";
-    }
-  });
+  check_product_bits(w, batches);
 }
 
 void shuffle_rows(GgmlWeight& w, unsigned seed) {
@@ -106,11 +66,11 @@ TEST(LinearInterleaved, RowsOfASlice) {
       GgmlWeight w = random_ggml(*info, 61, 256, 8);
       if (mapped) shuffle_rows(w, 9);
       SCOPED_TRACE(info->name);
-      for_each_variant([&](const LinearKernels& kernels, DType dtype, Pass pass) {
+      for_each_linear_variant([&](const LinearKernels& kernels, DType dtype, Pass pass) {
         const Bytes some = rounded(w, dtype, 13, 37);
         const Bytes left = random_elements(dtype, 4 * (pass == Pass::kForward ? 256 : 37), 2);
         ASSERT_EQ(product(kernels, dtype, pass, left, 4, {slice_rows(w.view, 13, 37)}),
-                  product(kernels, dtype, pass, left, 4, plain(some, 37, 256, dtype)));
+                  product(kernels, dtype, pass, left, 4, plain_weight(some, 37, 256, dtype)));
       });
     }
 }
@@ -120,7 +80,7 @@ TEST(LinearInterleaved, CloseToTheExactProduct) {
   for (const FormatInfo* info : ggml_formats()) {
     const GgmlWeight w = random_ggml(*info, 37, 256, 10);
     SCOPED_TRACE(info->name);
-    for_each_variant([&](const LinearKernels& kernels, DType dtype, Pass pass) {
+    for_each_linear_variant([&](const LinearKernels& kernels, DType dtype, Pass pass) {
       const bool forward = pass == Pass::kForward;
       const std::size_t in = forward ? w.cols : w.rows, out = forward ? w.rows : w.cols, m = 3;
       const Bytes left = random_elements(dtype, m * in, 2);

@@ -1,5 +1,5 @@
-// The product on formats with groups of a row, which products know by a function pointer alone: the
-// same bits as with the decoded weight, at any batch.
+// The product on formats with groups of a row: the same bits as with the decoded weight, at any
+// batch.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,46 +11,10 @@
 #include "monograph/formats/slice.h"
 #include "monograph/formats/tests/group_weight.h"
 #include "monograph/kernels/linear/linear.h"
-#include "monograph/kernels/linear/tests/product.h"
-#include "monograph/kernels/linear/tests/random_elements.h"
+#include "monograph/kernels/linear/tests/decoded_weight.h"
 
 namespace monograph {
 namespace {
-
-using Bytes = std::vector<std::uint8_t>;
-
-// The suite runs once per set, so lower ones are not walked again; AVX-512 is, for what AMX leaves
-// to it.
-template <class Body>
-void for_each_variant(Body body) {
-  for (const LinearVariant& variant : linear_variants()) {
-    if (variant.isa > best_isa() || variant.isa < std::min(best_isa(), Isa::kAvx512)) continue;
-    SCOPED_TRACE(std::string(name_of(variant.isa)) + " " + name_of(variant.dtype) +
-                 (variant.pass == Pass::kForward ? " forward" : " dx"));
-    body(*variant.run, variant.dtype, variant.pass);
-  }
-}
-
-// The reference's elements, rounded to the type.
-Bytes rounded(const GroupWeight& w, DType dtype) {
-  Bytes out(w.elements.size() * size_bytes(dtype));
-  with_type(dtype, [&]<class T>() {
-    for (std::size_t i = 0; i < w.elements.size(); ++i) {
-      const T element = from_float<T>(w.elements[i]);
-      std::memcpy(out.data() + i * sizeof(T), &element, sizeof(T));
-    }
-  });
-  return out;
-}
-
-LinearWeight plain(const Bytes& elements, std::size_t rows, std::size_t cols, DType dtype) {
-  LinearWeight weight;
-  weight.packed.rows = rows;
-  weight.packed.cols = cols;
-  weight.packed.values = elements.data();
-  weight.dtype = dtype;
-  return weight;
-}
 
 struct Sizes {
   std::size_t n, k, block;
@@ -58,17 +22,7 @@ struct Sizes {
 
 void check_bits(const GroupWeight& w, std::initializer_list<std::size_t> batches) {
   SCOPED_TRACE(w.name());
-  for_each_variant([&](const LinearKernels& kernels, DType dtype, Pass pass) {
-    const Bytes dense = rounded(w, dtype);
-    const std::size_t in = pass == Pass::kForward ? w.cols : w.rows;
-    for (const std::size_t m : batches) {
-      const Bytes left = random_elements(dtype, m * in, 2);
-      const Bytes want =
-          product(kernels, dtype, pass, left, m, plain(dense, w.rows, w.cols, dtype));
-      const Bytes got = product(kernels, dtype, pass, left, m, {w.view});
-      ASSERT_EQ(got, want) << m << " rows";
-    }
-  });
+  check_product_bits(w, batches);
 }
 
 TEST(LinearGroups, TheSameBitsAsWithTheDecodedWeight) {
@@ -95,13 +49,13 @@ TEST(LinearGroups, RowsOfASlice) {
   for (const auto& [info, symmetric] : group_cases()) {
     const GroupWeight w = random_groups(*info, 61, 128, 64, symmetric, 4);
     SCOPED_TRACE(w.name());
-    for_each_variant([&](const LinearKernels& kernels, DType dtype, Pass pass) {
-      const Bytes dense = rounded(w, dtype);
+    for_each_linear_variant([&](const LinearKernels& kernels, DType dtype, Pass pass) {
+      const Bytes dense = rounded_elements(w.elements, dtype);
       const Bytes some(dense.begin() + static_cast<long>(13 * 128 * size_bytes(dtype)),
                        dense.begin() + static_cast<long>(50 * 128 * size_bytes(dtype)));
       const Bytes left = random_elements(dtype, 4 * (pass == Pass::kForward ? 128 : 37), 2);
       ASSERT_EQ(product(kernels, dtype, pass, left, 4, {slice_rows(w.view, 13, 37)}),
-                product(kernels, dtype, pass, left, 4, plain(some, 37, 128, dtype)));
+                product(kernels, dtype, pass, left, 4, plain_weight(some, 37, 128, dtype)));
     });
   }
 }
@@ -111,7 +65,7 @@ TEST(LinearGroups, CloseToTheExactProduct) {
   for (const auto& [info, symmetric] : group_cases()) {
     const GroupWeight w = random_groups(*info, 37, 300, 60, symmetric, 5);
     SCOPED_TRACE(w.name());
-    for_each_variant([&](const LinearKernels& kernels, DType dtype, Pass pass) {
+    for_each_linear_variant([&](const LinearKernels& kernels, DType dtype, Pass pass) {
       const bool forward = pass == Pass::kForward;
       const std::size_t in = forward ? w.cols : w.rows, out = forward ? w.rows : w.cols, m = 3;
       const Bytes left = random_elements(dtype, m * in, 2);
