@@ -96,6 +96,11 @@ def main() -> None:
         type=lambda text: [int(part) for part in text.split(",")],
         help="only these lengths, e.g. 1,2048 (linear, experts); tokens of a step (base_memory)",
     )
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="not by the clock, for a machine with other jobs; with --threads 1 (linear)",
+    )
     parser.add_argument("--profile", action="store_true", help="where our step spends its time (step)")
     parser.add_argument(
         "--steps",

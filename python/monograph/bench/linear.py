@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import pathlib
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -102,7 +103,8 @@ def _measure(
     works = _works(weights, nf4, m, forward)
     if arguments.peers is not None:
         works = {name: work for name, work in works.items() if name in ("ours", *arguments.peers)}
-    return paired_rounds(works, "ours", rounds, least_ms=5.0, watch_limit=True)
+    clock = time.thread_time if arguments.processor_time else time.perf_counter
+    return paired_rounds(works, "ours", rounds, least_ms=5.0, watch_limit=True, clock=clock)
 
 
 def _summary(report: Report) -> dict[str, float]:
@@ -141,6 +143,10 @@ def _summary(report: Report) -> dict[str, float]:
 def run(arguments: argparse.Namespace, report: Report) -> None:
     import bitsandbytes  # noqa: F401  (registers its ops)
 
+    if arguments.processor_time and arguments.threads != [1]:
+        raise SystemExit(
+            f"linear: --processor-time counts one thread, --threads is {arguments.threads}, wanted 1"
+        )
     # Only bitsandbytes depends on the allocator.
     for malloc in ("default", "raised") if arguments.format in ABSMAX_FORMATS else ("default",):
         if malloc == "raised":
@@ -155,6 +161,8 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
                         result = _measure(arguments, rows, cols, m, name == "forward", arguments.plain)
                     case = {"m": m, "n": rows, "k": cols, "format": arguments.format, "dtype": "bfloat16"}
                     case |= {"threads": threads, "pass": name, "malloc": malloc}
+                    if arguments.processor_time:
+                        case["clock"] = "processor"
                     report.case(case, result, "ours")
     report.summary(_summary(report))
     if arguments.plot:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from monograph.bench.roofline import limit_tiles, limit_vectors
 
 Work = Callable[[], object]
+Clock = Callable[[], float]
 
 # Four products of 16x32 by 32x16 a step: 20000 steps are about 0.5 ms on one core.
 _TILE_STEPS = 20000
@@ -28,43 +29,50 @@ class Paired:
     vector_tflops: float = 0.0  # of the bare loop of multiply-adds where there is no AMX
 
 
-def _time(work: Work, repeats: int) -> float:
-    start = time.perf_counter()
+def _time(work: Work, repeats: int, clock: Clock) -> float:
+    start = clock()
     for _ in range(repeats):
         work()
-    return (time.perf_counter() - start) / repeats * 1e3
+    return (clock() - start) / repeats * 1e3
 
 
-def _speed(loop: Callable[[int], float], steps: int) -> float:
-    start = time.perf_counter()
+def _speed(loop: Callable[[int], float], steps: int, clock: Clock) -> float:
+    start = clock()
     operations = loop(steps)
-    return operations / (time.perf_counter() - start) / 1e12
+    return operations / (clock() - start) / 1e12
 
 
-def bare_speed() -> float:
+def bare_speed(clock: Clock = time.perf_counter) -> float:
     """TFLOP/s on this core, now, of the bare tile loop, of that of multiply-adds where there is no AMX."""
-    return _speed(limit_tiles, _TILE_STEPS) or _speed(limit_vectors, _VECTOR_STEPS)
+    return _speed(limit_tiles, _TILE_STEPS, clock) or _speed(limit_vectors, _VECTOR_STEPS, clock)
 
 
 def paired_rounds(
-    works: Mapping[str, Work], ours: str, rounds: int, least_ms: float = 2.0, watch_limit: bool = False
+    works: Mapping[str, Work],
+    ours: str,
+    rounds: int,
+    least_ms: float = 2.0,
+    watch_limit: bool = False,
+    clock: Clock = time.perf_counter,
 ) -> Paired:
     """Times every work once a round, in turn, each repeated to last at least `least_ms`.
 
     With `watch_limit` each round also times the bare loop before and after; a round in which it is
-    below 80 % of the run's best is repeated (at most three times as many rounds in all).
+    below 80 % of the run's best is repeated (at most three times as many rounds in all). With
+    `time.thread_time` as `clock` what other jobs take from the processor is not counted, and neither are
+    other threads.
     """
     repeats = {}
     for name, work in works.items():
         work()
-        repeats[name] = max(1, int(least_ms / max(_time(work, 1), 1e-4)))
+        repeats[name] = max(1, int(least_ms / max(_time(work, 1, clock), 1e-4)))
     kept: list[tuple[float, dict[str, float]]] = []
     fastest, tried = 0.0, 0
     while tried < 3 * rounds:
         tried += 1
-        before = bare_speed() if watch_limit else 0.0
-        times = {name: _time(work, repeats[name]) for name, work in works.items()}
-        after = bare_speed() if watch_limit else 0.0
+        before = bare_speed(clock) if watch_limit else 0.0
+        times = {name: _time(work, repeats[name], clock) for name, work in works.items()}
+        after = bare_speed(clock) if watch_limit else 0.0
         fastest = max(fastest, before, after)
         kept.append((min(before, after), times))
         good = [t for speed, t in kept if speed >= 0.8 * fastest]
