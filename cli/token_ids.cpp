@@ -1,5 +1,6 @@
 #include "token_ids.h"
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <optional>
@@ -39,14 +40,18 @@ Ids stops_in(const fs::path& file) {
 
 }  // namespace
 
-// Numbers with commas or blanks between them.
+// Numbers with blanks or one comma between them.
 Ids read_ids(std::string_view text, const std::string& source) {
-  constexpr std::string_view kBetween = ", \t\r";
+  constexpr std::string_view kBlanks = " \t\r", kBetween = ", \t\r";
   Ids ids;
-  while (true) {
-    const std::size_t begin = text.find_first_not_of(kBetween);
-    if (begin == std::string_view::npos) return ids;
-    text.remove_prefix(begin);
+  const auto skip = [&] {
+    text.remove_prefix(std::min(text.find_first_not_of(kBlanks), text.size()));
+  };
+  for (skip(); !text.empty(); skip()) {
+    if (!ids.empty() && text.front() == ',') {
+      text.remove_prefix(1);
+      skip();
+    }
     const std::string_view word = text.substr(0, text.find_first_of(kBetween));
     std::int64_t id = -1;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
@@ -56,6 +61,7 @@ Ids read_ids(std::string_view text, const std::string& source) {
     ids.push_back(id);
     text.remove_prefix(word.size());
   }
+  return ids;
 }
 
 void check_not_empty(const Prompt& prompt) {

@@ -4,12 +4,14 @@
 #include <cmath>
 
 #include "monograph/base/error.h"
+#include "monograph/text/utf8.h"
 
 namespace monograph::train {
 
 ConfigKeys::ConfigKeys(const json::Value& object, std::string_view source)
     : object_(object), source_(source) {
-  if (!object.is(json::Kind::kObject)) throw Error(source_ + ": wanted an object");
+  if (!object.is(json::Kind::kObject))
+    throw Error(source_ + " is " + json::dump_line(object) + ", wanted an object");
 }
 
 const json::Value* ConfigKeys::find(std::string_view key) {
@@ -68,7 +70,10 @@ void ConfigKeys::finish(std::span<const char* const> harmless) const {
 void ConfigKeys::fail(std::string_view key, const json::Value* value,
                       const std::string& wanted) const {
   throw Error(source_ + ": " + std::string(key) + " is " +
-              (value == nullptr ? "missing" : shown(*value)) + ", wanted " + wanted);
+              (value == nullptr                 ? "missing"
+               : value->is(json::Kind::kString) ? text::in_quotes(value->text())
+                                                : shown(*value)) +
+              ", wanted " + wanted);
 }
 
 std::string ConfigKeys::shown(const json::Value& value) {

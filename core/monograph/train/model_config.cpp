@@ -29,7 +29,6 @@ constexpr std::array kHarmless = {
     "output_hidden_states",
     "pad_token_id",
     "problem_type",
-    "quantization_config",
     "return_dict",
     "torch_dtype",
     "transformers_version",
@@ -218,6 +217,9 @@ ModelConfig read_model_config(const json::Value& config, std::string_view source
     else
       model.windows = read_windows(keys, model);
   }
+  const json::Value* const packing = keys.find("quantization_config");
+  if (packing != nullptr && !packing->is(json::Kind::kObject))
+    keys.fail("quantization_config", packing, "an object");
   keys.finish(kHarmless);
   check_heads(model, source);
   return model;

@@ -158,7 +158,7 @@ std::map<std::string, TakeEntry> keys_of_steps(Recipe& r) {
       {"gradient_accumulation_steps",
        [&](E e) { r.gradient_accumulation_steps = count(e, 1, kMost); }},
       {"virtual_shards", [&](E e) { r.virtual_shards = count(e, 1, kMost); }},
-      {"num_epochs", [&](E e) { r.num_epochs = number(e, 1e-9, 1e9, "above 0"); }},
+      {"num_epochs", [&](E e) { r.num_epochs = number(e, 1e-9, 1e9, "above 0, up to 1e9"); }},
       {"max_steps",
        [&](E e) {
          const bool endless = e.value.is(Kind::kWhole) && e.value.whole == -1;

@@ -47,6 +47,11 @@ RopeOfLayers read_rope_of_layers(ConfigKeys& keys, const std::string& source) {
   RopeOfLayers ropes;
   const json::Value* const parameters = keys.find("rope_parameters");
   if (parameters == nullptr) {
+    // transformers does not read the older `type` of this class, and trains without the scaling.
+    if (const json::Value* const scaling = keys.find("rope_scaling"))
+      if (scaling->find("type") != nullptr && scaling->find("rope_type") == nullptr)
+        keys.fail("rope_scaling", scaling,
+                  "rope_type in it, for transformers passes over type here");
     ropes.full = read_rope(keys, source, kFullTheta);
     ropes.sliding.theta = keys.positive("rope_local_base_freq", kSlidingTheta);
     return ropes;

@@ -150,7 +150,11 @@ StepReport Trainer::step() {
 
 std::string Trainer::must_end() const {
   const std::size_t bad = progress_.skipped_in_a_row;
-  if (bad < recipe_.max_bad_steps) return "";
+  if (bad < recipe_.max_bad_steps) {
+    if (progress_.step < total() || progress_.skipped < progress_.step) return "";
+    return "each of the " + std::to_string(progress_.step) +
+           " steps had a loss or gradient that is not finite: nothing was learnt";
+  }
   return "steps " + std::to_string(progress_.step - bad + 1) + " to " +
          std::to_string(progress_.step) +
          " had a loss or gradient that is not finite (max_bad_steps is " +

@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import monograph as mg
@@ -317,6 +317,19 @@ def test_what_is_no_flat_yaml_is_refused(tmp_path: pathlib.Path, text: str, word
     (tmp_path / "recipe.yml").write_text(text)
     done = run("finetune", tmp_path / "recipe.yml", "--tokens", tmp_path / "none", code=2)
     assert words in done.stderr
+
+
+def test_a_run_that_learnt_nothing_is_an_error(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    both = Two(tmp_path, recipe(world, max_steps=2))
+    base = shutil.copytree(world / "nf4", tmp_path / "base")
+    file = next(base.glob("*.safetensors"))
+    tensors = load_file(file)
+    tensors["model.norm.weight"].fill_(float("nan"))
+    save_file(tensors, file, {"format": "pt"})
+    keys = both.config(base_model=str(base))
+    done = run("finetune", keys, "--tokens", both.tokens, "--output-dir", tmp_path / "out", code=3)
+    assert "each of the 2 steps had a loss or gradient that is not finite" in done.stderr
+    assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
 
 
 def test_a_folder_is_no_recipe(world: pathlib.Path, tmp_path: pathlib.Path) -> None:

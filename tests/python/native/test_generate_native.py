@@ -211,7 +211,10 @@ def test_the_base_alone(world: Any) -> None:
     ("arguments", "said"),
     [
         (["--tokens", ""], "wanted --tokens IDS or --prompt-ids FILE, one of the two"),
-        (["--tokens", " , "], "--tokens: the prompt is empty, wanted one token or more"),
+        (["--tokens", "  "], "--tokens: the prompt is empty, wanted one token or more"),
+        (["--tokens", " , "], "--tokens: '' is no token, wanted whole numbers"),
+        (["--tokens", "1,,2"], "--tokens: '' is no token"),
+        (["--tokens", "1,2,"], "--tokens: '' is no token"),
         (["--tokens", "1", "--prompt-ids", "x"], "one of the two"),
         (["--tokens", "1,256"], "--tokens: token 256, wanted 0 to 255, the vocabulary of the base"),
         (["--tokens", "1,-2"], "--tokens: '-2' is no token, wanted whole numbers"),

@@ -57,6 +57,32 @@ def test_every_key_with_every_wrong_value(tmp_path: pathlib.Path, family: str) -
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        # Of the older spelling transformers reads rope_type in this class, and passes over type.
+        ({"rope_scaling": {"type": "linear", "factor": 8.0}}, 'rope_scaling is {"type"'),
+        ({"quantization_config": "x"}, "quantization_config is 'x', wanted an object"),
+        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps is '1e-6', wanted a number"),
+    ],
+)
+def test_what_would_be_read_otherwise_is_refused(
+    tmp_path: pathlib.Path, change: dict[str, Any], said: str
+) -> None:
+    base = make_base(tmp_path, "gemma3_text", NF4, torch.bfloat16)
+    path = base / "config.json"
+    config = json.loads(path.read_text())
+    if "rope_scaling" in change:
+        ropes = config.pop("rope_parameters")
+        config |= {"rope_theta": ropes["full_attention"]["rope_theta"], "rope_local_base_freq": 1e4}
+    path.write_text(json.dumps(config | change))
+    done = subprocess.run(
+        [program(), "generate", "--native", base, "--tokens", "1"], capture_output=True, text=True
+    )
+    assert done.returncode == 3, done.stderr
+    assert said in done.stderr
+
+
 def hostile(config: dict[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
     """Each key of the config and of its objects, with each wrong value; and one that nobody knows."""
     paths = [(key,) for key in config if key != "quantization_config"] + [("no_such_key",)]

@@ -100,6 +100,22 @@ def test_several_steps_without_a_loss_end_the_run_with_a_checkpoint(recipe, tmp_
         train(recipe(max_bad_steps=2, resume_from_checkpoint="auto"))
 
 
+def test_a_run_that_learnt_nothing_is_an_error(recipe, tmp_path):
+    make_world(tmp_path, bad_documents=40)
+    with pytest.raises(ValueError, match=r"each of the 2 steps had .* nothing was learnt; saved .*-2"):
+        train(recipe(max_steps=2))
+    assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("key", "value"), [("tie_word_embeddings", "x"), ("hidden_size", None)])
+def test_a_config_that_transformers_refuses_is_named(recipe, tmp_path, key, value):
+    make_world(tmp_path, bad_documents=0)
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(ValueError, match=rf"^base_model: .*{key}"):
+        train(recipe())
+
+
 def test_sigterm_saves_as_ctrl_c_does_and_handlers_are_put_back(recipe, tmp_path, monkeypatch, capsys):
     make_world(tmp_path, bad_documents=0)
     ordinary = Reporter.step

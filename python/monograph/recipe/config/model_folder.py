@@ -25,11 +25,12 @@ def stored_path(folder: str) -> str:
 @contextlib.contextmanager
 def naming(key: str, value: str) -> Iterator[None]:
     """What libraries say of a wrong model, as one line that begins with the key and its value."""
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
     try:
         yield
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
         said = " ".join(str(error).split())
         raise ValueError(said if said.startswith(f"{key}: ") else f"{key}: {value}: {said}") from error
 

@@ -201,6 +201,11 @@ class Run(RunOutput):
                     raise ValueError(self._bad_steps(self._save()))
                 if self._stopped(reporter):
                     break
+            if 0 < progress.step == progress.skipped == total:
+                raise ValueError(
+                    f"each of the {total} steps had a loss or gradient that is not finite: nothing was "
+                    f"learnt; saved {self._save()}"
+                )
             interrupt.deaf = several
             if not several:
                 self.signal = interrupt.signal or 0
