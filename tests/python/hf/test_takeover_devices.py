@@ -99,7 +99,7 @@ def norms_activations_positions_and_heads_there_are_transformers_own():
 def those_that_come_there_later_call_transformers_code():
     model = llama()
     want = model(tokens()).logits
-    assert all(take_elementwise(model))
+    assert all(take_elementwise(model)[:5])  # a Llama has no routers
     assert take_head(model)
     assert isinstance(model.lm_head, FusedHead)
     got, ours = called(model.to(WHERE), tokens().to(WHERE))

@@ -258,7 +258,7 @@ def test_lora_on_experts_is_refused(tmp_path: pathlib.Path) -> None:
     base = make_base(tmp_path, "qwen3_moe", STACKED, BF16, **MIXTURE)
     case = Case(base, BF16, packed(1))  # "all-linear", which has the experts
     adapter = start(case, tmp_path / "adapter")
-    with pytest.raises(AssertionError, match="target_parameters names down_proj, wanted none"):
+    with pytest.raises(AssertionError, match=r"target_parameters names \w+, wanted none"):
         native_steps(case, adapter, tmp_path)
 
 
