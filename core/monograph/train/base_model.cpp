@@ -24,7 +24,7 @@ std::string shape_of(const std::vector<std::uint64_t>& shape) {
   return text + "]";
 }
 
-// Buffers of older files, which transformers computes anew.
+// The factor rounded to the type first, as transformers has it.
 void scale_row(std::byte* row, std::size_t size, float factor, DType dtype) {
   with_type(dtype, [&]<class T>() {
     T* const values = reinterpret_cast<T*>(row);
@@ -33,6 +33,7 @@ void scale_row(std::byte* row, std::size_t size, float factor, DType dtype) {
   });
 }
 
+// Buffers of older files, which transformers computes anew.
 bool is_harmless(std::string_view name) { return name.ends_with(".rotary_emb.inv_freq"); }
 
 }  // namespace
