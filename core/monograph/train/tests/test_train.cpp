@@ -159,13 +159,14 @@ TEST(ModelConfig, LayersOfGemma) {
   };
   refused(R"("final_logit_softcapping": 30.0)", "final_logit_softcapping is 30.0, wanted null");
   refused(R"("attn_logit_softcapping": 50.0)", "attn_logit_softcapping is 50.0, wanted null");
-  refused(R"("hidden_activation": "silu")", "hidden_activation is silu, wanted gelu_pytorch_tanh");
+  refused(R"("hidden_activation": "silu")",
+          "hidden_activation is 'silu', wanted gelu_pytorch_tanh");
   refused(R"("use_bidirectional_attention": true)", "use_bidirectional_attention is true");
   refused(R"("query_pre_attn_scalar": 0)", "query_pre_attn_scalar is 0");
   refused(R"("layer_types": ["full_attention"])", "wanted one entry for each of 3 layers");
-  refused(R"("layer_types": "full")", "layer_types is full");
+  refused(R"("layer_types": "full")", "layer_types is 'full'");
   refused(R"("rope_parameters": {"rope_theta": 1e4})", "rope_parameters: rope_theta is not a key");
-  refused(R"("rope_parameters": {"full_attention": {"rope_type": "yarn"}})", "rope_type is yarn");
+  refused(R"("rope_parameters": {"full_attention": {"rope_type": "yarn"}})", "rope_type is 'yarn'");
   EXPECT_NE(error(R"("model_type": "gemma3_text", "sliding_window": null)")
                 .find("sliding_window is missing, wanted a number of tokens"),
             std::string::npos);
@@ -200,7 +201,7 @@ TEST(ModelConfig, LayersWithExperts) {
 
 TEST(ModelConfig, EveryOtherValueIsRefusedByName) {
   const std::string llama = R"("model_type": "llama", )";
-  EXPECT_EQ(error(llama + R"("hidden_act": "relu")"), "test: hidden_act is relu, wanted silu");
+  EXPECT_EQ(error(llama + R"("hidden_act": "relu")"), "test: hidden_act is 'relu', wanted silu");
   EXPECT_EQ(error(llama + R"("pretraining_tp": 2)"), "test: pretraining_tp is 2, wanted 1");
   EXPECT_EQ(error(llama + R"("attention_dropout": 0.5)"),
             "test: attention_dropout is 0.5, wanted 0");
@@ -214,7 +215,7 @@ TEST(ModelConfig, EveryOtherValueIsRefusedByName) {
       "factor": 0})"),
             "test: rope_parameters: factor is 0, wanted a number above 0");
   EXPECT_NE(error(llama + R"("head_dim": 15)").find("head_dim is 15"), std::string::npos);
-  EXPECT_NE(error(R"("model_type": "gemma3")").find("model_type is gemma3"), std::string::npos);
+  EXPECT_NE(error(R"("model_type": "gemma3")").find("model_type is 'gemma3'"), std::string::npos);
   // What changes nothing.
   EXPECT_EQ(parse(llama + R"("attention_dropout": 0, "bos_token_id": 1, "use_cache": true)").width,
             64u);
