@@ -1,7 +1,7 @@
 // Parallelism is an argument: torch's pool inside torch, the pool below in the tool and the tests.
 #pragma once
 
-#include <condition_variable>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -28,7 +28,9 @@ inline constexpr struct SerialFor {
   }
 } serial_for;
 
-// Threads, fewer if the system gives no more; one parallel_for at a time, from one thread.
+// Threads, fewer if the system gives no more; one parallel_for at a time, from one thread. Between
+// two calls a thread waits awake for about as long as it takes to wake one, then it sleeps: a
+// training step makes ten thousand calls a second.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);
@@ -44,13 +46,14 @@ class ThreadPool {
   void work(std::size_t index);
   void run_range(std::size_t index);
 
-  std::mutex mutex_;
-  std::condition_variable start_, done_;
-  std::uint64_t round_ = 0;
-  std::size_t pending_ = 0, ranges_ = 0, count_ = 0, chunk_ = 0;
+  // A call is written before its round is counted, and read by a worker that has seen the count.
+  std::atomic<std::uint32_t> round_ = 0, pending_ = 0;
+  std::size_t ranges_ = 0, count_ = 0, chunk_ = 0;
   const ParallelBody* body_ = nullptr;
-  std::exception_ptr failure_;
   bool stop_ = false;
+  int spins_ = 0;
+  std::mutex failure_mutex_;
+  std::exception_ptr failure_;
   std::vector<std::thread> workers_;
 };
 

@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "monograph/base/error.h"
@@ -87,6 +89,32 @@ TEST(ParallelFor, AnExceptionReachesTheCallerAndThePoolLives) {
   std::atomic<std::size_t> sum = 0;
   pool.parallel_for(9, 1, [&](std::size_t begin, std::size_t end) { sum += end - begin; });
   EXPECT_EQ(sum, 9u);
+}
+
+// Calls that follow at once find the threads awake, those after a rest asleep; more threads than
+// cores sleep always.
+TEST(ParallelFor, ManyShortCallsAndCallsAfterARest) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  for (const int threads : {2, 3, cores, 2 * cores + 1}) {
+    ThreadPool pool(threads);
+    std::vector<std::size_t> parts(64);
+    for (std::size_t call = 0; call < 3000; ++call) {
+      pool.parallel_for(parts.size(), 1, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t i = begin; i < end; ++i) parts[i] += call + i;
+      });
+      if (call % 1000 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      EXPECT_EQ(parts[i], 3000 * 2999 / 2 + 3000 * i) << threads << " threads";
+  }
+}
+
+TEST(ParallelFor, OneRangeStaysOnTheCaller) {
+  ThreadPool pool(2);
+  const std::thread::id caller = std::this_thread::get_id();
+  std::thread::id other;
+  pool.parallel_for(3, 2, [&](std::size_t, std::size_t) { other = std::this_thread::get_id(); });
+  EXPECT_EQ(other, caller);
 }
 
 }  // namespace
