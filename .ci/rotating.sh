@@ -1,9 +1,12 @@
 # Stages of the rotating lane; sourced by .ci/run. tools/rotation.py has their paths and picks those whose turn it is. They use
 # the release build and the wheel of the required lane.
 
-# ThreadSanitizer on what shares memory between threads.
+# ThreadSanitizer on what shares memory between threads. Sets that no test below takes have the flags of the release stage, so
+# that ccache has them already.
 tsan() {
-  cmake --preset tsan >/dev/null
+  local best=avx512
+  ! grep -q -m1 amx_tile /proc/cpuinfo || best=amx
+  cmake --preset tsan -DMONOGRAPH_WATCHED_ISAS="scalar;avx512;$best" >/dev/null
   cmake --build --preset tsan --target test_cpu test_dequantize test_quantize test_linear \
     test_linear_cross_entropy test_varlen_attention test_convert test_merge test_train test_gpu
   # TSan needs a fixed address layout on recent kernels.

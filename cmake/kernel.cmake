@@ -17,12 +17,12 @@ set(MONOGRAPH_FLAGS_avx512 ${MONOGRAPH_FLAGS_avx2} -mavx512f -mavx512bw -mavx512
 set(MONOGRAPH_FLAGS_avx512_bf16 ${MONOGRAPH_FLAGS_avx512} -mavx512bf16 -mavx512vbmi)
 set(MONOGRAPH_FLAGS_amx ${MONOGRAPH_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16 -mamx-int8)
 
-set(MONOGRAPH_WATCHED_ISAS ${MONOGRAPH_ISAS} CACHE STRING "Instruction sets whose units AddressSanitizer watches")
+set(MONOGRAPH_WATCHED_ISAS ${MONOGRAPH_ISAS} CACHE STRING "Instruction sets whose units a sanitizer watches")
 
-# is_unwatched(OUT ISA): whether AddressSanitizer is on and does not watch the units of this instruction set.
+# is_unwatched(OUT ISA): whether a sanitizer is on and does not watch the units of this instruction set.
 function(is_unwatched out isa)
   set(${out} OFF PARENT_SCOPE)
-  if(MONOGRAPH_SANITIZE MATCHES "address" AND NOT isa IN_LIST MONOGRAPH_WATCHED_ISAS)
+  if(MONOGRAPH_SANITIZE MATCHES "address|thread" AND NOT isa IN_LIST MONOGRAPH_WATCHED_ISAS)
     set(${out} ON PARENT_SCOPE)
   endif()
 endfunction()

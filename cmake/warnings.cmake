@@ -19,6 +19,8 @@ if(MONOGRAPH_SANITIZE)
   if(MONOGRAPH_SANITIZE MATCHES "address")
     # Half the time to compile; assertions; GCC warns falsely in code that it has instrumented.
     list(APPEND flags -O1 -g1 -UNDEBUG -Wno-error)
+  else()
+    list(APPEND flags -g1)
   endif()
   target_compile_options(monograph_options INTERFACE "$<${watched}:${flags}>")
   target_link_options(monograph_options INTERFACE -fsanitize=${MONOGRAPH_SANITIZE})
