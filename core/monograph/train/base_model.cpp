@@ -5,15 +5,19 @@
 #include "monograph/base/error.h"
 #include "monograph/base/float_types.h"
 #include "monograph/files/mapped_file.h"
+#include "monograph/hash/sha256.h"
 #include "monograph/quant_methods/list_weights.h"
 #include "monograph/quant_methods/transforms.h"
 
 namespace monograph::train {
 namespace {
 
-json::Value read_json(const std::filesystem::path& path) {
+json::Value read_json(const std::filesystem::path& path, std::string& sha256) {
   const files::MappedFile file(path);
   const std::span<const std::uint8_t> bytes = file.bytes();
+  Sha256 hash;
+  hash.add(bytes);
+  sha256 = hash.hex();
   return json::parse({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path.string());
 }
 
@@ -41,7 +45,7 @@ bool is_harmless(std::string_view name) { return name.ends_with(".rotary_emb.inv
 BaseModel::BaseModel(const std::filesystem::path& folder, DType dtype)
     : folder_(folder.string()),
       dtype_(dtype),
-      json_(read_json(folder / "config.json")),
+      json_(read_json(folder / "config.json", config_sha256_)),
       config_(read_model_config(json_, (folder / "config.json").string())),
       checkpoint_(safetensors::Checkpoint::open(folder)),
       weights_(list_weights(checkpoint_, &json_)) {

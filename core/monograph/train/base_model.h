@@ -58,6 +58,8 @@ class BaseModel {
   const std::vector<float>& final_norm() const { return final_norm_; }
   const LinearWeight& head() const { return head_; }
   const safetensors::Checkpoint& checkpoint() const { return checkpoint_; }
+  // The hash of config.json, which the forward pass follows as much as the tensors.
+  const std::string& config_sha256() const { return config_sha256_; }
 
   // Of the tensors of its files, and of those that are copied because they have another type there.
   std::uint64_t nbytes() const;
@@ -82,6 +84,7 @@ class BaseModel {
 
   std::string folder_;
   DType dtype_;
+  std::string config_sha256_;
   json::Value json_;
   ModelConfig config_;
   safetensors::Checkpoint checkpoint_;

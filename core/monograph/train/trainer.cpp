@@ -194,6 +194,7 @@ const RunIdentity& Trainer::identity() {
   keys.set("virtual_shards", count(recipe_.leaves()));
   keys.set("bf16", Value::boolean(recipe_.dtype == DType::kBFloat16));
   keys.set("tokens of datasets", Value::string(tokens_.sha256()));
+  keys.set("config.json of base_model", Value::string(base_.config_sha256()));
   identity_ = {order_.identity(),
                checkpoint_sha256(base_.checkpoint(), workers_.parallel_for, [](std::uint64_t) {}),
                keys};

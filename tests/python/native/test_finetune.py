@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import monograph as mg
+from monograph.__main__ import main
 from monograph.recipe.run.base_fingerprint import base_sha256
 from monograph.recipe.run.output_folder import held
 from support.native_steps import ATTENTION, MIXTURE, STACKED, make_base
@@ -169,6 +170,24 @@ def test_either_goes_on_from_the_other(world: pathlib.Path, tmp_path: pathlib.Pa
         shutil.rmtree(folder)
     assert adapter(both.native("native", auto_resume_from_checkpoints=True)) == adapter(whole_python)
     assert figures(whole_native) == figures(whole_python)
+
+
+def test_either_trainer_refuses_another_config_of_the_same_tensors(
+    world: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(world / "nf4", base)
+    both = Two(
+        tmp_path, recipe(world, base_model=str(base), save_steps=2, save_strategy="steps", max_steps=2)
+    )
+    both.native("out")
+    (base / "config.json").write_text((base / "config.json").read_text() + " ")
+    config = both.config(resume_from_checkpoint="auto", max_steps=4)
+    done = run("finetune", config, "--tokens", both.tokens, "--output-dir", tmp_path / "out", code=3)
+    assert "resume_from_checkpoint: config.json of base_model is" in done.stderr
+    theirs = both.config(resume_from_checkpoint="auto", max_steps=4, output_dir=str(tmp_path / "out"))
+    assert main(["train", theirs, "--quiet"]) != 0
+    assert "config.json of base_model is" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_another_run_is_refused(world: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -259,6 +259,20 @@ def test_resume_refuses_other_data_another_base_and_no_checkpoint(recipe, root, 
         train(recipe(resume_from_checkpoint=str(root)))
 
 
+def test_resume_refuses_another_config_of_the_same_tensors(recipe, root, tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(recipe().base_model, base)
+    again = {"base_model": str(base), "save_steps": 1}
+    train(recipe(max_steps=1, **again))
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    with pytest.raises(ValueError, match=r"config.json of base_model is '[0-9a-f]{64}', the run of "):
+        train(recipe(max_steps=2, resume_from_checkpoint="auto", **again))
+    (base / "config.json").write_text(json.dumps(config))  # other spaces are other bytes
+    with pytest.raises(ValueError, match=r"config\.json of base_model"):
+        train(recipe(max_steps=2, resume_from_checkpoint="auto", **again))
+
+
 CHANGES = {
     "lora_alpha": 8,
     "lora_r": 8,

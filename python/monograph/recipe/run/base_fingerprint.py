@@ -148,6 +148,20 @@ def base_sha256(folder: str, known: Mapping[str, Any]) -> str:
     return before["sha256"] if same else _sha256_of_files(folder, json.dumps(seen))
 
 
+# The name of the hash below in what defines a run.
+CONFIG_OF_BASE = "config.json of base_model"
+
+
+def config_sha256(folder: str) -> dict[str, str]:
+    """Of a base that is a folder: forward follows its config.json as much as its tensors. The one that stands
+    for a GGUF file has no say, and may come from another version."""
+    path = os.path.join(folder, "config.json")
+    if stored_path(folder) != folder or not os.path.isfile(path):
+        return {}
+    with open(path, "rb") as file:
+        return {CONFIG_OF_BASE: hashlib.sha256(file.read()).hexdigest()}
+
+
 @functools.lru_cache(maxsize=8)
 def _sha256_of_files(folder: str, seen: str) -> str:
     """Once a process, as long as the files are those that were seen."""

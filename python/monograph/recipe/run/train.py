@@ -21,6 +21,7 @@ from monograph.recipe.data.prepare import prepare, read_prepared
 from monograph.recipe.data.token_rows import check_documents
 from monograph.recipe.run.agreement import Own, agree
 from monograph.recipe.run.base_fingerprint import (
+    config_sha256,
     is_in_parts,
     make_base_fingerprint,
     packing_of,
@@ -131,7 +132,7 @@ class Run(RunOutput):
         self.progress = Progress(
             order=self.batches.sampler.state_dict(0, 0),
             base_sha256=self.base_fingerprint["base"]["sha256"],
-            identity=identity,
+            identity=identity | config_sha256(folder),
         )
         if self.resumed:
             self._resume(self.resumed)
@@ -166,6 +167,7 @@ class Run(RunOutput):
                 f"resume_from_checkpoint: {folder} was trained on another base (hash "
                 f"{saved.base_sha256[:12]}, this one has {self.progress.base_sha256[:12]})"
             )
+        compare(saved.identity, self.progress.identity, folder)
         check_start(self.model, folder)
         self.step.load_state_dict(optimizer)
         if saved.skipped_in_a_row >= self.recipe.max_bad_steps:  # what ended that run begins anew
