@@ -23,7 +23,8 @@ struct FormatList {};
 
 using PackedFormats = FormatList<Nf4, Fp4, Mxfp4, Mxfp8, Nvfp4, Fp8Block>;
 using RowFormats = FormatList<Int4, Int8, Fp8Row>;
-using InterleavedFormats = FormatList<Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Iq4Nl, Q4K, Q5K, Q6K, Iq4Xs>;
+using InterleavedFormats =
+    FormatList<Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Iq4Nl, Q4K, Q5K, Q6K, Iq4Xs, GgmlMxfp4>;
 
 template <class... Fs>
 constexpr bool in_list(FormatList<Fs...>, Format format) {

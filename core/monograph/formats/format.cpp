@@ -114,6 +114,7 @@ constexpr std::array kFormats = {
     ggml_format(Format::kQ5K, "q5_k", 5, 256, 176),
     ggml_format(Format::kQ6K, "q6_k", 6, 256, 210),
     ggml_format(Format::kIq4Xs, "iq4_xs", 4, 256, 136),
+    ggml_format(Format::kGgmlMxfp4, "ggml_mxfp4", 4, 32, 17),
 };
 
 }  // namespace

@@ -45,6 +45,7 @@ enum class Format : std::uint8_t {
   kQ5K = 27,
   kQ6K = 28,
   kIq4Xs = 29,
+  kGgmlMxfp4 = 30,
 };
 
 // How a scale block lies on the weight.

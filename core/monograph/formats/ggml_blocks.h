@@ -5,6 +5,8 @@
 //   Q5_0    d, 32 fifth bits, 16 bytes; d * (code - 16)
 //   Q5_1    d, m, 32 fifth bits, 16 bytes; d * code + m
 //   IQ4_NL  as Q4_0, with a table of sixteen values; d * table
+//   MXFP4   e, 16 bytes as Q4_0; 2^(e - 128) * table, twice the values of E2M1. Elements of the
+//           format `mxfp4` in another order, and: code 8 is +0, e = 255 is 2^127, not NaN
 #pragma once
 
 #include "monograph/formats/interleaved.h"
@@ -75,12 +77,32 @@ template <class V>
   V::lookup_bytes(kIq4Bytes, codes.bytes);
 }
 
+// What four bits mean in MXFP4, as signed bytes.
+inline constexpr std::uint8_t kTwiceE2m1Bytes[16] = {
+    0, 1, 2, 3, 4, 6, 8, 12, 0, 256 - 1, 256 - 2, 256 - 3, 256 - 4, 256 - 6, 256 - 8, 256 - 12};
+
+// 2^(e - 128), subnormal for 0 and 1: the scale of twice the values.
+[[gnu::always_inline]] inline float half_e8m0_at(const std::uint8_t* e) {
+  const std::uint32_t exponent = *e;
+  return std::bit_cast<float>(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+}
+
 struct Iq4Nl : GgmlBlock<Format::kIq4Nl, 18> {
   template <class V, class T>
   [[gnu::always_inline]] static void decode_part(const std::uint8_t* block, std::size_t, T* out) {
     PartCodes codes;
     take_iq4<V>(block + 2, codes);
     decode_codes<kPart, V>(codes.bytes, 0, V::half_at(block), out);
+  }
+};
+
+struct GgmlMxfp4 : GgmlBlock<Format::kGgmlMxfp4, 17> {
+  template <class V, class T>
+  [[gnu::always_inline]] static void decode_part(const std::uint8_t* block, std::size_t, T* out) {
+    PartCodes codes;
+    take_halves(block + 1, codes);
+    V::lookup_bytes(kTwiceE2m1Bytes, codes.bytes);
+    decode_codes<kPart, V>(codes.bytes, 0, half_e8m0_at(block), out);
   }
 };
 

@@ -63,10 +63,7 @@ void iq4_nl(const std::uint8_t* block, float* out) {
 
 void mxfp4(const std::uint8_t* block, float* out) {
   const float half = half_of_e8m0(block[0]);
-  nibbles(block + 1, out, [&](unsigned code, std::size_t) {
-    const float magnitude = kTwiceE2m1[code & 7u] * half;
-    return code >= 8 ? -magnitude : magnitude;
-  });
+  nibbles(block + 1, out, [&](unsigned code, std::size_t) { return half * kMxfp4Values[code]; });
 }
 
 template <class T>

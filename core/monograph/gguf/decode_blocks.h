@@ -7,8 +7,8 @@
 //   Q5_1    d, m, 32 fifth bits, 16 bytes; d * code + m
 //   Q8_0    d, 32 signed bytes
 //   IQ4_NL  as Q4_0, with a table of sixteen values
-//   MXFP4   E8M0, as Q4_0 with E2M1; an E8M0 of 255 is NaN in the format, 2^128 in ggml: refused by
-//           verify
+//   MXFP4   E8M0, as Q4_0 with E2M1, whose code 8 is +0; an E8M0 of 255 is NaN in the format, 2^128
+//           in ggml: refused by verify
 //   Q4_K    d, dmin, 12 bytes with 8 scales and 8 minima of six bits, 4 times 32 bytes: 32 low
 //           nibbles, then 32 high ones; d * scale * code - dmin * min
 //   Q5_K    the same with 32 bytes of fifth bits before the nibbles: bit s of byte i is that of
@@ -46,5 +46,9 @@ float float_at(const std::uint8_t* bytes) {
 // What four bits mean in IQ4_NL and IQ4_XS.
 inline constexpr float kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                          1,    13,   25,  38,  53,  69,  89,  113};
+
+// Twice what they mean in MXFP4; the scale is halved for it.
+inline constexpr float kMxfp4Values[16] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                           0, -1, -2, -3, -4, -6, -8, -12};
 
 }  // namespace monograph::gguf

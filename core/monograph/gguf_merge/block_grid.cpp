@@ -1,7 +1,6 @@
 #include "monograph/gguf_merge/block_grid.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "monograph/base/error.h"
@@ -12,17 +11,8 @@
 namespace monograph::gguf {
 namespace {
 
-// What code c of MXFP4 is, times the halved scale.
-constexpr std::array<float, 16> kE2m1 = [] {
-  std::array<float, 16> values{};
-  for (std::size_t code = 0; code < 8; ++code) {
-    values[code] = kTwiceE2m1[code];
-    values[code + 8] = -kTwiceE2m1[code];
-  }
-  return values;
-}();
 constexpr std::uint8_t kZeroOfIq4 = 8;  // the level 1, which is the nearest to 0
-constexpr std::uint8_t kMinusZero = 8;  // of E2M1; never made
+constexpr std::uint8_t kMinusZero = 8;  // of E2M1, a second zero in ggml; never made
 
 class Reader {
  public:
@@ -105,7 +95,7 @@ void set_levels(TensorType type, BlockGrid& grid) {
       grid.levels = kIq4Values;
       return;
     case TensorType::kMxfp4:
-      grid.levels = kE2m1.data();
+      grid.levels = kMxfp4Values;
       return;
     case TensorType::kQ4Min:
     case TensorType::kQ4K:
@@ -135,7 +125,7 @@ std::uint8_t BlockGrid::nearest(std::size_t i, double x) const {
   }
   std::uint8_t found = 0;
   for (std::uint8_t code = 1; code < codes; ++code) {
-    if (levels == kE2m1.data() && code == kMinusZero) continue;
+    if (levels == kMxfp4Values && code == kMinusZero) continue;
     if (std::fabs(number - static_cast<double>(levels[code])) <
         std::fabs(number - static_cast<double>(levels[found]))) {
       found = code;
@@ -148,7 +138,7 @@ bool BlockGrid::reaches(std::size_t i, double x) const {
   const double step = scale[i];
   if (step == 0) return x + static_cast<double>(minimum[i]) == 0;
   const double number = (x + static_cast<double>(minimum[i])) / step;
-  if (levels == kE2m1.data()) return std::fabs(number) <= 14;  // the last step is 4 wide
+  if (levels == kMxfp4Values) return std::fabs(number) <= 14;  // the last step is 4 wide
   if (levels == kIq4Values) return number >= -138.5 && number <= 125;
   return number >= lowest - 0.5 && number <= lowest + static_cast<int>(codes) - 0.5;
 }

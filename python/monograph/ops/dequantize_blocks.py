@@ -15,6 +15,7 @@ from monograph.ops.formats import Format
 
 # What four bits mean in iq4_nl and iq4_xs.
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+TWICE_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # in ggml_mxfp4
 
 
 def _fp16(blocks: torch.Tensor, at: int) -> torch.Tensor:
@@ -39,12 +40,18 @@ def _fifth(blocks: torch.Tensor, at: int) -> torch.Tensor:
     return _bits(blocks[:, at : at + 4], 8, 1).transpose(1, 2).reshape(-1, 32) << 4
 
 
-def _iq4(codes: torch.Tensor) -> torch.Tensor:
+def _look_up(table: tuple[int, ...], codes: torch.Tensor) -> torch.Tensor:
     """The table's values as float32 without a table in memory: what a compiler keeps in registers."""
-    found = torch.full_like(codes, IQ4_VALUES[0], dtype=torch.float32)
-    for code, value in enumerate(IQ4_VALUES[1:], 1):
+    found = torch.full_like(codes, table[0], dtype=torch.float32)
+    for code, value in enumerate(table[1:], 1):
         found = torch.where(codes == code, float(value), found)
     return found
+
+
+def _half_e8m0(blocks: torch.Tensor) -> torch.Tensor:
+    """2^(e - 128), float32 [blocks, 1] of the first bytes: subnormal for 0 and 1."""
+    e = blocks[:, :1].int()
+    return torch.where(e < 2, 0x00200000 << e.clamp(max=1), (e - 1) << 23).view(torch.float32)
 
 
 def _each(numbers: torch.Tensor, count: int) -> torch.Tensor:
@@ -75,7 +82,7 @@ def _iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
     low = _bits(blocks[:, 4:8], 2, 4).transpose(1, 2).reshape(-1, 8)
     high = _bits(blocks[:, 2:4], 4, 2).transpose(1, 2).reshape(-1, 8)
     scales = _fp16(blocks, 0) * ((low | high << 4).float() - 32)
-    return _each(scales, 32) * _iq4(_nibbles(blocks[:, 8:], 16))
+    return _each(scales, 32) * _look_up(IQ4_VALUES, _nibbles(blocks[:, 8:], 16))
 
 
 def _block_values(name: str, blocks: torch.Tensor) -> torch.Tensor:
@@ -85,7 +92,9 @@ def _block_values(name: str, blocks: torch.Tensor) -> torch.Tensor:
     if name == "q4_0":
         return _fp16(blocks, 0) * (_nibbles(blocks[:, 2:], 16).float() - 8)
     if name == "iq4_nl":
-        return _fp16(blocks, 0) * _iq4(_nibbles(blocks[:, 2:], 16))
+        return _fp16(blocks, 0) * _look_up(IQ4_VALUES, _nibbles(blocks[:, 2:], 16))
+    if name == "ggml_mxfp4":
+        return _half_e8m0(blocks) * _look_up(TWICE_E2M1, _nibbles(blocks[:, 1:], 16))
     if name == "q4_1":
         return _fp16(blocks, 0) * _nibbles(blocks[:, 4:], 16).float() + _fp16(blocks, 2)
     if name == "q5_0":

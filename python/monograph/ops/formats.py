@@ -324,8 +324,11 @@ GGML_FORMATS = {
         _ggml("q5_k", 27, 5, 256, 176),
         _ggml("q6_k", 28, 6, 256, 210),
         _ggml("iq4_xs", 29, 4, 256, 136),
+        _ggml("ggml_mxfp4", 30, 4, 32, 17),
     )
 }
+# Where ggml's name of a type is that of another format here.
+_OTHER_NAMES = {"mxfp4": "ggml_mxfp4"}
 # Those of bitsandbytes: a table of values in [-1, 1] and the largest magnitude of a flat block.
 ABSMAX_FORMATS = {f.name: f for f in FORMATS.values() if f.element is None}
 _BY_NUMBER = {f.number: f for f in (*FORMATS.values(), *GROUP_FORMATS.values(), *GGML_FORMATS.values())}
@@ -350,6 +353,11 @@ def format_named(name: str, dtype: torch.dtype = torch.bfloat16) -> Format:
         known = ", ".join([*FORMATS, *GROUP_CODES, *GROUP_FORMATS, *GGML_FORMATS])
         raise ValueError(f"format is {name!r}, known are {known}")
     return found
+
+
+def ggml_format(kind: str) -> Format | None:
+    """The format of a type of ggml, by its name in a GGUF file in any case, or by our own."""
+    return GGML_FORMATS.get(_OTHER_NAMES.get(kind.lower(), kind.lower()))
 
 
 def format_numbered(number: int) -> Format:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from monograph.ops.argument_checks import check_packed
-from monograph.ops.formats import GGML_FORMATS
+from monograph.ops.formats import GGML_FORMATS, ggml_format
 from monograph.ops.layout import read_layout
 from monograph.quant.packed_weight import PackedWeight, canonical
 
@@ -20,14 +20,14 @@ def ggml_weight(
 ) -> PackedWeight:
     """A weight of rows of `cols` elements on the bytes of a GGUF's tensor: views, no copy.
 
-    `format` is ggml's name of the type, in any case: "Q4_K", "q8_0". `row_map` is int32, the stored row of
-    each row of the weight: `rotary_row_map` for the query and key projections of architecture "llama".
+    `format` is ggml's name of the type, in any case: "Q4_K", "q8_0", "MXFP4". `row_map` is int32, the stored
+    row of each row of the weight: `rotary_row_map` for the query and key projections of architecture "llama".
 
         tensor = gguf.GGUFReader(path).tensors[0]
         weight = ggml_weight(torch.from_numpy(tensor.data), tensor.tensor_type.name, int(tensor.shape[0]))
         layer = monograph.nn.QuantLinear(weight)
     """
-    fmt = GGML_FORMATS.get(format.lower())
+    fmt = ggml_format(format)
     if fmt is None:
         raise ValueError(f"ggml_weight: format is {format!r}, known are {', '.join(GGML_FORMATS)}")
     block = fmt.block_sizes[0]

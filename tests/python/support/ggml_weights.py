@@ -19,6 +19,9 @@ def random_blocks(name: str, rows: int, cols: int, seed: int, small: bool = True
     fmt = GGML_FORMATS[name]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (rows * cols // fmt.block_sizes[0], fmt.block_bytes), dtype=np.uint8)
+    if name == "ggml_mxfp4" and small:
+        blocks[:, 0] = rng.integers(121, 125, len(blocks))
+        return blocks.reshape(rows, -1)
     places = [208] if name == "q6_k" else [0, 2] if name in _TWO else [0]
     for at in places if small else []:
         exponent = 3 if fmt.block_sizes[0] == 256 else 8
@@ -26,10 +29,15 @@ def random_blocks(name: str, rows: int, cols: int, seed: int, small: bool = True
     return blocks.reshape(rows, -1)
 
 
+def ggml_type(name: str) -> gguf.GGMLQuantizationType:
+    """Of a format of ours."""
+    return gguf.GGMLQuantizationType[name.removeprefix("ggml_").upper()]
+
+
 def gguf_values(name: str, blocks: np.ndarray) -> torch.Tensor:
     """float32, by the gguf package."""
     with np.errstate(all="ignore"):
-        return torch.from_numpy(dequantize(blocks, gguf.GGMLQuantizationType[name.upper()]))
+        return torch.from_numpy(dequantize(blocks, ggml_type(name)))
 
 
 def random_weight(

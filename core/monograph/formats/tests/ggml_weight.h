@@ -37,6 +37,10 @@ inline double ggml_reference(std::string_view type, const std::uint8_t* b, std::
   if (type == "q8_0") return fp16(0) * at8(b[2 + i]);
   if (type == "q4_0") return fp16(0) * (nibble(2) - 8);
   if (type == "iq4_nl") return fp16(0) * kTable[nibble(2)];
+  if (type == "ggml_mxfp4") {
+    constexpr double kE2m1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6};
+    return std::ldexp(kE2m1[nibble(1)], b[0] - 127);
+  }
   if (type == "q4_1") return fp16(0) * nibble(4) + fp16(2);
   if (type == "q5_0") return fp16(0) * (nibble(6) + 16 * bits_at(b + 2, i, 1) - 16);
   if (type == "q5_1") return fp16(0) * (nibble(8) + 16 * bits_at(b + 4, i, 1)) + fp16(2);
@@ -92,7 +96,7 @@ struct GgmlWeight {
   }
 };
 
-// Where the fp16 numbers of a block lie; -1 for none.
+// Where the fp16 numbers of a block lie; -1 for none. Of ggml_mxfp4 the scale is one byte.
 struct Fp16Places {
   int scale, minimum;
 };
@@ -117,6 +121,10 @@ inline GgmlWeight random_ggml(const FormatInfo& info, std::size_t rows, std::siz
   const auto [scale, minimum] = fp16_places(info.name);
   const bool parts = info.largest_block == 256;
   for (std::size_t b = 0; how == GgmlScales::kSmall && b < w.bytes.size(); b += info.block_bytes) {
+    if (info.format == Format::kGgmlMxfp4) {
+      w.bytes[b] = static_cast<std::uint8_t>(121 + random() % 4);
+      continue;
+    }
     // 2^-7 for one level of scales, 2^-12 for two, any sign and fraction.
     for (const int at : {scale, minimum})
       if (at >= 0)
