@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "monograph/base/error.h"
+
 namespace monograph::ops {
 namespace {
 
@@ -115,7 +117,16 @@ Sizes bind_weight(const char* op, const char* what, const ExpertsWeight& weight,
 // the values and the scales of up.
 constexpr std::int64_t kPair = -2;
 
-Sizes bind_pair(const char* op, const ExpertsWeight& weight, bool transposed,
+void join_alternating(const char* op, ExpertsProjection& projection) {
+  try {
+    projection.weight = alternating(projection.weight, *projection.up_half);
+  } catch (const Error& error) {
+    refuse(op, ": interleaved is true for two stacks: ", error.what());
+  }
+  projection.up_half.reset();
+}
+
+Sizes bind_pair(const char* op, const ExpertsWeight& weight, bool transposed, bool interleaved,
                 ExpertsProjection& projection) {
   constexpr const char* kForm = "[-2, scales of gate, length, *layout of gate, *layout of up]";
   const std::vector<std::int64_t>& numbers = weight.layout;
@@ -144,6 +155,7 @@ Sizes bind_pair(const char* op, const ExpertsWeight& weight, bool transposed,
                   ": gate and up are two stacks and one is plain, wanted two packed ones");
   projection.weight = packed_stack(op, "layout1", gate, sizes);
   projection.up_half = packed_stack(op, "layout1", up, sizes);
+  if (interleaved) join_alternating(op, projection);
   projection.out = 2 * sizes.rows;
   projection.in = sizes.cols;
   return {sizes.experts, projection.out, sizes.cols};
@@ -155,9 +167,7 @@ Sizes bind_first(const char* op, const ExpertsWeight& weight, const ExpertsNumbe
     return bind_weight(op, "layout1", weight, numbers.transposed, problem.up);
   STD_TORCH_CHECK(is_gated(problem.activation), op, ": layout1 has two stacks for activation ",
                   numbers.activation, ", which has no gate");
-  STD_TORCH_CHECK(!numbers.interleaved, op,
-                  ": interleaved is true for two stacks, wanted gate in front of up");
-  return bind_pair(op, weight, numbers.transposed, problem.up);
+  return bind_pair(op, weight, numbers.transposed, numbers.interleaved, problem.up);
 }
 
 void bind_low_rank(const char* op, const std::string& which, const ExpertsWeight& weight,

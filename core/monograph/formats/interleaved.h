@@ -3,7 +3,7 @@
 //   output type. Products are exact in fp32: 11 bits of an fp16 number, at most 13 of the rest.
 // A format F supplies kBlock and kBytes of a block, and decode_part<V, T>(block, part, out): the 32
 // elements of a part of it; V::half_at reads an fp16 number. A row map says which stored row is row
-// i of the weight.
+// i of the weight; rows of two stacks may alternate.
 #pragma once
 
 #include <bit>
@@ -149,7 +149,7 @@ template <class V, class T>
 template <class F, class V, class T>
 [[gnu::always_inline]] inline void decode_interleaved(const PackedView& weight, std::size_t row,
                                                       std::size_t begin, std::size_t end, T* out) {
-  const std::uint8_t* values = weight.values + weight.stored_row(row) * weight.row_bytes;
+  const std::uint8_t* values = weight.row_values(row);
   alignas(64) T whole[kPart];
   while (begin < end) {
     const std::uint8_t* block = values + begin / F::kBlock * F::kBytes;

@@ -55,6 +55,9 @@ struct PackedView {
   // int32: the stored row of each row, for kInterleaved; nullptr where rows are stored in order. It
   // begins with `origin`, `values` with stored row 0.
   const std::uint8_t* row_map = nullptr;
+  // Rows that alternate between two stacks, for kInterleaved: row 2 i is row i of `values`, row
+  // 2 i + 1 of these. nullptr where all are in `values`.
+  const std::uint8_t* odd_values = nullptr;
 
   std::size_t elements() const { return rows * cols; }
   // The number of (row, col) among the elements that `values` and `scales` begin with.
@@ -70,6 +73,12 @@ struct PackedView {
     std::int32_t stored;
     std::memcpy(&stored, row_map + 4 * row, sizeof stored);
     return static_cast<std::size_t>(stored);
+  }
+  // Its bytes, for kInterleaved.
+  [[gnu::always_inline]] const std::uint8_t* row_values(std::size_t row) const {
+    const std::size_t stored = stored_row(row);
+    if (odd_values == nullptr) return values + stored * row_bytes;
+    return (stored % 2 == 0 ? values : odd_values) + stored / 2 * row_bytes;
   }
 };
 

@@ -52,6 +52,7 @@ PackedView PackedGrids::grid(std::size_t i) const {
   MONOGRAPH_ASSERT(i < count);
   PackedView view = first;
   view.values += i * value_bytes;
+  if (view.odd_values != nullptr) view.odd_values += i * value_bytes;
   view.scales.blocks += i * block_bytes;
   if (view.scales.groups != nullptr) view.scales.groups += i * group_bytes;
   if (view.scales.zeros != nullptr) view.scales.zeros += i * zero_bytes;
@@ -73,6 +74,30 @@ PackedView slice_rows(const PackedGrids& weight, std::size_t first, std::size_t 
     throw Error(wanted(first, count) + "they lie in more than one grid of " + std::to_string(each) +
                 " rows");
   return slice_rows(weight.grid(grid), first % each, count);
+}
+
+PackedGrids alternating(const PackedGrids& even, const PackedGrids& odd) {
+  const PackedView &a = even.first, &b = odd.first;
+  const FormatInfo* info = find_format(a.format);
+  const FormatInfo* other = find_format(b.format);
+  const auto name = [](const FormatInfo* found) { return found == nullptr ? "plain" : found->name; };
+  if (info != other || info == nullptr || info->shape != BlockShape::kInterleaved)
+    throw Error(std::string("rows of ") + name(info) + " and of " + name(other) +
+                " cannot alternate, wanted one format of ggml's blocks");
+  if (even.count != odd.count || a.rows != b.rows || a.cols != b.cols)
+    throw Error("stacks of " + std::to_string(even.count) + " x " + std::to_string(a.rows) + " x " +
+                std::to_string(a.cols) + " and " + std::to_string(odd.count) + " x " +
+                std::to_string(b.rows) + " x " + std::to_string(b.cols) +
+                " cannot alternate, wanted both alike");
+  const auto has_order = [](const PackedView& view) {
+    return view.row_map != nullptr || view.odd_values != nullptr || view.origin != 0;
+  };
+  if (has_order(a) || has_order(b))
+    throw Error("rows of two stacks cannot alternate where one has a row map or an origin");
+  PackedGrids both = even;
+  both.first.rows *= 2;
+  both.first.odd_values = b.values;
+  return both;
 }
 
 }  // namespace monograph

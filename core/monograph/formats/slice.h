@@ -32,4 +32,9 @@ struct PackedGrids {
 // Rows of all grids counted through; throws Error where they lie in more than one grid.
 PackedView slice_rows(const PackedGrids& weight, std::size_t first, std::size_t count);
 
+// Two stacks of one interleaved format as one whose rows alternate within each grid: row 2 i of a
+// grid is row i of that of `even`, row 2 i + 1 of that of `odd`. Throws Error where the two are not
+// alike, or have a row map.
+PackedGrids alternating(const PackedGrids& even, const PackedGrids& odd);
+
 }  // namespace monograph

@@ -69,7 +69,7 @@ class ExpertsArguments(NamedTuple):
     lora_scale1: float
     lora_scale2: float
     activation: int
-    interleaved: bool  # columns 2i are gate and 2i + 1 up; else gate is the first half
+    interleaved: bool  # columns 2i are gate and 2i + 1 up; else gate is the first half; of two stacks too
     alpha: float
     limit: float
     transposed: bool  # plain weights only: values1 is [E, H, 2I] and values2 [E, I, H]
@@ -173,12 +173,15 @@ def _check_first(op: str, given: ExpertsArguments) -> Layout:
     if len(stacks) == 2:
         kind = Activation(given.activation)
         require(kind.gated, op, f"layout1 has two stacks, {kind.name.lower()} has no gate")
-        found = "interleaved is True for two stacks"
-        require(not given.interleaved, op, f"{found}, wanted gate in front of up")
         gate, up = (list(stack.layout.shape) for stack in stacks)
         require(gate == up, op, f"gate is {gate}, up is {up}, wanted both alike")
         packed = all(stack.layout.format != PLAIN for stack in stacks)
         require(packed, op, "gate and up are two stacks and one is plain, wanted two packed ones")
+        one, other = (format_numbered(stack.layout.format) for stack in stacks)
+        alternate = one is other and one.shape is BlockShape.INTERLEAVED
+        found = f"interleaved is True for two stacks: rows of {one.name} and of {other.name} cannot alternate"
+        wanted = f"{found}, wanted one format of ggml's blocks"
+        require(alternate or not given.interleaved, op, wanted)
     for stack in stacks:
         _check_stack(op, "1", stack, given.transposed)
     return stacks[0].layout

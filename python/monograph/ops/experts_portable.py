@@ -58,10 +58,13 @@ class Projection:
         self.a, self.b = getattr(given, f"a{pick}"), getattr(given, f"b{pick}")
         self.bias: torch.Tensor | None = getattr(given, f"bias{pick}")
         self.scale: float = getattr(given, f"lora_scale{pick}")
+        self.interleaved = given.interleaved
 
     def weight(self, expert: torch.Tensor) -> torch.Tensor:
         """[rows, cols]."""
         parts = [stack.weight(expert) for stack in self.stacks]
+        if len(parts) == 2 and self.interleaved:
+            return torch.stack(parts, 1).flatten(0, 1)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def factors(self, expert: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:

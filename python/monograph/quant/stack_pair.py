@@ -8,19 +8,26 @@ from dataclasses import dataclass, replace
 import torch
 
 from monograph.ops.experts_arguments import Weight, two_stacks
+from monograph.ops.formats import BlockShape
 from monograph.quant.packed_weight import PackedWeight
 
 
 @dataclass(frozen=True, eq=False)
 class StackPair:
-    """[E, I, H] each, in any two formats; together they are the [E, 2I, H] of `gate_up_proj`."""
+    """[E, I, H] each, in any two formats; together they are the [E, 2I, H] of `gate_up_proj`: gate in front
+    of up or, in one format of ggml's blocks, their rows in turns."""
 
     gate: PackedWeight
     up: PackedWeight
+    alternate: bool = False  # row 2i is of gate, 2i + 1 of up
 
     def __post_init__(self) -> None:
         if self.gate.shape != self.up.shape:
             raise ValueError(f"gate has shape {self.gate.shape}, up {self.up.shape}, wanted both alike")
+        kinds = self.gate.format, self.up.format
+        if self.alternate and (kinds[0] is not kinds[1] or kinds[0].shape is not BlockShape.INTERLEAVED):
+            found = f"gate is {kinds[0].name}, up {kinds[1].name}, and their rows alternate"
+            raise ValueError(f"{found}; wanted one format of ggml's blocks")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -36,10 +43,12 @@ class StackPair:
         return self.gate.device
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        return torch.cat([self.gate.dequantize(dtype), self.up.dequantize(dtype)], dim=1)
+        parts = [self.gate.dequantize(dtype), self.up.dequantize(dtype)]
+        return torch.stack(parts, 2).flatten(1, 2) if self.alternate else torch.cat(parts, dim=1)
 
     def slice_experts(self, first: int, count: int) -> StackPair:
-        return StackPair(self.gate.slice_experts(first, count), self.up.slice_experts(first, count))
+        gate, up = (part.slice_experts(first, count) for part in (self.gate, self.up))
+        return replace(self, gate=gate, up=up)
 
 
 Stack = PackedWeight | StackPair
@@ -53,7 +62,7 @@ def stacks_of(stack: Stack) -> tuple[PackedWeight, ...]:
 def each_stack(stack: Stack, change: Callable[[PackedWeight], PackedWeight]) -> Stack:
     """The same weight of changed stacks."""
     parts = [change(part) for part in stacks_of(stack)]
-    return StackPair(*parts) if isinstance(stack, StackPair) else parts[0]
+    return replace(stack, gate=parts[0], up=parts[1]) if isinstance(stack, StackPair) else parts[0]
 
 
 def as_dtype(stack: Stack, dtype: torch.dtype) -> Stack:

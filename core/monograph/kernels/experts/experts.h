@@ -50,6 +50,7 @@ struct ExpertsProjection {
   PackedGrids weight;
   // Gate and up as two stacks, as a GGUF file has them: `weight` then is gate, [E, out / 2, in],
   // and this up, packed alike or otherwise. The bits are those of one stack with the rows of both.
+  // With `interleaved` in the problem `weight` is alternating() of both instead, and this none.
   std::optional<PackedGrids> up_half;
   DType dtype = DType::kFloat32;  // of a plain weight
   std::size_t in = 0, out = 0;

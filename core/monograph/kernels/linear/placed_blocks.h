@@ -138,10 +138,10 @@ template <class F, class Order, bool kBf16>
   if ((begin | count) % kPart != 0)
     return placed_any<ByRows, Order>(weight, dtype, first, rows, begin, count, out, stride);
   const PackedView& packed = weight.packed;
+  const std::size_t ahead = packed.odd_values == nullptr ? rows : rows / 2;
   for (std::size_t r = 0; r < rows; ++r) {
-    const std::uint8_t* block = packed.values + packed.stored_row(first + r) * packed.row_bytes +
-                                begin / F::kBlock * F::kBytes;
-    const std::uint8_t* next = block + rows * packed.row_bytes;  // of the following call, mostly
+    const std::uint8_t* block = packed.row_values(first + r) + begin / F::kBlock * F::kBytes;
+    const std::uint8_t* next = block + ahead * packed.row_bytes;  // of the following call, mostly
     float* to = out + r * stride;
     if constexpr (F::kBlock == kPart) {
       for (const float* const end = to + count; to < end; to += kPart) {
