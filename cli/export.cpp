@@ -76,8 +76,9 @@ class Export {
     if (!model.config) throw Error(options_.from + ": has no config.json");
     type_ = type_of(options_, model);
     const fs::path config_path = model.folder / "config.json";
-    gguf::ExportPlan plan = gguf::plan_export(
-        model.weights, gguf::read_model_config(*model.config, config_path.string()), type_);
+    gguf::ExportPlan plan =
+        gguf::plan_export(model.weights, stack_experts(model.weights, *model.config),
+                          gguf::read_model_config(*model.config, config_path.string()), type_);
     const gguf::Tokenizer tokenizer = read_tokenizer(model, plan.config);
     std::vector<gguf::TensorInfo> infos;
     for (const ExportedTensor& tensor : plan.tensors) infos.push_back(tensor.info);
@@ -202,16 +203,18 @@ Run declare(CommandLine& line) {
 const Command kExport = {
     "export",
     "a model folder as one GGUF file for llama.cpp and Ollama",
-    "Write a Llama, Mistral, Qwen3 or Gemma 3 model, plain or packed, as one GGUF file with its "
+    "Write a Llama, Mistral, Mixtral, Qwen3, Qwen3-MoE or Gemma 3 model, plain or packed, as one "
+    "GGUF file with its "
     "metadata and tokenizer. Packed weights are decoded on the way; norms and biases become f32. "
     "The file appears complete or not at all.\n\n"
     "Rows that are no multiple of 32 become f16 where blocks were asked for; under q4_0 and mxfp4 "
-    "embedding and head become q8_0. A weight in MXFP4 keeps its values under mxfp4. q4_k_m, "
-    "q5_k_m "
-    "and q6_k give each matrix the type that llama-quantize gives it.\n\n"
-    "What llama.cpp would compute otherwise is refused by name: other architectures, mixtures of "
-    "experts, settings of config.json that its graph does not have, tokenizers that it cannot "
-    "follow. Adapters: `monograph merge` first, or `monograph adapter convert --for llama.cpp`.",
+    "embedding and head become q8_0, under mxfp4 of a mixture all but its experts. A weight in "
+    "MXFP4 keeps its values under mxfp4. q4_k_m, q5_k_m and q6_k give each matrix the type that "
+    "llama-quantize gives it. Experts become one tensor of a layer for gate, up and down each, "
+    "however the folder stores them.\n\n"
+    "What llama.cpp would compute otherwise is refused by name: other architectures, settings of "
+    "config.json that its graph does not have, tokenizers that it cannot follow. Adapters: "
+    "`monograph merge` first, or `monograph adapter convert --for llama.cpp`.",
     "monograph export my-llama my-llama.gguf --to gguf\n"
     "monograph export my-qwen3-nf4 my-qwen3.gguf --to gguf --type q8_0\n"
     "monograph export my-llama my-llama-Q4_K_M.gguf --to gguf --type q4_k_m\n"

@@ -18,6 +18,12 @@ void add_architecture(Metadata& metadata, const ModelConfig& config) {
   count(".context_length", config.context);
   count(".embedding_length", config.hidden);
   count(".feed_forward_length", config.intermediate);
+  if (config.experts != 0) {
+    count(".expert_count", config.experts);
+    count(".expert_used_count", config.experts_used);
+    // llama.cpp's "llama" has experts of feed_forward_length.
+    if (name != "llama") count(".expert_feed_forward_length", config.expert_intermediate);
+  }
   count(".attention.head_count", config.heads);
   count(".attention.head_count_kv", config.kv_heads);
   count(".attention.key_length", config.head_dim);

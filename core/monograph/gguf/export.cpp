@@ -28,10 +28,6 @@ struct Scratch {
   std::vector<std::uint8_t> out;
 };
 
-std::uint64_t rows_of(const ExportedTensor& tensor) {
-  return tensor.info.shape.size() < 2 ? 1 : tensor.info.shape.front();
-}
-
 class Exporter {
  public:
   Exporter(const ExportPlan& plan, FileWriter& writer, const ExportOptions& options)
@@ -86,9 +82,11 @@ class Exporter {
     }
     const std::uint64_t cols = tensor.info.shape.back();
     scratch.values.resize((piece.end - piece.begin) * cols);
-    if (tensor.permuted_head_rows == 0) {
+    if (tensor.rows_of_experts.all != 0) {
+      read_experts(tensor, piece, scratch.values.data());
+    } else if (tensor.permuted_head_rows == 0) {
       read_values(*tensor.weight, piece.begin * cols, piece.end * cols, scratch.values.data());
-      release_pages(source_pages(*tensor.weight, piece.begin * cols, piece.end * cols));
+      release_around(*tensor.weight, piece.begin * cols, piece.end * cols);
     } else if (tensor.info.shape.size() == 1) {
       read_permuted_vector(tensor, scratch.values);
     } else {
@@ -98,10 +96,24 @@ class Exporter {
                     scratch.values.data() + (row - piece.begin) * cols);
       }
       // Rows of the last head may be read again: its pages are then mapped once more.
-      release_pages(source_pages(*tensor.weight, piece.begin * cols, piece.end * cols));
+      release_around(*tensor.weight, piece.begin * cols, piece.end * cols);
     }
     if (!tensor.add_one) return;
     for (float& value : scratch.values) value += 1;
+  }
+
+  // Runs of rows that one expert has.
+  static void read_experts(const ExportedTensor& tensor, const Piece& piece, float* out) {
+    const std::uint64_t rows = tensor.info.shape[1], cols = tensor.info.shape.back();
+    const RowsOfExperts& of = tensor.rows_of_experts;
+    for (std::uint64_t row = piece.begin; row < piece.end;) {
+      const std::uint64_t end = std::min(piece.end, (row / rows + 1) * rows);
+      const std::uint64_t from = row / rows * of.all + of.first + row % rows;
+      read_values(*tensor.weight, from * cols, (from + end - row) * cols, out);
+      release_around(*tensor.weight, from * cols, (from + end - row) * cols);
+      out += (end - row) * cols;
+      row = end;
+    }
   }
 
   // A bias: its elements are rows.
@@ -122,11 +134,17 @@ class Exporter {
     // Plain floats can hold NaN and infinities; a model that has them is broken all the same.
     const auto index = static_cast<std::uint64_t>(bad - values.begin());
     const std::uint64_t cols = tensor.info.shape.back();
+    std::uint64_t row = piece.begin + index / cols;
+    std::string expert;
+    if (tensor.info.shape.size() == 3) {
+      expert = " of expert " + std::to_string(row / tensor.info.shape[1]);
+      row %= tensor.info.shape[1];
+    }
     throw Error("weight " + text::in_quotes(tensor.weight->name) + ": " +
                 text::in_quotes(tensor.info.name) + " has " + std::to_string(*bad) + " in row " +
-                std::to_string(piece.begin + index / cols) + ", column " +
-                std::to_string(index % cols) + ", " + std::string(info_of(tensor.info.type).name) +
-                " holds numbers up to " + std::to_string(limit));
+                std::to_string(row) + ", column " + std::to_string(index % cols) + expert + ", " +
+                std::string(info_of(tensor.info.type).name) + " holds numbers up to " +
+                std::to_string(limit));
   }
 
   const ExportPlan& plan_;

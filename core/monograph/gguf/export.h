@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,9 +13,15 @@
 #include "monograph/gguf/file_writer.h"
 #include "monograph/gguf/model_config.h"
 #include "monograph/gguf/tokenizer.h"
-#include "monograph/weights/weight.h"
+#include "monograph/weights/experts.h"
 
 namespace monograph::gguf {
+
+// What a tensor has of a stack of experts with gate and up in one: of the `all` rows of each expert
+// those from `first` on. `all` is 0 where a tensor has the rows of its weight in order.
+struct RowsOfExperts {
+  std::uint64_t all = 0, first = 0;
+};
 
 struct ExportedTensor {
   TensorInfo info;
@@ -22,20 +29,27 @@ struct ExportedTensor {
   std::vector<float> values;
   std::uint64_t permuted_head_rows = 0;  // not 0: rows in llama.cpp's order (row_order.h)
   bool add_one = false;                  // Gemma's norms are stored as what is added to one
+  RowsOfExperts rows_of_experts;
 };
+
+// Rows of all experts, a vector being one.
+std::uint64_t rows_of(const ExportedTensor& tensor);
 
 struct ExportPlan {
   ModelConfig config;
   std::vector<ExportedTensor> tensors;
   std::vector<std::string> fallbacks;  // their rows are not made of whole blocks of the type
   std::vector<std::string> left_out;   // weights of other modalities, and a tied head
+  std::shared_ptr<const ExpertStacks> experts;  // what tensors of experts point into
 };
 
 // Matrices become `type`, vectors f32. As llama.cpp does: rows that are no multiple of the block
 // become f16; under the mixtures, of which TensorType has the type of most matrices, mixture.h.
-// Under q4_0 and mxfp4 embedding and head become q8_0. Every tensor of the architecture must be
-// there in the shape that config.json says, and nothing else. Throws Error.
-ExportPlan plan_export(const std::vector<Weight>& weights, ModelConfig config, TensorType type);
+// Under q4_0 and mxfp4 embedding and head become q8_0, under mxfp4 of a mixture all but the
+// experts. Every tensor of the architecture must be there in the shape that config.json says, and
+// nothing else. `experts` are those of `weights`. Throws Error.
+ExportPlan plan_export(const std::vector<Weight>& weights, ExpertStacks experts, ModelConfig config,
+                       TensorType type);
 
 // All of it: general keys, architecture, tokenizer.
 Metadata export_metadata(const ExportPlan& plan, const Tokenizer& tokenizer, TensorType type,

@@ -15,7 +15,7 @@ using json::Value;
 
 // What transformers takes where config.json says nothing.
 struct Defaults {
-  std::string_view architecture;
+  std::string_view name;  // of the architecture, or below them of a model type of its own
   std::uint64_t heads, kv_heads, head_dim, vocabulary, context;  // 0: must be there, or follows
   double rope_theta;
   bool tied;
@@ -25,6 +25,8 @@ constexpr std::array kDefaults = {
     Defaults{"llama", 0, 0, 0, 0, 0, 10000, false, "silu"},
     Defaults{"qwen3", 0, 0, 128, 0, 0, 10000, false, "silu"},
     Defaults{"gemma3", 8, 4, 256, 262208, 131072, 1000000, true, "gelu_pytorch_tanh"},
+    Defaults{"qwen3moe", 0, 4, 0, 0, 0, 10000, false, "silu"},
+    Defaults{"mixtral", 0, 8, 0, 0, 0, 1000000, false, "silu"},
 };
 
 class Settings {
@@ -221,6 +223,36 @@ void read_gemma(const Settings& settings, const Value* parameters, ModelConfig& 
   }
 }
 
+// Every layer has them in llama.cpp, and the weights of those that are chosen add up to 1.
+void read_experts(const Settings& settings, ModelConfig& config) {
+  const std::string_view type = config.architecture->model_type;
+  if (type != "qwen3_moe" && type != "mixtral") return;
+  const std::string_view key =
+      settings.find("num_experts") != nullptr ? "num_experts" : "num_local_experts";
+  config.experts = settings.count(key);
+  config.experts_used = settings.count("num_experts_per_tok");
+  if (config.experts_used > config.experts) {
+    settings.fail("num_experts_per_tok is " + std::to_string(config.experts_used) + ", of " +
+                  std::to_string(config.experts) + " experts");
+  }
+  config.expert_intermediate =
+      type == "mixtral" ? config.intermediate : settings.count("moe_intermediate_size");
+  if (type == "mixtral") return;
+  if (!settings.flag("norm_topk_prob", false)) {
+    settings.fail("norm_topk_prob is " + Settings::shown(settings.find("norm_topk_prob")) +
+                  ", wanted true: llama.cpp always normalises the weights of the chosen experts");
+  }
+  if (const std::uint64_t step = settings.count("decoder_sparse_step", 1); step != 1) {
+    settings.fail("decoder_sparse_step is " + std::to_string(step) +
+                  ", wanted 1: llama.cpp has experts in every layer");
+  }
+  const Value* dense = settings.find("mlp_only_layers");
+  if (dense != nullptr && (!dense->is(Kind::kArray) || !dense->items().empty())) {
+    settings.fail("mlp_only_layers is " + Settings::shown(dense) +
+                  ", wanted []: llama.cpp has experts in every layer");
+  }
+}
+
 }  // namespace
 
 ModelConfig read_model_config(const Value& json, std::string_view source) {
@@ -229,7 +261,9 @@ ModelConfig read_model_config(const Value& json, std::string_view source) {
   config.architecture = &architecture_of(settings);
   const Defaults* defaults = kDefaults.data();
   for (const Defaults& row : kDefaults) {
-    if (row.architecture == config.architecture->name) defaults = &row;
+    if (row.name == config.architecture->name || row.name == config.architecture->model_type) {
+      defaults = &row;
+    }
   }
   config.layers = settings.count("num_hidden_layers");
   config.hidden = settings.count("hidden_size");
@@ -262,11 +296,13 @@ ModelConfig read_model_config(const Value& json, std::string_view source) {
       read_rope(settings, global, settings.find("rope_scaling"),
                 theta_of(settings, global, "rope_theta", defaults->rope_theta), config.context);
   settings.must_be_off("use_sliding_window");
+  read_experts(settings, config);
   if (config.is_gemma()) {
     read_gemma(settings, parameters, config);
-  } else if (config.architecture->model_type == "mistral" &&
+  } else if ((config.architecture->model_type == "mistral" ||
+              config.architecture->model_type == "mixtral") &&
              settings.find("sliding_window") != nullptr) {
-    config.notes.push_back("llama.cpp has no sliding window for Mistral: beyond " +
+    config.notes.push_back("llama.cpp has no sliding window for Mistral and Mixtral: beyond " +
                            std::to_string(settings.count("sliding_window")) +
                            " tokens it sees more than transformers does");
   }

@@ -38,8 +38,10 @@ struct ModelConfig {
   double norm_epsilon = 0;
   Rope rope;
   std::uint64_t sliding_window = 0;  // Gemma 3
-  bool tied = false;                 // head and embedding are one tensor
-  std::vector<std::string> notes;    // what llama.cpp does otherwise
+  // Of a mixture; 0 experts: one MLP a layer, of `intermediate`.
+  std::uint64_t experts = 0, experts_used = 0, expert_intermediate = 0;
+  bool tied = false;               // head and embedding are one tensor
+  std::vector<std::string> notes;  // what llama.cpp does otherwise
 
   bool is_gemma() const { return architecture->name == "gemma3"; }
   bool has_head_norms() const { return architecture->name != "llama"; }

@@ -13,12 +13,12 @@ constexpr std::array kArchitectures = {
     Architecture{"gemma3_text", "gemma3", false, Exported::kYes},
     Architecture{"llama", "llama", true, Exported::kYes},
     Architecture{"mistral", "llama", true, Exported::kYes},
-    Architecture{"mixtral", "llama", true, Exported::kNo},
+    Architecture{"mixtral", "llama", true, Exported::kYes},
     Architecture{"phi3", "phi3", false, Exported::kNo},
     Architecture{"qwen2", "qwen2", false, Exported::kNo},
     Architecture{"qwen2_moe", "qwen2moe", false, Exported::kNo},
     Architecture{"qwen3", "qwen3", false, Exported::kYes},
-    Architecture{"qwen3_moe", "qwen3moe", false, Exported::kNo},
+    Architecture{"qwen3_moe", "qwen3moe", false, Exported::kYes},
 };
 
 struct Name {

@@ -21,11 +21,33 @@ std::string shown(const Shape& shape) {
 
 bool ends(std::string_view name, std::string_view end) { return name.ends_with(end); }
 
+// What a tensor is made of.
+struct Source {
+  const Weight* weight = nullptr;
+  RowsOfExperts rows;
+
+  Shape shape() const {
+    Shape shape = weight->shape;
+    if (rows.all != 0) shape[1] /= 2;
+    return shape;
+  }
+};
+
 class Planner {
  public:
-  Planner(const std::vector<Weight>& weights, ModelConfig config, TensorType type) : type_(type) {
+  Planner(const std::vector<Weight>& weights, ExpertStacks experts, ModelConfig config,
+          TensorType type)
+      : type_(type) {
     plan_.config = std::move(config);
-    for (const Weight& weight : weights) sort_in(weight);
+    plan_.experts = std::make_shared<const ExpertStacks>(std::move(experts));
+    if (!plan_.experts->refused.empty()) {
+      const auto& [name, why] = *plan_.experts->refused.begin();
+      throw Error("experts " + in_quotes(name) + ": " + why);
+    }
+    for (const Weight& stack : plan_.experts->stacks) sort_in_stack(stack);
+    for (const Weight& weight : weights) {
+      if (!plan_.experts->members.contains(&weight)) sort_in(weight);
+    }
   }
 
   ExportPlan make() {
@@ -44,9 +66,13 @@ class Planner {
         add(block + "attn_k_norm.weight", {c.head_dim});
       }
       add(block + "ffn_norm.weight", {c.hidden});
-      add_linear(block + "ffn_gate", c.intermediate, c.hidden);
-      add_linear(block + "ffn_up", c.intermediate, c.hidden);
-      add_linear(block + "ffn_down", c.hidden, c.intermediate);
+      if (c.experts != 0) {
+        add_experts(block);
+      } else {
+        add_linear(block + "ffn_gate", c.intermediate, c.hidden);
+        add_linear(block + "ffn_up", c.intermediate, c.hidden);
+        add_linear(block + "ffn_down", c.hidden, c.intermediate);
+      }
       if (c.is_gemma()) {
         add(block + "post_attention_norm.weight", {c.hidden});
         add(block + "post_ffw_norm.weight", {c.hidden});
@@ -61,9 +87,9 @@ class Planner {
       tensor.values = std::move(factors);
     }
     if (c.tied && found_.contains("output.weight")) {
-      plan_.left_out.push_back(found_.extract("output.weight").mapped()->name);
+      plan_.left_out.push_back(found_.extract("output.weight").mapped().weight->name);
     }
-    if (!found_.empty()) refuse(*found_.begin()->second);
+    if (!found_.empty()) refuse(*found_.begin()->second.weight);
     return std::move(plan_);
   }
 
@@ -86,11 +112,30 @@ class Planner {
     std::optional<std::string> tensor = matrix_name(module);
     if (!tensor && kind == ".weight") tensor = norm_name(*plan_.config.architecture, module);
     if (!tensor || (kind != ".weight" && kind != ".bias")) refuse(weight);
-    const auto [other, added] = found_.emplace(*tensor + std::string(kind), &weight);
-    if (!added) {
-      throw Error("weights " + in_quotes(other->second->name) + " and " + in_quotes(weight.name) +
-                  " are both " + in_quotes(other->first));
-    }
+    sort_in(*tensor + std::string(kind), {&weight, {}});
+  }
+
+  void sort_in(const std::string& tensor, const Source& source) {
+    const auto [other, added] = found_.emplace(tensor, source);
+    if (added) return;
+    throw Error("weights " + in_quotes(other->second.weight->name) + " and " +
+                in_quotes(source.weight->name) + " are both " + in_quotes(other->first));
+  }
+
+  // Gate and up of a stack become two tensors.
+  void sort_in_stack(const Weight& stack) {
+    const std::string_view parameter = stack_parameter(stack.name);
+    const std::string_view module = std::string_view(stack.name).substr(0, stack.name.rfind('.'));
+    const auto tensor = [&](std::string_view projection) {
+      const std::optional<std::string> name = matrix_name(module, projection);
+      if (!name) refuse(stack);
+      return *name + ".weight";
+    };
+    if (parameter == "down_proj") return sort_in(tensor("down"), {&stack, {}});
+    if (parameter != "gate_up_proj" || stack.shape[1] % 2 != 0) refuse(stack);
+    const std::uint64_t all = stack.shape[1];
+    sort_in(tensor("gate"), {&stack, {all, 0}});
+    sort_in(tensor("up"), {&stack, {all, all / 2}});
   }
 
   void add_linear(const std::string& name, std::uint64_t rows, std::uint64_t cols) {
@@ -101,13 +146,21 @@ class Planner {
     }
   }
 
+  void add_experts(const std::string& block) {
+    const ModelConfig& c = plan_.config;
+    add(block + "ffn_gate_inp.weight", {c.experts, c.hidden});
+    add(block + "ffn_gate_exps.weight", {c.experts, c.expert_intermediate, c.hidden});
+    add(block + "ffn_up_exps.weight", {c.experts, c.expert_intermediate, c.hidden});
+    add(block + "ffn_down_exps.weight", {c.experts, c.hidden, c.expert_intermediate});
+  }
+
   void add(const std::string& name, const Shape& shape) {
     auto node = found_.extract(name);
     if (node.empty()) throw Error("the model has no weight for llama.cpp's " + in_quotes(name));
-    const Weight& weight = *node.mapped();
-    if (weight.shape != shape) {
-      throw Error("weight " + in_quotes(weight.name) + ": is " + shown(weight.shape) +
-                  ", config.json says " + shown(shape));
+    const Weight& weight = *node.mapped().weight;
+    if (const Shape found = node.mapped().shape(); found != shape) {
+      throw Error("weight " + in_quotes(weight.name) + ": " + in_quotes(name) + " is " +
+                  shown(found) + ", config.json says " + shown(shape));
     }
     if (!weight.is_readable()) {
       throw Error("weight " + in_quotes(weight.name) + ": cannot decode " +
@@ -116,6 +169,7 @@ class Planner {
     ExportedTensor& tensor = plan_.tensors.emplace_back();
     tensor.info = {name, type_for(name, shape), shape};
     tensor.weight = &weight;
+    tensor.rows_of_experts = node.mapped().rows;
     tensor.add_one = plan_.config.is_gemma() && ends(name, "norm.weight");
     const bool permuted =
         name.find(".attn_q.") != std::string::npos || name.find(".attn_k.") != std::string::npos;
@@ -125,13 +179,15 @@ class Planner {
   }
 
   TensorType type_for(const std::string& name, const Shape& shape) {
-    if (shape.size() < 2) return TensorType::kF32;
+    if (shape.size() < 2 || is_router(name)) return TensorType::kF32;
     const bool four_bits = type_ == TensorType::kQ4 || type_ == TensorType::kMxfp4;
     const bool outer = name == "token_embd.weight" || name == "output.weight";
-    TensorType type = four_bits && outer ? TensorType::kQ8 : type_;
+    const bool shared =
+        type_ == TensorType::kMxfp4 && plan_.config.experts != 0 && !is_of_experts(name);
+    TensorType type = four_bits && (outer || shared) ? TensorType::kQ8 : type_;
     if (is_mixture(type_)) {
       type = mixed_type(plan_.config, type_, name, shape.back());
-      if (!is_mixture(type)) plan_.fallbacks.push_back(name);
+      if (!is_mixture(type) && shape.back() % 256 != 0) plan_.fallbacks.push_back(name);
       return type;
     }
     if (shape.back() % info_of(type).block_elements == 0) return type;
@@ -141,13 +197,20 @@ class Planner {
 
   TensorType type_;
   ExportPlan plan_;
-  std::map<std::string, const Weight*> found_;  // by llama.cpp's name, until they are placed
+  std::map<std::string, Source> found_;  // by llama.cpp's name, until they are placed
 };
 
 }  // namespace
 
-ExportPlan plan_export(const std::vector<Weight>& weights, ModelConfig config, TensorType type) {
-  return Planner(weights, std::move(config), type).make();
+std::uint64_t rows_of(const ExportedTensor& tensor) {
+  std::uint64_t rows = 1;
+  for (std::size_t i = 0; i + 1 < tensor.info.shape.size(); ++i) rows *= tensor.info.shape[i];
+  return rows;
+}
+
+ExportPlan plan_export(const std::vector<Weight>& weights, ExpertStacks experts, ModelConfig config,
+                       TensorType type) {
+  return Planner(weights, std::move(experts), std::move(config), type).make();
 }
 
 Metadata export_metadata(const ExportPlan& plan, const Tokenizer& tokenizer, TensorType type,

@@ -27,6 +27,7 @@ class Reader {
   std::span<const std::uint8_t> bytes(const TensorEntry& entry) const {
     return file_.bytes().subspan(entry.offset_bytes, entry.size_bytes);
   }
+  std::span<const std::uint8_t> all_bytes() const { return file_.bytes(); }
 
  private:
   std::filesystem::path path_;

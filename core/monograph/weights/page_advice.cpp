@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <set>
 
 #include "monograph/weights/composed_weight.h"
 
@@ -33,6 +34,27 @@ std::vector<MappedBytes> source_pages(const Weight& weight, std::uint64_t begin,
   };
   const std::size_t first = at(begin), last = std::min(at(end), values.size());
   return {values.subspan(first, last - first)};
+}
+
+void release_around(const Weight& weight, std::uint64_t begin, std::uint64_t end) {
+  // The most that Linux keeps, and maps, as one piece of a file.
+  constexpr std::size_t kFolio = 2 << 20;
+  const std::vector<MappedBytes> pages = source_pages(weight, begin, end);
+  std::set<const safetensors::Reader*> files;
+  for (const Part& part : weight.parts) files.insert(part.tensor.file);
+  for (const safetensors::Reader* file : files) {
+    const MappedBytes all = file->all_bytes();
+    std::size_t first = all.size(), last = 0;
+    for (const MappedBytes part : pages) {
+      if (part.data() < all.data() || part.data() >= all.data() + all.size()) continue;
+      const auto at = static_cast<std::size_t>(part.data() - all.data());
+      first = std::min(first, at);
+      last = std::max(last, at + part.size());
+    }
+    if (first >= last) continue;
+    first -= std::min(first, kFolio);
+    advise(all.subspan(first, std::min(last + kFolio, all.size()) - first), MADV_DONTNEED);
+  }
 }
 
 void prefetch_pages(std::span<const MappedBytes> pages) {

@@ -19,5 +19,9 @@ std::vector<MappedBytes> source_pages(const Weight& weight, std::uint64_t begin,
 void prefetch_pages(std::span<const MappedBytes> pages);
 // They were read: they stay in the page cache, the mapping of this process gets small again.
 void release_pages(std::span<const MappedBytes> pages);
+// Elements [begin, end) were read: the same for what lies between and around their bytes in each
+// file. The system maps neighbours of a page that is read; matrices of experts that are read and
+// released one by one would leave some of them each.
+void release_around(const Weight& weight, std::uint64_t begin, std::uint64_t end);
 
 }  // namespace monograph

@@ -1,14 +1,11 @@
 """`export --type` q4_k_m, q5_k_m and q6_k: the types of llama-quantize, values no further off than ggml's."""
 
-import ctypes
-import importlib.util
-import pathlib
-
 import gguf
 import numpy as np
 import pytest
 import torch
 
+from support.ggml_library import ggml
 from support.gguf_models import model_of, save
 from support.native_tool import run, run_json
 
@@ -87,25 +84,6 @@ def test_a_tied_head_and_short_rows(tmp_path, name):
         done = run("export", tmp_path / "model", path, "--type", kind)
         assert types(path) == chosen_types(name, kind, path)
         assert "because their rows are no multiple of 256: " in done.stdout + done.stderr
-
-
-def ggml():
-    """ggml inside PyPI's xllamacpp, or None: its quantisers."""
-    spec = importlib.util.find_spec("xllamacpp")
-    if spec is None:
-        return None
-    (path,) = pathlib.Path(spec.submodule_search_locations[0]).glob("*.so")
-    library = ctypes.CDLL(str(path))
-    sizes = [ctypes.c_int64] * 3
-    library.ggml_quantize_chunk.argtypes = [
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        *sizes,
-        ctypes.c_void_p,
-    ]
-    library.ggml_quantize_chunk.restype = ctypes.c_size_t
-    return library
 
 
 def error(blocks, kind, wanted):

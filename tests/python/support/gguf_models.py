@@ -43,6 +43,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     | {
         "query_pre_attn_scalar": 32, "tie_word_embeddings": True, "sliding_window": 8, "num_hidden_layers": 7,
     },
+    "Qwen3Moe": WIDE
+    | {
+        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True,
+    },
+    "Mixtral": WIDE | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }  # fmt: skip
 
 
@@ -102,9 +107,9 @@ def sentencepiece(*, prepend: bool) -> Tokenizer:
 def tokenizer_of(name: str) -> Tokenizer:
     if name == "Llama":
         return byte_level(LLAMA3, ignore_merges=True, bos=True)
-    if name == "Qwen3":
+    if name in ("Qwen3", "Qwen3Moe"):
         return byte_level(QWEN2, ignore_merges=False, bos=False)
-    return sentencepiece(prepend=name == "Mistral")
+    return sentencepiece(prepend=name in ("Mistral", "Mixtral"))
 
 
 def model_of(name: str, dtype: torch.dtype = torch.float32, seed: int = 4, **settings: Any) -> Any:

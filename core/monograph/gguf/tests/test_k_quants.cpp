@@ -184,5 +184,28 @@ TEST(Mixture, OtherMatricesAndShortRows) {
   EXPECT_EQ(mixed_type(config, kQ4K, "blk.3.attn_q.weight", 40), kF16);
 }
 
+TEST(Mixture, ExpertsAndWhatTheyShare) {
+  using enum TensorType;
+  ModelConfig eight = config_of(16, 2, false), many = eight;
+  eight.experts = 8;
+  many.experts = 128;
+  for (const TensorType type : {kQ4K, kQ5K, kQ6K}) {
+    EXPECT_EQ(mixed_type(eight, type, "blk.2.attn_v.weight", 512), kQ8);
+    EXPECT_EQ(mixed_type(eight, type, "blk.0.attn_k.weight", 512), kQ8);
+    EXPECT_EQ(mixed_type(many, type, "blk.2.attn_k.weight", 512), type);
+    EXPECT_EQ(mixed_type(many, type, "blk.2.attn_output.weight", 512), type);
+    for (const ModelConfig& config : {eight, many}) {
+      EXPECT_EQ(mixed_type(config, type, "blk.0.ffn_down_exps.weight", 512), kQ6K);
+      EXPECT_EQ(mixed_type(config, type, "blk.2.ffn_down_exps.weight", 512), type);
+      EXPECT_EQ(mixed_type(config, type, "blk.0.ffn_up_exps.weight", 512), type);
+      EXPECT_EQ(mixed_type(config, type, "blk.0.ffn_gate_inp.weight", 512), kF32);
+    }
+  }
+  EXPECT_EQ(mixed_type(eight, kQ4K, "blk.2.attn_output.weight", 512), kQ5K);
+  EXPECT_EQ(mixed_type(eight, kQ5K, "blk.2.attn_output.weight", 512), kQ5K);
+  EXPECT_EQ(mixed_type(eight, kQ6K, "blk.2.attn_output.weight", 512), kQ6K);
+  EXPECT_EQ(mixed_type(many, kQ4K, "blk.0.ffn_down_exps.weight", 288), kQ8);
+}
+
 }  // namespace
 }  // namespace monograph::gguf
