@@ -2,13 +2,16 @@
 
 The bits are those of `experts` in one process: an owner computes one rank's micro-batch in one call, in the
 order of its slots, and sends one rounded row for each slot; home sums a token's rows in the order of slots. A
-gradient of factors is the sum over one rank's micro-batch and goes home to it, so that the sums over
-micro-batches stay where they are. Backward sends everything again: nothing is kept in between.
+gradient of factors is the sum over one rank's micro-batch: it goes home to it, or, where each rank has the
+factors of its own experts alone, stays with the owner, apart from those of other micro-batches. So the sums
+over micro-batches have the order that they have elsewhere. Backward sends everything again: nothing is kept
+in between.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,10 +19,13 @@ import torch
 
 from monograph.distributed.expert_group import ExpertGroup
 from monograph.distributed.expert_routes import ExpertRoutes, Part, owned
+from monograph.ops.argument_checks import dtype_name
 from monograph.ops.ep_experts import Served, wanted
 
 _INT = torch.int32  # of rows and experts in messages
 _SLOTS_NEED = 6  # x, weights, bias1, bias2, (a1, b1), (a2, b2)
+# Who sends what in it depends on what is wanted, which must be the same everywhere.
+_BACKWARD = "backward (to x {}, weights {}, first factors {}, second factors {})"
 
 
 class _Round(NamedTuple):
@@ -38,12 +44,29 @@ class ExpertExchange:
 
     group: ExpertGroup
 
+    @property
+    def size(self) -> int:
+        return self.group.size
+
+    def held(self, count: int) -> int:
+        return len(owned(self.group.rank, self.group.size, count))
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.group.refuse(error)
+            raise
+
     def _of_owner(self, served: Served) -> list[Any]:
         """The arguments of `experts_slots` behind ids: the factors of this rank's experts alone."""
         own, count = owned(self.group.rank, self.group.size, served.experts), served.experts
         low = []
         for place, t in enumerate(served.factors()):
-            if t is not None and place % 2 == 0:  # [r E, in]
+            if t is not None and served.cut:
+                t = t[0]
+            elif t is not None and place % 2 == 0:  # [r E, in]
                 t = t.reshape(count, -1, t.shape[1])[own.start : own.stop].flatten(0, 1)
             elif t is not None:  # [out, r E], column j E + e
                 t = t.reshape(t.shape[0], -1, count)[..., own.start : own.stop].flatten(1)
@@ -53,15 +76,13 @@ class ExpertExchange:
         return given
 
     def _rounds(
-        self, way: int, served: Served, by_token: Sequence[torch.Tensor], by_slot: Sequence[torch.Tensor]
+        self, way: str, served: Served, by_token: Sequence[torch.Tensor], by_slot: Sequence[torch.Tensor]
     ) -> tuple[ExpertRoutes, Iterator[_Round]]:
         """Sends [T, ...] tensors by token, each row once, and flat ones [T k] by slot. Of a round `given` is
         (*by_token, rows, ids, *by_slot)."""
-        x, group = served.given.x, self.group
-        routes = ExpertRoutes.of(served.given.ids, group.size, served.experts)
+        routes = ExpertRoutes.of(served.given.ids, self.group.size, served.experts)
         sizes = [(len(part.tokens), len(part.slots)) for part in routes.parts]
-        kind = (x.shape[1], served.experts, 8 * x.element_size())
-        came = group.counts(way, kind, sizes)
+        came = self.group.counts(_described(way, served, self.held(served.experts)), sizes)
         return routes, self._served_rounds(routes, came, by_token, by_slot)
 
     def _served_rounds(
@@ -96,8 +117,10 @@ class ExpertExchange:
 
     def forward(self, served: Served) -> torch.Tensor:
         given = served.given
-        own = self._of_owner(served)
-        routes, rounds = self._rounds(0, served, [given.x.contiguous()], [])
+        with self.refusing():  # what the kernel refuses it refuses for no slots, too
+            own, none = self._of_owner(served), given.ids.new_empty(0)
+            torch.ops.monograph.experts_slots(given.x[:0].contiguous(), none, none, *own)
+        routes, rounds = self._rounds("forward", served, [given.x.contiguous()], [])
         parts = _by_rank(routes, given.x)
         for found in rounds:
             x, rows, ids = found.given
@@ -118,13 +141,17 @@ class ExpertExchange:
 
     def backward(self, dy: torch.Tensor, served: Served, need: Sequence[bool]) -> tuple[torch.Tensor, ...]:
         given = served.given
-        own = self._of_owner(served)
         flags = [need[0], need[1], False, False, need[2], need[3]]
         assert len(flags) == _SLOTS_NEED
         weights = given.weights.reshape(-1).contiguous()
-        routes, rounds = self._rounds(1, served, [given.x.contiguous(), dy], [weights])
+        with self.refusing():
+            own, none, empty = self._of_owner(served), given.ids.new_empty(0), given.x[:0].contiguous()
+            torch.ops.monograph.experts_slots_backward(empty, empty, none, none, weights[:0], *own, flags)
+        routes, rounds = self._rounds(
+            _BACKWARD.format(*map(int, need)), served, [given.x.contiguous(), dy], [weights]
+        )
         like = wanted(served, need)
-        low = [None if t is None else torch.zeros_like(t) for t in like[2:]]
+        low = [None if t is None else t.new_zeros(t.shape) for t in like[2:]]
         dx, dx_parts = _by_rank(routes, given.x if need[0] else given.x[:, :0])
         dweights = torch.zeros_like(weights) if need[1] else weights[:0]
         for found in rounds:
@@ -136,7 +163,12 @@ class ExpertExchange:
             self._home(found, [dx_made, made[1]], [dx_parts[found.to], got])
             if need[1]:
                 dweights[slots] = got
-            self._factors_home(found, made[4:], low, served.experts, bool(len(ids)))
+            if served.cut:
+                for total, piece in zip(low, made[4:], strict=True):
+                    if total is not None and len(ids):
+                        total[found.source].copy_(piece)
+            else:
+                self._factors_home(found, made[4:], low, served.experts, bool(len(ids)))
             del made, dx_made
         found_dx = torch.ops.monograph.combine_slots(dx, routes.places, None) if need[0] else dx.new_empty(0)
         found_dw = dweights.reshape(given.weights.shape) if need[1] else given.x.new_empty(0)
@@ -173,6 +205,28 @@ class ExpertExchange:
             group.count_factors(sent)
         for view, tensor in zip(views, received, strict=True):
             view.copy_(tensor.view(view.shape))
+
+
+def _described(way: str, served: Served, held: int) -> dict[str, str]:
+    """What ranks must have alike for an exchange. Tokens and experts may differ."""
+    given = served.given
+    stacks = [stack.layout for stack in (*given.first_stacks("ep_experts"), given.second_stack("ep_experts"))]
+    factors = [
+        None
+        if a is None or b is None
+        else (a.shape[-2] // (held if served.cut else served.experts), a.dtype, b.dtype)
+        for a, b in ((given.a1, given.b1), (given.a2, given.b2))
+    ]
+    biases = [None if t is None else t.dtype for t in (given.bias1, given.bias2)]
+    return {
+        "call": f"{way} of a layer of {served.experts} experts",
+        "x": f"{dtype_name(given.x.dtype)} with {given.x.shape[1]} columns",
+        "weights": dtype_name(given.weights.dtype),
+        "stacks (format, block, rows, columns)": str([(s.format, s.block, *s.shape[1:]) for s in stacks]),
+        "biases": str(biases),
+        "factors (rank, dtypes)": f"{factors}, {'cut' if served.cut else 'whole'}",
+        "lora_scale1 to transposed": str([float(n) for n in given[15:]]),
+    }
 
 
 def _by_rank(routes: ExpertRoutes, like: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:

@@ -1,28 +1,39 @@
 """monograph::ep_experts and its gradient: a layer of experts that are spread over ranks, as one operator.
 
 It is `experts` for x of this rank, with the same bits, whatever the number of ranks is. The packed stacks and
-the biases are those of this rank's experts, `count` is the number of all of them, and the factors are those
-of all: each rank has the whole adapter. `group` is a number that `register_group` gave: what exchanges rows
-with the other ranks. Shapes outside are static; how many rows go where is known inside alone.
+the biases are those of this rank's experts, and `count` is the number of all of them. Factors are those of
+all experts, [r E, in] and [out, r E], if each rank has the whole adapter; their gradient is that of this
+rank's micro-batch. Or they are those of this rank's experts alone, once for each of the n ranks: [n, r e, in]
+and [n, out, r e], n times the same values (`expand` takes no memory). Then row s of their gradient is that of
+rank s's micro-batch, and none of it is sent.
 
-A call is a collective of the group, forward and backward, also for a rank without tokens. The fakes never
-communicate. Biases and the stacks have no gradient here; a slot whose id is outside [0, count) is skipped, as
-by `experts`.
+`group` is a number that `register_group` gave: what exchanges rows with the other ranks. Shapes outside are
+static; how many rows go where is known inside alone. A call is a collective of the group, forward and
+backward, also for a rank without tokens, and for one whose arguments are refused: then every rank raises. The
+fakes never communicate. Biases and the stacks have no gradient here; a slot whose id is outside [0, count) is
+skipped, as by `experts`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from monograph.ops import library  # noqa: F401  (creates the namespace)
-from monograph.ops.argument_checks import check_shape, check_tensors, require
+from monograph.ops.argument_checks import (
+    check_float,
+    check_shape,
+    check_tensors,
+    dtype_name,
+    require,
+)
 from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd, register_not_differentiable
-from monograph.ops.experts_arguments import Activation, check_experts, flat_layer
+from monograph.ops.experts_arguments import Activation, check_experts, check_fake, flat_layer
 from monograph.ops.experts_arguments import ExpertsArguments as Arguments
 
 _ARGUMENTS = (
@@ -35,7 +46,7 @@ NEED = 4  # x, weights, (a1, b1), (a2, b2)
 
 
 class Served(NamedTuple):
-    """What a group is given: the arguments of `experts` with this rank's stacks and all factors."""
+    """What a group is given: the arguments of `experts` with this rank's stacks."""
 
     given: Arguments
     experts: int  # of all ranks
@@ -43,9 +54,25 @@ class Served(NamedTuple):
     def factors(self) -> tuple[torch.Tensor | None, ...]:
         return self.given.a1, self.given.b1, self.given.a2, self.given.b2
 
+    @property
+    def cut(self) -> bool:
+        """Whether factors are those of this rank's experts alone."""
+        return any(t is not None and t.dim() == 3 for t in self.factors())
+
 
 class Group(Protocol):
-    """What exchanges rows. Both are collectives."""
+    """What exchanges rows. All but `held` are collectives."""
+
+    @property
+    def size(self) -> int: ...
+
+    def held(self, count: int) -> int:
+        """How many of `count` experts are here."""
+        ...
+
+    def refusing(self) -> AbstractContextManager[None]:
+        """An error inside is told to the other ranks, which raise too."""
+        ...
 
     def forward(self, served: Served) -> torch.Tensor: ...
 
@@ -87,7 +114,7 @@ def ep_experts(
     limit: float = 7.0,
     transposed: bool = False,
 ) -> torch.Tensor:
-    """y [T, H] in the dtype of x: `experts` with this rank's stacks and everybody's factors."""
+    """y [T, H] in the dtype of x: `experts` with this rank's stacks; a, b: see the module's first lines."""
     layer = flat_layer(first, second, bias, lora1, lora2)
     numbers = (int(activation), interleaved, float(alpha), float(limit), transposed, count, group)
     return torch.ops.monograph.ep_experts(x, ids, weights, *layer, *numbers)
@@ -98,23 +125,42 @@ def _served(arguments: Sequence[Any]) -> tuple[Served, int]:
     return Served(Arguments(*given), count), group
 
 
-def _check(op: str, served: Served, **more: torch.Tensor) -> None:
-    """All that `experts` would say, before anything is sent: of one rank alone the others would wait."""
+def _check(op: str, served: Served, group: Group, **more: torch.Tensor) -> None:
+    """All that `experts` would say, before anything is sent."""
     given, count = served
     without = given._replace(a1=None, b1=None, a2=None, b2=None)
     own, rows, hidden = check_experts(op, without, **more)
-    require(own <= count, op, f"count is {count}, wanted at least the {own} experts of this rank")
+    held = group.held(count) if count > 0 else 0
+    there = f"count is {count}, of which {held} are here, and the stacks have {own} experts"
+    require(own == held, op, f"{there}; wanted as many")
     inner = given.shapes(op)[1][1 if given.transposed else 2]
-    for name, a, b, size, width in (
-        ("1", given.a1, given.b1, rows, hidden),
-        ("2", given.a2, given.b2, hidden, inner),
-    ):
-        require((a is None) == (b is None), op, f"a{name} and b{name} must come together")
-        if a is not None and b is not None:
-            check_tensors(op, x=given.x, **{f"a{name}": a, f"b{name}": b})
-            ranks = a.shape[0] // count * count
-            check_shape(op, f"a{name}", a, [ranks, width])
-            check_shape(op, f"b{name}", b, [size, ranks])
+    _check_factors(op, "1", given.a1, given.b1, given.x, served, group, (rows, hidden))
+    _check_factors(op, "2", given.a2, given.b2, given.x, served, group, (hidden, inner))
+
+
+def _check_factors(
+    op: str,
+    name: str,
+    a: torch.Tensor | None,
+    b: torch.Tensor | None,
+    x: torch.Tensor,
+    served: Served,
+    group: Group,
+    sizes: tuple[int, int],
+) -> None:
+    require((a is None) == (b is None), op, f"a{name} and b{name} must come together")
+    if a is None or b is None:
+        return
+    check_tensors(op, x=x, **{f"a{name}": a, f"b{name}": b})
+    check_float(op, f"a{name}", a)
+    check_float(op, f"b{name}", b)
+    dim = 3 if served.cut else 2
+    require(a.dim() == dim, op, f"a{name} has {a.dim()} dimensions, wanted {dim}")
+    count = group.held(served.experts) if served.cut else served.experts
+    lead = [group.size] if served.cut else []
+    ranks = a.shape[-2] // count * count
+    check_shape(op, f"a{name}", a, [*lead, ranks, sizes[1]])
+    check_shape(op, f"b{name}", b, [*lead, sizes[0], ranks])
 
 
 torch.library.define("monograph::ep_experts", f"({_ARGUMENTS}) -> Tensor")
@@ -126,33 +172,43 @@ torch.library.define(
 
 @torch.library.impl("monograph::ep_experts", "CompositeExplicitAutograd")
 def _ep_experts(*arguments: Any) -> torch.Tensor:
-    served, group = _served(arguments)
-    _check("ep_experts", served)
-    return group_numbered("ep_experts", group).forward(served)
+    served, number = _served(arguments)
+    group = group_numbered("ep_experts", number)
+    with group.refusing():
+        _check("ep_experts", served, group)
+    return group.forward(served)
 
 
 @torch.library.impl("monograph::ep_experts_backward", "CompositeExplicitAutograd")
 def _ep_experts_backward(dy: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, ...]:
     op = "ep_experts_backward"
     *rest, need = arguments
-    served, group = _served(rest)
-    _check(op, served, dy=dy)
-    x = served.given.x
-    require(dy.dtype == x.dtype, op, f"dy has dtype {dy.dtype}, wanted {x.dtype} as x")
-    check_shape(op, "dy", dy, list(x.shape))
-    require(len(need) == NEED, op, f"need has {len(need)} entries, wanted {NEED}")
-    return group_numbered(op, group).backward(dy.contiguous(), served, need)
+    served, number = _served(rest)
+    group = group_numbered(op, number)
+    with group.refusing():
+        _check(op, served, group, dy=dy)
+        x = served.given.x
+        require(dy.dtype == x.dtype, op, f"dy has dtype {dtype_name(dy.dtype)}, wanted {dtype_name(x.dtype)}")
+        check_shape(op, "dy", dy, list(x.shape))
+        require(len(need) == NEED, op, f"need has {len(need)} entries, wanted {NEED}")
+    return group.backward(dy.contiguous(), served, need)
+
+
+# torch runs the fakes for a mixture with meta, too.
 
 
 @torch.library.register_fake("monograph::ep_experts")
-def _(x, *rest):  # type: ignore[no-untyped-def]
-    return x.new_empty(list(x.shape))
+def _(*arguments):  # type: ignore[no-untyped-def]
+    served, _ = _served(arguments)
+    check_fake("ep_experts", served.given)
+    return served.given.x.new_empty(list(served.given.x.shape))
 
 
 @torch.library.register_fake("monograph::ep_experts_backward")
 def _(dy, *arguments):  # type: ignore[no-untyped-def]
     *rest, need = arguments
     served, _ = _served(rest)
+    check_fake("ep_experts_backward", served.given, dy=dy)
     x = served.given.x
     return tuple(x.new_empty(0) if t is None else t.new_empty(list(t.shape)) for t in wanted(served, need))
 
@@ -185,10 +241,11 @@ def _backward(ctx: Any, dy: torch.Tensor | None) -> tuple[Any, ...]:
     needs = ctx.needs_input_grad
     for name, place in (("values1", 3), ("bias1", 6), ("values2", 7), ("bias2", 10)):
         if needs[place]:
-            raise RuntimeError(
-                f"ep_experts: {name} is trained, and experts that are spread over ranks are frozen but for "
-                "their LoRA factors; wanted requires_grad False"
-            )
+            with group_numbered("ep_experts", ctx.group).refusing():
+                raise RuntimeError(
+                    f"ep_experts: {name} is trained, and experts that are spread over ranks are frozen but "
+                    "for their LoRA factors; wanted requires_grad False"
+                )
     flags = [needs[0], needs[2], needs[11] or needs[12], needs[13] or needs[14]]
     served = Served(given, ctx.count)
     found: list[torch.Tensor | None] = [None] * 6
@@ -218,13 +275,15 @@ def _autocast(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, *rest: 
 def _products(arguments: Sequence[Any]) -> tuple[int, int, int]:
     """As of `experts`, of all slots of this rank's tokens: with even routes a rank computes as many for all.
     Shapes stand for tensors."""
-    given, count = _served(arguments)[0]
+    served, _ = _served(arguments)
+    given, count = served
     tokens, chosen = (int(size) for size in given.ids)
     slots = tokens * chosen
-    (_, rows, cols), (_, hidden, inner) = given.shapes("ep_experts")
+    (held, rows, cols), (_, hidden, inner) = given.shapes("ep_experts")
     low = 0
     for a, sizes in ((given.a1, rows + cols), (given.a2, hidden + inner)):
-        low += 0 if a is None else slots * sizes * (int(a[0]) // count)
+        if a is not None:
+            low += slots * sizes * (int(a[-2]) // (held if len(a) == 3 else count))
     return slots * rows * cols, slots * hidden * inner, low
 
 
