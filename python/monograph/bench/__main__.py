@@ -87,8 +87,8 @@ def main() -> None:
     parser.add_argument(
         "--case",
         type=names,
-        help="only these cases, e.g. a,b,own (step, trl, load, delta_rule, shard_memory, base_memory),\n"
-        "a shape, 4096x4096 (linear)",
+        help="only these cases, e.g. a,b,own (step, finetune, trl, load, delta_rule, shard_memory,\n"
+        "base_memory), a shape, 4096x4096 (linear)",
     )
     parser.add_argument("--peers", type=names, help="only these peers, e.g. packed_eager (linear, step, trl)")
     parser.add_argument(

@@ -113,6 +113,8 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
         write_world(root / "wide", WIDE | {"num_hidden_layers": layers}, 1024, steps)
         for threads in arguments.threads:
             for name, part in (("start", "tiny"), ("step", "wide")):
+                if arguments.case and name not in arguments.case:
+                    continue
                 times: dict[str, list[float]] = {"native": [], "python": []}
                 for _ in range(rounds):
                     found = _compared(root / part, threads)
@@ -127,5 +129,6 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
                 paired = Paired(best, {"python": ratio}, 0, 0.0)
                 report.case({"case": name, "threads": threads, "rounds": rounds}, paired, "native")
                 numbers[f"python_over_native_{name}_{threads}_threads"] = ratio
-    numbers["peak_of_python"] = numbers["native_peak_gib"] / numbers["python_peak_gib"]
+    if "native_peak_gib" in numbers:
+        numbers["peak_of_python"] = numbers["native_peak_gib"] / numbers["python_peak_gib"]
     report.summary(numbers)
