@@ -48,7 +48,6 @@ inline constexpr float kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -1
                                          1,    13,   25,  38,  53,  69,  89,  113};
 
 // Twice what they mean in MXFP4; the scale is halved for it.
-inline constexpr float kMxfp4Values[16] = {0, 1,  2,  3,  4,  6,  8,  12,
-                                           0, -1, -2, -3, -4, -6, -8, -12};
+inline constexpr float kMxfp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 }  // namespace monograph::gguf

@@ -103,7 +103,7 @@ class Planner {
     ImportedTensor tensor;
     tensor.info = &info;
     tensor.shape = info.shape;
-    tensor.name = *module + kind;
+    tensor.name = module->ends_with(".sinks") ? *module : *module + kind;
     // A row in transformers, a vector in the file.
     if (module->ends_with("shared_expert_gate") && tensor.shape.size() == 1) {
       tensor.shape.insert(tensor.shape.begin(), 1);
@@ -144,10 +144,12 @@ class Planner {
   }
 
   void add_experts(const ImportedTensor& stack, std::size_t star) {
-    if (stack.shape.size() != 3 || stack.shape[0] > kMaxExperts) {
+    const bool bias = stack.name.ends_with(".bias");
+    if (stack.shape.size() != (bias ? 2 : 3) || stack.shape[0] > kMaxExperts) {
       fail("tensor " + in_quotes(stack.info->name) + ": " + std::to_string(stack.shape.size()) +
-           " dimensions, the first " + std::to_string(stack.shape[0]) + ", wanted 3: at most " +
-           std::to_string(kMaxExperts) + " experts, outputs, inputs");
+           " dimensions, the first " + std::to_string(stack.shape[0]) + ", wanted " +
+           (bias ? "2" : "3") + ": at most " + std::to_string(kMaxExperts) + " experts, outputs" +
+           (bias ? "" : ", inputs"));
     }
     if (experts_ == 0) {
       const PairView* pair = header_.find(std::string(header_.architecture()) + ".expert_count");
@@ -159,7 +161,7 @@ class Planner {
     }
     for (std::uint64_t expert = 0; expert < stack.shape[0]; ++expert) {
       ImportedTensor one = stack;
-      one.first_row = expert * stack.shape[1];
+      one.first_row = bias ? expert : expert * stack.shape[1];
       one.shape.erase(one.shape.begin());
       one.name = stack.name.substr(0, star) + std::to_string(expert) + stack.name.substr(star + 1);
       plan_.tensors.push_back(std::move(one));

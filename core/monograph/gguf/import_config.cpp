@@ -30,10 +30,15 @@ constexpr std::array kFamilies = {
     Family{"qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM", false, true},
     Family{"gemma3", "gemma3_text", "Gemma3ForCausalLM", false, true},
     Family{"phi3", "phi3", "Phi3ForCausalLM", false, false},
+    Family{"gpt-oss", "gpt_oss", "GptOssForCausalLM", false, false},
 };
 
+// Constants of llama.cpp's graph of gpt-oss: no file has them.
+constexpr double kGptOssAlpha = 1.702, kGptOssLimit = 7;
+constexpr std::uint64_t kGptOssPeriod = 2;  // the last layer of a period sees everything
+
 // Keys of an architecture that are read below, or that say what tensors say too.
-constexpr std::array<std::string_view, 25> kKnown = {
+constexpr std::array<std::string_view, 27> kKnown = {
     "block_count",
     "context_length",
     "embedding_length",
@@ -54,6 +59,8 @@ constexpr std::array<std::string_view, 25> kKnown = {
     "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
     "rope.scaling.attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
     "expert_count",
     "expert_used_count",
     "expert_feed_forward_length",
@@ -84,6 +91,7 @@ class Importer : ArchitectureKeys {
     is_phi() ? add_phi_rope(config_, *this, head_dim_) : add_rope(config_, *this, head_dim_);
     if (is_phi()) add_phi();
     if (family_->architecture == "qwen3moe") add_experts();
+    if (is_gpt_oss()) add_gpt_oss();
     if (is_gemma()) add_gemma();
     add_tokens();
     check_tensors(file_, {.vocabulary = vocabulary_,
@@ -100,13 +108,16 @@ class Importer : ArchitectureKeys {
                           .mlp_bias = has("ffn_up"),
                           .head_norms = family_->head_norms,
                           .norms_behind = is_gemma(),
-                          .fused = is_phi()});
+                          .fused = is_phi(),
+                          .gpt_oss = is_gpt_oss()});
     return std::move(config_);
   }
 
  private:
   bool is_gemma() const { return family_->architecture == "gemma3"; }
   bool is_phi() const { return family_->architecture == "phi3"; }
+  bool is_gpt_oss() const { return family_->architecture == "gpt-oss"; }
+  bool has_experts() const { return family_->architecture == "qwen3moe" || is_gpt_oss(); }
 
   void check_keys() const {
     const std::string begin = key_of("");
@@ -121,7 +132,10 @@ class Importer : ArchitectureKeys {
         fail(std::string(pair.key) + ": transformers' " + std::string(family_->model_type) +
              " has no setting for it");
       }
-      if (rest.starts_with("expert_") && family_->architecture != "qwen3moe" && pair.whole() != 0) {
+      if (rest.starts_with("rope.scaling.yarn_") && !is_gpt_oss()) {
+        fail(std::string(pair.key) + ": is read for gpt-oss alone");
+      }
+      if (rest.starts_with("expert_") && !has_experts() && pair.whole() != 0) {
         fail(std::string(pair.key) + " is of a model with experts, which " + std::string(name_) +
              " is not here");
       }
@@ -169,9 +183,10 @@ class Importer : ArchitectureKeys {
     classes.append(Value::string(family_->model_class));
     config_.set("model_type", Value::string(family_->model_type));
     config_.set("hidden_size", whole(hidden_));
-    intermediate_ =
-        count("feed_forward_length", family_->architecture == "qwen3moe" ? 3 * hidden_ : 0);
-    if (family_->architecture != "qwen3moe") {
+    intermediate_ = is_gpt_oss()  // that of an expert; there is no other
+                        ? tensor("blk.0.ffn_up_exps.weight", 3).shape[1]
+                        : count("feed_forward_length", has_experts() ? 3 * hidden_ : 0);
+    if (!has_experts()) {
       must_be(key_of("feed_forward_length"), intermediate_,
               tensor("blk.0.ffn_up.weight", 2).shape[0] / (is_phi() ? 2 : 1));
     }
@@ -216,6 +231,7 @@ class Importer : ArchitectureKeys {
     if (query != output || (down && !mlp)) {
       fail("biases of blk.0 are not those of " + std::string(family_->model_type));
     }
+    if (is_gpt_oss() && !query) fail("blk.0 has no biases of attention, as every gpt-oss has");
     config_.set("attention_bias", Value::boolean(query));
     if (mlp) config_.set("mlp_bias", Value::boolean(down));
   }
@@ -228,7 +244,8 @@ class Importer : ArchitectureKeys {
     config_.set("embd_pdrop", Value::number(0.0));
   }
 
-  void add_experts() {
+  // The number of experts and of those that a token goes to.
+  std::uint64_t read_experts() {
     const std::uint64_t experts = count("expert_count");
     const TensorInfo& up = tensor("blk.0.ffn_up_exps.weight", 3);
     must_be(key_of("expert_count"), experts, up.shape[0]);
@@ -236,28 +253,49 @@ class Importer : ArchitectureKeys {
             up.shape[1]);
     experts_ = experts;
     expert_intermediate_ = up.shape[1];
-    config_.set("num_experts", whole(experts));
     const std::uint64_t used = count("expert_used_count");
     if (used > experts) {
       fail(key_of("expert_used_count") + " is " + std::to_string(used) + ", of " +
            std::to_string(experts) + " experts");
     }
-    config_.set("num_experts_per_tok", whole(used));
-    config_.set("moe_intermediate_size", whole(up.shape[1]));
+    return used;
+  }
+
+  void add_experts() {
+    config_.set("num_experts_per_tok", whole(read_experts()));
+    config_.set("num_experts", whole(experts_));
+    config_.set("moe_intermediate_size", whole(expert_intermediate_));
     config_.set("norm_topk_prob", Value::boolean(true));  // always, in llama.cpp
     config_.set("decoder_sparse_step", whole(1));
     config_.set("mlp_only_layers", Value::array());
   }
 
-  void add_gemma() {
+  void add_gpt_oss() {
+    config_.set("num_experts_per_tok", whole(read_experts()));
+    config_.set("num_local_experts", whole(experts_));
+    config_.set("swiglu_alpha", Value::number(kGptOssAlpha));
+    config_.set("swiglu_limit", Value::number(kGptOssLimit));
+    if (find("rope.freq_base_swa") != nullptr &&
+        number("rope.freq_base_swa") != number("rope.freq_base")) {
+      fail(key_of("rope.freq_base_swa") + " is not " + key_of("rope.freq_base") +
+           ": transformers' gpt_oss has one base for all layers");
+    }
+    add_sliding_layers(kGptOssPeriod);
+  }
+
+  void add_sliding_layers(std::uint64_t otherwise) {
     const PairView* pattern = find("attention.sliding_window_pattern");
-    const std::uint64_t period = pattern == nullptr ? kGemmaPeriod : pattern->whole().value_or(0);
+    const std::uint64_t period = pattern == nullptr ? otherwise : pattern->whole().value_or(0);
     if (period == 0) fail(key_of("attention.sliding_window_pattern") + ": wanted a number above 0");
     Value& types = config_.set("layer_types", Value::array());
     for (std::uint64_t layer = 1; layer <= layers_; ++layer) {
       types.append(Value::string(layer % period == 0 ? "full_attention" : "sliding_attention"));
     }
     config_.set("sliding_window", whole(count("attention.sliding_window")));
+  }
+
+  void add_gemma() {
+    add_sliding_layers(kGemmaPeriod);
     config_.set("rope_local_base_freq",
                 Value::number(number("rope.freq_base_swa", kGemmaLocalTheta)));
     config_.set("query_pre_attn_scalar",

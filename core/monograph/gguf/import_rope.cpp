@@ -69,6 +69,7 @@ void add_rope(Value& config, const ArchitectureKeys& keys, std::uint64_t head_di
                                 : linear        ? "linear"
                                                 : "none";
   const TensorInfo* factors = keys.header().find_tensor("rope_freqs.weight");
+  const bool gpt_oss = keys.header().architecture() == "gpt-oss";
   Value scaling;
   if (factors != nullptr) {
     if (kind != "none")
@@ -81,9 +82,17 @@ void add_rope(Value& config, const ArchitectureKeys& keys, std::uint64_t head_di
       scaling.set("original_max_position_embeddings",
                   whole(keys.count("rope.scaling.original_context_length")));
     }
+    // The numbers of OpenAI's code, where the borders of the ramp are not rounded as others do.
+    if (kind == "yarn" && gpt_oss) {
+      scaling.set("beta_fast", Value::number(keys.number("rope.scaling.yarn_beta_fast", 32)));
+      scaling.set("beta_slow", Value::number(keys.number("rope.scaling.yarn_beta_slow", 1)));
+      scaling.set("truncate", Value::boolean(false));
+    }
   } else if (kind != "none") {
     keys.fail(keys.key_of("rope.scaling.type") + " is " + in_quotes(kind) +
               ", known are none, linear, yarn");
+  } else if (gpt_oss) {  // without a word transformers takes yarn
+    scaling.set("rope_type", Value::string("default"));
   }
   config.set("rope_scaling", std::move(scaling));
 }

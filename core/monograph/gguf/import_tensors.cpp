@@ -61,7 +61,8 @@ class Checker {
     const std::string block = "blk." + std::to_string(layer) + ".";
     const std::uint64_t queries = s_.heads * s_.head_dim, keys = s_.kv_heads * s_.head_dim;
     want(block + "attn_norm.weight", {s_.hidden});
-    want(block + "ffn_norm.weight", {s_.hidden});
+    want(block + (s_.gpt_oss ? "post_attention_norm.weight" : "ffn_norm.weight"), {s_.hidden});
+    if (s_.gpt_oss) want(block + "attn_sinks.weight", {s_.heads});
     if (s_.fused) {
       want_linear(block + "attn_qkv", queries + 2 * keys, s_.hidden, false);
       want_linear(block + "attn_output", s_.hidden, queries, false);
@@ -91,6 +92,11 @@ class Checker {
     want(block + "ffn_gate_exps.weight", {s_.experts, s_.expert_intermediate, s_.hidden});
     want(block + "ffn_up_exps.weight", {s_.experts, s_.expert_intermediate, s_.hidden});
     want(block + "ffn_down_exps.weight", {s_.experts, s_.hidden, s_.expert_intermediate});
+    if (!s_.gpt_oss) return;
+    want(block + "ffn_gate_inp.bias", {s_.experts});
+    want(block + "ffn_gate_exps.bias", {s_.experts, s_.expert_intermediate});
+    want(block + "ffn_up_exps.bias", {s_.experts, s_.expert_intermediate});
+    want(block + "ffn_down_exps.bias", {s_.experts, s_.hidden});
   }
 
   const FileReader& file_;

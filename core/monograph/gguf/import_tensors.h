@@ -16,6 +16,7 @@ struct ModelSizes {
   bool head_norms = false;    // of queries and keys
   bool norms_behind = false;  // Gemma's, behind attention and MLP
   bool fused = false;         // Phi's: q, k and v are one matrix, gate and up another
+  bool gpt_oss = false;       // sinks, biases of router and experts, a norm of another name
 };
 
 // Throws Error for a tensor that is missing, has another shape, or is one too many: transformers

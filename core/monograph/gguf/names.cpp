@@ -11,6 +11,7 @@ constexpr std::array kArchitectures = {
     Architecture{"gemma", "gemma", false, Exported::kNo},
     Architecture{"gemma2", "gemma2", false, Exported::kNo},
     Architecture{"gemma3_text", "gemma3", false, Exported::kYes},
+    Architecture{"gpt_oss", "gpt-oss", false, Exported::kNo},
     Architecture{"llama", "llama", true, Exported::kYes},
     Architecture{"mistral", "llama", true, Exported::kYes},
     Architecture{"mixtral", "llama", true, Exported::kYes},
@@ -37,6 +38,7 @@ constexpr std::array kLayerNames = {
     Name{"mlp.gate_up_proj", "ffn_up"},
     Name{"mlp.gate", "ffn_gate_inp"},
     Name{"block_sparse_moe.gate", "ffn_gate_inp"},
+    Name{"mlp.router", "ffn_gate_inp"},
     Name{"mlp.shared_expert.gate_proj", "ffn_gate_shexp"},
     Name{"mlp.shared_expert.up_proj", "ffn_up_shexp"},
     Name{"mlp.shared_expert.down_proj", "ffn_down_shexp"},
@@ -57,6 +59,11 @@ constexpr std::array kGemmaNorms = {
     Name{"post_feedforward_layernorm", "post_ffw_norm"},
     Name{"self_attn.q_norm", "attn_q_norm"},
     Name{"self_attn.k_norm", "attn_k_norm"},
+};
+// gpt-oss has its second norm where Gemma has one behind the block.
+constexpr std::array kGptOssNorms = {
+    Name{"input_layernorm", "attn_norm"},
+    Name{"post_attention_layernorm", "post_attention_norm"},
 };
 constexpr std::array kTopNorms = {Name{"norm", "output_norm"}};
 constexpr std::array<std::string_view, 4> kPrefixes = {"model.language_model.",
@@ -102,6 +109,14 @@ constexpr std::size_t kLayerDigits = 6;
 
 bool has_norms_behind(const Architecture& architecture) {
   return architecture.name == "gemma2" || architecture.name == "gemma3";
+}
+
+bool is_gpt_oss(const Architecture& architecture) { return architecture.name == "gpt-oss"; }
+
+std::span<const Name> norms_of(const Architecture& architecture) {
+  if (is_gpt_oss(architecture)) return kGptOssNorms;
+  if (has_norms_behind(architecture)) return kGemmaNorms;
+  return kNorms;
 }
 
 template <class Wanted>
@@ -152,14 +167,10 @@ std::optional<std::string> matrix_name(std::string_view module, std::string_view
 }
 
 std::optional<std::string> norm_name(const Architecture& architecture, std::string_view module) {
-  const bool gemma = has_norms_behind(architecture);
-  return tensor_name(module, kTopNorms,
-                     gemma ? std::span<const Name>(kGemmaNorms) : std::span<const Name>(kNorms),
-                     {});
+  return tensor_name(module, kTopNorms, norms_of(architecture), {});
 }
 
 std::optional<std::string> module_name(const Architecture& architecture, std::string_view tensor) {
-  const bool gemma = has_norms_behind(architecture);
   if (tensor == "output") return "lm_head";
   for (const std::span<const Name> names :
        {std::span<const Name>(kTopNames), std::span<const Name>(kTopNorms)}) {
@@ -175,14 +186,17 @@ std::optional<std::string> module_name(const Architecture& architecture, std::st
   const std::string layer = "model.layers." + std::string(tensor.substr(0, digits)) + ".";
   const std::string_view rest = tensor.substr(digits + 1);
   if (architecture.name == "phi3" && rest == "ffn_up") return layer + "mlp.gate_up_proj";
-  if (architecture.name.ends_with("moe")) {
+  const bool gpt_oss = is_gpt_oss(architecture);
+  if (gpt_oss && rest == "ffn_gate_inp") return layer + "mlp.router";
+  if (gpt_oss && rest == "attn_sinks") return layer + "self_attn.sinks";
+  if (gpt_oss || architecture.name.ends_with("moe")) {
     for (const char* projection : {"gate", "up", "down"}) {
       if (rest != "ffn_" + std::string(projection) + "_exps") continue;
       return layer + "mlp.experts.*." + projection + "_proj";
     }
   }
-  const auto norms = gemma ? std::span<const Name>(kGemmaNorms) : std::span<const Name>(kNorms);
-  for (const std::span<const Name> names : {std::span<const Name>(kLayerNames), norms}) {
+  for (const std::span<const Name> names :
+       {std::span<const Name>(kLayerNames), norms_of(architecture)}) {
     if (const auto found = look_back(names, rest)) return layer + *found;
   }
   return std::nullopt;

@@ -36,8 +36,9 @@ std::optional<std::string> matrix_name(std::string_view module, std::string_view
 std::optional<std::string> norm_name(const Architecture& architecture, std::string_view module);
 
 // The way back, for a tensor without ".weight" or ".bias": "model.layers.0.self_attn.q_proj" for
-// "blk.0.attn_q". Experts are one tensor of a layer, "model.layers.0.mlp.experts.*.gate_proj" with
-// the expert's number for the star. Nothing if transformers has no such module.
+// "blk.0.attn_q"; gpt-oss's "self_attn.sinks" is a parameter and has no ending there. Experts are
+// one tensor of a layer, "model.layers.0.mlp.experts.*.gate_proj" with the expert's number for the
+// star. Nothing if transformers has no such module.
 std::optional<std::string> module_name(const Architecture& architecture, std::string_view tensor);
 
 // Whether a module belongs to the eyes or ears of a model, not to its language model.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -16,6 +16,7 @@ from monograph.ops.experts_arguments import Weight
 from monograph.ops.layout import plain_layout
 from monograph.quant.stack_pair import (
     Stack,
+    StackPair,
     as_argument,
     as_dtype,
     part_names,
@@ -178,6 +179,8 @@ class PackedExperts(nn.Module):
         """Replaces the parameter `name` by packed bytes, [E, out, in]."""
         if any(one.columns is not None for one in stacks_of(packed)):
             raise ValueError(f"{name}: experts are {packed!r}, wanted columns in order")
+        if isinstance(packed, StackPair):
+            packed = replace(packed, alternate=self.experts_kind.interleaved)
         shown = self._as_shown(packed)
         wanted = tuple(getattr(self, name).shape)
         if shown.shape != wanted:

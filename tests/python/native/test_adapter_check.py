@@ -64,7 +64,7 @@ def test_experts_in_one_tensor_are_for_peft_alone(tmp_path, name):
     for server in SERVERS[:3]:
         findings = check(tmp_path, server)
         wanted = {"experts"}
-        if server == "llama.cpp" and name in ("granite", "gpt_oss"):
+        if server == "llama.cpp" and name == "granite":
             wanted = {"experts", "architecture"}
         if server == "sglang":
             wanted = {"experts", "group"}  # q without v

@@ -194,3 +194,23 @@ def test_two_processes_make_the_same_adapter_of_experts(trained_experts, tmp_pat
     done = subprocess.run([*command, "--nproc-per-node", "2"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     same_adapter(trained_experts, tmp_path)
+
+
+def test_gpt_oss_is_trained_and_resumed_and_in_two_processes(tmp_path_factory):
+    """Gate and up as two stacks whose rows alternate: one adapter, whatever the way."""
+    keys = {"lora_target_parameters": EXPERTS}
+    whole, again = (made(tmp_path_factory.mktemp(name), "GptOss", **keys) for name in ("oss", "again"))
+    assert main(["train", str(whole / "recipe.yml")]) == 0
+    found = losses(whole)
+    assert found[-1] < found[0]
+    recipe = json.loads((again / "recipe.yml").read_text())
+    write(again, recipe | {"resume_from_checkpoint": str(whole / "out" / "checkpoint-2")})
+    assert main(["train", str(again / "recipe.yml")]) == 0
+    same_adapter(whole, again)
+    recipe = json.loads((whole / "recipe.yml").read_text())
+    both = tmp_path_factory.mktemp("both")
+    write(both, recipe | {"output_dir": str(both / "out"), "expert_parallel_size": 2})
+    command = [sys.executable, "-m", "monograph", "train", str(both / "recipe.yml")]
+    done = subprocess.run([*command, "--nproc-per-node", "2"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    same_adapter(whole, both)

@@ -27,9 +27,19 @@ MIXTURE = {
     "ffn_up": "q4_k", "ffn_down": "q6_k", "token_embd": "q6_k", "output": "q6_k", "attn_qkv": "q5_k",
     "ffn_gate_exps": "q4_k", "ffn_up_exps": "q5_k", "ffn_down_exps": "q6_k",
 }  # fmt: skip
-BY_PACKAGE = ("Qwen2", "Phi3", "Qwen3Moe")  # which `monograph export` does not write
+BY_PACKAGE = ("Qwen2", "Phi3", "Qwen3Moe", "GptOss")  # which `monograph export` does not write
 PHI_NAMES = NAMES | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+GPT_OSS = {
+    "intermediate_size": 256, "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 16,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+        "truncate": False, "original_max_position_embeddings": 64,
+    },
+}  # fmt: skip
+# As the files of the hub: experts in MXFP4, the rest in 8 bits.
+GPT_OSS_KINDS = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output", "token_embd", "output"), "q8_0")
+GPT_OSS_KINDS |= dict.fromkeys(("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"), "mxfp4")
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "norm_topk_prob": True}
 
 
@@ -72,6 +82,9 @@ def place_of(tensor: str, state: dict[str, torch.Tensor], names: dict[str, str])
     if not stem.endswith("_exps"):
         return state[module_of(tensor, names) + ".weight"]
     experts = f"model.layers.{tensor.split('.')[1]}.mlp.experts."
+    if f"{experts}gate_up_proj_bias" in state:  # gpt-oss: inputs for rows, gate and up in turns
+        down, pair = (state[experts + name].transpose(1, 2) for name in ("down_proj", "gate_up_proj"))
+        return down if stem == "ffn_down_exps" else pair[:, stem == "ffn_up_exps" :: 2]
     if stem == "ffn_down_exps":
         return state[experts + "down_proj"]
     gate, up = state[experts + "gate_up_proj"].chunk(2, 1)
@@ -86,8 +99,8 @@ def mixed_base(
     if name == "Gemma3":
         settings |= {"query_pre_attn_scalar": SIZES["head_dim"]}
     if name in BY_PACKAGE:
-        if name == "Qwen3Moe":
-            sizes |= EXPERTS
+        if name in ("Qwen3Moe", "GptOss"):
+            sizes |= EXPERTS if name == "Qwen3Moe" else GPT_OSS
         else:
             del sizes["head_dim"]
         model = tiny(name, **(sizes | settings))
@@ -100,17 +113,18 @@ def mixed_base(
         model.model.norm.weight.copy_((model.model.norm.weight + one) / 4 - one)  # no log-probs of -60
     if name in BY_PACKAGE:
         model.config.save_pretrained(place / "model")
-        write_by_package(model, place / "plain.gguf", name.lower())
+        write_by_package(model, place / "plain.gguf", {"GptOss": "gpt-oss"}.get(name, name.lower()))
     else:
         save(model, name, place / "model")
         run("export", place / "model", place / "plain.gguf", "--type", "f32")
     blocks: dict[str, tuple[str, np.ndarray]] = {}
     state = model.state_dict()
+    usual = GPT_OSS_KINDS if name == "GptOss" else MIXTURE
     names = {"Gemma3": GEMMA_NAMES, "Phi3": PHI_NAMES}.get(name, NAMES)
     for seed, tensor in enumerate(gguf.GGUFReader(place / "plain.gguf").tensors):
         stem = tensor.name.split(".")[-2]
-        kind = (MIXTURE if kinds is None else kinds).get(stem)
-        if kind is None or len(tensor.shape) == 1:
+        kind = (usual if kinds is None else kinds).get(stem)
+        if kind is None or len(tensor.shape) == 1 or tensor.name.endswith(".bias"):
             continue
         cols, *matrices = (int(size) for size in tensor.shape)
         rows = prod(matrices)

@@ -31,6 +31,33 @@ def add_tokenizer(writer: Any) -> None:
     writer.add_chat_template("{{ messages }}")
 
 
+def add_gpt_oss(writer: Any, config: Any) -> None:
+    """What convert_hf_to_gguf.py writes beside the usual pairs."""
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_sliding_window(config.sliding_window)
+    rope = config.rope_parameters
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def gpt_oss_tensors(name: str, values: Any) -> dict[str, Any]:
+    """Sinks and experts by their names there; transformers has gate and up in turns, and inputs for rows."""
+    end = name.split(".", 3)[-1]
+    if end == "self_attn.sinks":
+        return {"attn_sinks.weight": values}
+    if not end.startswith("mlp.experts."):
+        return {}
+    kind = "bias" if end.endswith("_bias") else "weight"
+    rows = values if kind == "bias" else values.swapaxes(1, 2)
+    if "down_proj" in end:
+        return {f"ffn_down_exps.{kind}": rows}
+    return {f"ffn_gate_exps.{kind}": rows[:, ::2], f"ffn_up_exps.{kind}": rows[:, 1::2]}
+
+
 def write_by_package(
     model: Any,
     path: Any,
@@ -54,7 +81,9 @@ def write_by_package(
         writer.add_expert_count(experts or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if architecture.startswith("qwen3"):
+    if architecture == "gpt-oss":
+        add_gpt_oss(writer, config)
+    if architecture.startswith("qwen3") or architecture == "gpt-oss":
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     add_tokenizer(writer)
@@ -69,6 +98,10 @@ def write_by_package(
             stored = stored + 1
         if name.endswith("shared_expert_gate.weight"):
             stored = stored[0]
+        if architecture == "gpt-oss" and (parts := gpt_oss_tensors(name, stored)):
+            for part, stack in parts.items():
+                writer.add_tensor(f"blk.{name.split('.')[2]}.{part}", np.ascontiguousarray(stack))
+            continue
         if name.endswith("mlp.experts.gate_up_proj"):
             half = stored.shape[1] // 2
             parts = {"gate": stored[:, :half], "up": stored[:, half:]}

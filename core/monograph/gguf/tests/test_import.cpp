@@ -29,6 +29,17 @@ TEST(GgufImport, TheWayBackOfRowsAndNames) {
   const Architecture& experts = *find_named_architecture("qwen3moe");
   EXPECT_EQ(module_name(experts, "blk.2.ffn_up_exps"), "model.layers.2.mlp.experts.*.up_proj");
   EXPECT_EQ(module_name(*find_architecture("llama"), "blk.2.ffn_up_exps"), std::nullopt);
+  const Architecture& gpt_oss = *find_architecture("gpt_oss");
+  for (const auto& [tensor, module] :
+       {std::pair("ffn_gate_exps", "mlp.experts.*.gate_proj"),
+        std::pair("ffn_gate_inp", "mlp.router"), std::pair("attn_sinks", "self_attn.sinks"),
+        std::pair("attn_output", "self_attn.o_proj"),
+        std::pair("post_attention_norm", "post_attention_layernorm")}) {
+    EXPECT_EQ(module_name(gpt_oss, "blk.2." + std::string(tensor)),
+              "model.layers.2." + std::string(module));
+  }
+  EXPECT_EQ(module_name(gpt_oss, "blk.2.ffn_norm"), std::nullopt);
+  EXPECT_EQ(module_name(experts, "blk.2.attn_sinks"), std::nullopt);
   EXPECT_EQ(module_name(experts, "blk.x.attn_q"), std::nullopt);
   EXPECT_EQ(module_name(experts, "blk.1.ssm_in"), std::nullopt);
   // Another spelling of a layer would be a second one of that number.

@@ -21,7 +21,7 @@ import torch
 from monograph.nn.packed_embedding import PackedEmbedding
 from monograph.nn.packed_experts import DOWN
 from monograph.nn.quant_linear import QuantLinear
-from monograph.ops.formats import GGML_FORMATS
+from monograph.ops.formats import GGML_FORMATS, ggml_format
 from monograph.ops.read_gguf import read_gguf
 from monograph.quant.ggml_weight import rotary_row_map
 from monograph.quant.quant_methods.gguf import PAIR, ROWS
@@ -35,9 +35,10 @@ _FILES = {
 # PEFT looks for a config.json below the name of the base, to see whether the vocabulary grew.
 warnings.filterwarnings("ignore", r"Could not find a config file in .*\.gguf - will assume")
 _TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_EXPERT = re.compile(r"(.*\.experts)\.\d+\.(gate_proj|up_proj|down_proj)\.weight")
+_EXPERT = re.compile(r"(.*\.experts)\.\d+\.(gate_proj|up_proj|down_proj)\.(weight|bias)")
 _PARTS = ("gate_proj", "up_proj", "down_proj")
-_EXPERTS = (f".experts.{PAIR}", f".experts.{DOWN}")  # plain floats
+# Plain floats that are no weights of modules.
+_PARAMETERS = (*(f".experts.{name}{end}" for name in (PAIR, DOWN) for end in ("", "_bias")), ".sinks")
 _DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -84,6 +85,12 @@ def _folder_of(path: str, size: int, modified: int) -> str:
     return folder
 
 
+def _config_of(path: str) -> dict[str, Any]:
+    status = os.stat(path)
+    config: dict[str, Any] = _described(path, status.st_size, status.st_mtime_ns)["config"]
+    return config
+
+
 def gguf_tensors(path: str) -> list[dict[str, Any]]:
     """name, type, shape, offset and bytes of each tensor, as `monograph.ops.read_gguf` gives them."""
     status = os.stat(path)
@@ -94,17 +101,23 @@ def gguf_state(path: str) -> dict[str, torch.Tensor]:
     """A state dict of views of the file: no page of it is read. Plain floats whose rows have another order,
     and norms that are stored with a one added, are new tensors."""
     tensors = gguf_tensors(path)
+    alternate = _config_of(path)["model_type"] == "gpt_oss"
     mapped = torch.from_file(path, shared=False, size=os.path.getsize(path), dtype=torch.uint8)
     state: dict[str, torch.Tensor] = {}
     stacks: dict[str, list[dict[str, Any]]] = {}
     for tensor in tensors:
         if found := _EXPERT.fullmatch(tensor["name"]):
-            stacks.setdefault(f"{found[1]}.{found[2]}", []).append(tensor)
+            stacks.setdefault(f"{found[1]}.{found[2]}.{found[3]}", []).append(tensor)
         else:
             at = tensor["offset"]
             _add(state, tensor, mapped[at : at + tensor["bytes"]], path)
-    for layer in dict.fromkeys(name.rpartition(".")[0] for name in stacks):
-        _add_experts(state, layer, {part: _stack(mapped, stacks[f"{layer}.{part}"]) for part in _PARTS}, path)
+    for layer in dict.fromkeys(name.rsplit(".", 2)[0] for name in stacks):
+        weights = {part: _stack(mapped, stacks[f"{layer}.{part}.weight"]) for part in _PARTS}
+        _add_experts(state, layer, weights, path, alternate)
+        if f"{layer}.{DOWN}.bias" in stacks:
+            gate, up, down = (_stack(mapped, stacks[f"{layer}.{part}.bias"])[1] for part in _PARTS)
+            state[f"{layer}.{PAIR}_bias"] = _joined(gate, up, alternate)
+            state[f"{layer}.{DOWN}_bias"] = down
     packed = next((key for key in state if key.startswith(f"{_TABLE}_")), None)
     if packed is not None and not any(key.startswith(_HEAD) for key in state):
         state[packed.replace(_TABLE, _HEAD)] = state[packed]  # one tensor, read as table and as head
@@ -112,7 +125,7 @@ def gguf_state(path: str) -> dict[str, torch.Tensor]:
 
 
 def packed_keys(state: dict[str, torch.Tensor]) -> list[str]:
-    return [key for key in state if not key.endswith((".weight", ".bias", *_EXPERTS))]
+    return [key for key in state if not key.endswith((".weight", ".bias", *_PARAMETERS))]
 
 
 def packed_weights(state: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
@@ -139,11 +152,23 @@ def share_table(model: Any, state: dict[str, torch.Tensor] | None = None) -> Non
         head.values = table.values
 
 
+def _kind_of(tensor: dict[str, Any]) -> str:
+    """A type of plain floats by ggml's name, of blocks by the name of our format."""
+    fmt = ggml_format(tensor["type"])
+    return tensor["type"] if fmt is None else fmt.name
+
+
+def _joined(gate: torch.Tensor, up: torch.Tensor, alternate: bool) -> torch.Tensor:
+    """[E, I, ...] each as [E, 2I, ...]: gate in front of up, or their rows in turns."""
+    up = up.to(gate.dtype)
+    return torch.stack([gate, up], 2).flatten(1, 2) if alternate else torch.cat([gate, up], 1)
+
+
 def _stack(mapped: torch.Tensor, experts: list[dict[str, Any]]) -> tuple[str, torch.Tensor]:
-    """The type of a stack, and its bytes [E, rows, bytes of a row] where they lie, or its numbers."""
+    """The kind of a stack, and its bytes [E, rows, bytes of a row] where they lie, or its numbers."""
     first, rows = experts[0], experts[0]["shape"][0]
     at, count = first["offset"], len(experts) * first["bytes"]
-    kind, found = first["type"], mapped[at : at + count]
+    kind, found = _kind_of(first), mapped[at : at + count]
     if kind not in _DENSE:
         return kind, found.reshape(len(experts), rows, -1)
     if found.data_ptr() % _DENSE[kind].itemsize:
@@ -152,29 +177,41 @@ def _stack(mapped: torch.Tensor, experts: list[dict[str, Any]]) -> tuple[str, to
 
 
 def _add_experts(
-    state: dict[str, torch.Tensor], layer: str, parts: dict[str, tuple[str, torch.Tensor]], path: str
+    state: dict[str, torch.Tensor],
+    layer: str,
+    parts: dict[str, tuple[str, torch.Tensor]],
+    path: str,
+    alternate: bool,
 ) -> None:
-    """Gate and up stay two stacks where they are packed; plain floats are one new tensor."""
+    """Gate and up stay two stacks where they are packed; plain floats are one new tensor. Where rows of gate
+    and up alternate, transformers' parameters are [E, in, out]."""
     (gate_kind, gate), (up_kind, up), (down_kind, down) = (parts[part] for part in _PARTS)
     for part, (kind, _) in parts.items():
         if kind not in _DENSE and kind not in GGML_FORMATS:
             wanted = f"wanted f32, f16, bf16, {', '.join(GGML_FORMATS)}"
             raise ValueError(f"{path}: {layer}.*.{part} is {kind}, {wanted}")
-    state[f"{layer}.{DOWN}" + ("" if down_kind in _DENSE else f"_{down_kind}")] = down
+    if down_kind in _DENSE:
+        state[f"{layer}.{DOWN}"] = down.transpose(1, 2).contiguous() if alternate else down
+    else:
+        state[f"{layer}.{DOWN}_{down_kind}"] = down
     plain = {kind in _DENSE for kind in (gate_kind, up_kind)}
     if len(plain) == 2:
         raise ValueError(
             f"{path}: {layer}: gate is {gate_kind} and up {up_kind}, wanted both packed or both plain floats"
         )
     if plain == {True}:
-        state[f"{layer}.{PAIR}"] = torch.cat([gate, up.to(gate.dtype)], dim=1)
+        pair = _joined(gate, up, alternate)
+        state[f"{layer}.{PAIR}"] = pair.transpose(1, 2).contiguous() if alternate else pair
         return
+    if alternate and gate_kind != up_kind:
+        wanted = "wanted one type: their rows alternate in transformers' weight"
+        raise ValueError(f"{path}: {layer}: gate is {gate_kind} and up {up_kind}, {wanted}")
     state[f"{layer}.{PAIR}_gate_{gate_kind}"] = gate
     state[f"{layer}.{PAIR}_up_{up_kind}"] = up
 
 
 def _add(state: dict[str, torch.Tensor], tensor: dict[str, Any], found: torch.Tensor, path: str) -> None:
-    name, kind, shape = tensor["name"], tensor["type"], tensor["shape"]
+    name, kind, shape = tensor["name"], _kind_of(tensor), tensor["shape"]
     order = None
     if "head_rows" in tensor:
         order = rotary_row_map(shape[0], shape[0] // tensor["head_rows"])

@@ -48,7 +48,8 @@ class Gguf(QuantMethod):
             halves = {kind.partition("_")[0]: (kind.partition("_")[2], kinds[kind]) for kind in kinds}
             if len(kinds) != 2 or len(halves) != 2:
                 raise ValueError(f"experts have {', '.join(kinds)}, wanted one stack of gate and one of up")
-            return StackPair(*(_stack(*halves[half], dtype) for half in ("gate", "up")))
+            gate, up = (_stack(*halves[half], dtype) for half in ("gate", "up"))
+            return StackPair(gate, up)
         ((kind, values),) = kinds.items()
         if values.dim() == 3:
             return _stack(kind, values, dtype)

@@ -1,0 +1,275 @@
+"""gpt-oss from a GGUF file alone: experts in MXFP4, gate and up as two stacks whose rows alternate."""
+
+import copy
+import re
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+
+import monograph as mg
+from monograph.hf.transformers.gguf_folder import gguf_folder
+from monograph.hf.transformers.planned_model import planned_model
+from monograph.memory.mapped_memory import MappedMemory
+from monograph.nn import PackedEmbedding, PackedExperts, QuantLinear
+from monograph.training import TrainStep
+from support.gguf_bases import mixed_base, rewrite
+from support.native_tool import run, run_json
+
+IDS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(1))
+BATCH = {"input_ids": IDS, "labels": IDS}
+EXPERTS = ("gate_up_proj", "down_proj")
+TARGETS = [f"mlp.experts.{name}" for name in EXPERTS]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Experts in MXFP4, the rest in Q8_0; transformers' model with the values of the gguf package."""
+    return mixed_base("GptOss", tmp_path_factory.mktemp("gpt-oss"))
+
+
+@pytest.fixture(scope="module")
+def folder(base, tmp_path_factory):
+    """The decoded model as transformers writes it, in bf16."""
+    place = tmp_path_factory.mktemp("decoded")
+    copy.deepcopy(base[1]).to(torch.bfloat16).save_pretrained(place)
+    return place
+
+
+def layers_of(model):
+    return {path: m for path, m in model.named_modules() if isinstance(m, PackedExperts)}
+
+
+def adapted(source, **options):
+    torch.manual_seed(0)
+    model = mg.from_pretrained(source, **options)
+    return mg.add_lora(model, LoraConfig(r=4, target_modules="all-linear"), experts=True)
+
+
+def test_values_are_those_of_the_gguf_package(base):
+    file, wanted = base
+    model, state = mg.from_pretrained(file, dtype=torch.float32), wanted.state_dict()
+    packed = {p: m for p, m in model.named_modules() if isinstance(m, (QuantLinear, PackedEmbedding))}
+    assert {m.format.name for m in packed.values()} == {"q8_0"}
+    assert len(packed) == 2 * 4 + 2
+    for path, layer in packed.items():
+        assert torch.equal(layer.packed.dequantize(torch.float32), state[f"{path}.weight"]), path
+    assert len(layers_of(model)) == 2
+    for path, layer in layers_of(model).items():
+        gate, up = layer.packed("gate_up_proj").gate, layer.packed("gate_up_proj").up
+        assert {one.format.name for one in (gate, up, layer.packed("down_proj"))} == {"ggml_mxfp4"}
+        for name in EXPERTS:
+            assert torch.equal(layer.dequantize(name), state[f"{path}.{name}"])
+            assert torch.equal(getattr(layer, name) * 1, state[f"{path}.{name}"])
+    plain = {path for path, p in model.named_parameters() if p.dtype is not torch.uint8}
+    ends = ("gate_up_proj_bias", "down_proj_bias", "sinks", "router.weight", "router.bias", "q_proj.bias")
+    assert all(f"model.layers.1.{part}" in plain for part in (*(f"mlp.experts.{e}" for e in ends[:2]),))
+    assert all(any(path.endswith(end) for path in plain) for end in ends)
+    for path in plain:
+        assert torch.equal(model.get_parameter(path).data, state[path]), path
+
+
+def test_logits_are_those_of_transformers(base):
+    """Its own experts on the decoded weights, float32; beyond the window too."""
+    file, wanted = base
+    model = mg.from_pretrained(file, dtype=torch.float32)
+    with torch.no_grad():
+        logits = wanted(IDS).logits
+        torch.testing.assert_close(model(IDS).logits, logits, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(model.dequantize()(IDS).logits, logits, rtol=1e-4, atol=1e-3)
+    assert not any(layer.stacks for layer in layers_of(model).values())
+
+
+def test_settings_are_those_of_the_folder(base):
+    before = transformers.AutoConfig.from_pretrained(base[0].parent / "model").to_dict()
+    after = transformers.AutoConfig.from_pretrained(gguf_folder(base[0])).to_dict()
+    differ = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    # The file of this test names no first token.
+    assert differ <= {"_name_or_path", "quantization_config", "dtype", "architectures", "bos_token_id"}
+    assert after["layer_types"] == ["sliding_attention", "full_attention"]
+    assert after["rope_parameters"]["truncate"] is False
+
+
+def test_every_byte_of_the_stacks_stays_in_the_file(base):
+    model = mg.from_pretrained(base[0])
+    with MappedMemory() as memory:
+        for path, layer in layers_of(model).items():
+            stored = [name for name, p in layer.named_parameters() if p.dtype is torch.uint8]
+            assert sorted(stored) == [
+                "down_proj_values", "gate_up_proj_gate_values", "gate_up_proj_up_values"
+            ]  # fmt: skip
+            for name in stored:
+                assert memory.extents(getattr(layer, name).data_ptr(), getattr(layer, name).nbytes), path
+
+
+def test_gradients_are_those_of_transformers_and_peft(base):
+    """Against transformers' own experts on the decoded weights, with PEFT's W + B A, float32."""
+    file, wanted = base
+    config = LoraConfig(r=4, target_modules=["q_proj", "o_proj"], target_parameters=TARGETS)
+    found = []
+    for model in (mg.from_pretrained(file, dtype=torch.float32), wanted):
+        torch.manual_seed(0)
+        tuned = get_peft_model(model, config)
+        generator = torch.Generator().manual_seed(2)
+        for name, p in tuned.named_parameters():
+            if "lora_" in name:
+                p.data.copy_(torch.randn(p.shape, generator=generator) * 0.05)
+        loss = tuned(input_ids=IDS, labels=IDS).loss
+        loss.backward()
+        found.append(
+            {"loss": loss.detach()} | {n: p.grad for n, p in tuned.named_parameters() if p.requires_grad}
+        )
+        tuned.unload()
+    ours, theirs = found
+    assert len(ours) == 1 + 2 * 2 * 4
+    assert ours.keys() == theirs.keys()
+    for key, one in ours.items():
+        assert (one - theirs[key]).norm() <= 1e-3 * theirs[key].norm(), key
+
+
+@pytest.mark.slow
+def test_one_graph_and_the_adapter_of_the_decoded_folder_to_the_bit(base, folder):
+    file, _ = base
+    before = file.read_bytes()
+    trained, losses = [], []
+    for source, options in ((file, {}), (folder, {"experts_implementation": "monograph"})):
+        model = adapted(source, **options)
+        step = TrainStep(model)
+        losses.append([step([BATCH], 5e-3).loss.item() for _ in range(4)])
+        report = mg.doctor(model, [BATCH, BATCH])
+        assert not [*report.breaks, *report.recompiles, *report.weight_copies]
+        trained.append({name: p for name, p in model.named_parameters() if p.requires_grad})
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < 0.9 * losses[0][0]
+    ours, theirs = trained
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(one, theirs[name]) for name, one in ours.items())
+    assert file.read_bytes() == before
+
+
+def test_the_file_of_an_adapter_is_that_of_the_folder(base, folder, tmp_path):
+    files = []
+    for number, source in enumerate((base[0], folder)):
+        adapted(source).save_pretrained(tmp_path / str(number))
+        files.append(load_file(tmp_path / str(number) / "adapter_model.safetensors"))
+    assert files[0].keys() == files[1].keys()
+    assert any(".experts." in name for name in files[0])
+    assert all(torch.equal(one, files[1][name]) for name, one in files[0].items())
+
+
+def test_merging_and_unmerging_in_memory(base):
+    file, _ = base
+    model = adapted(file, dtype=torch.float32)
+    for name, p in model.named_parameters():
+        if "lora_B" in name:
+            p.data.normal_(std=0.05)
+    with torch.no_grad():
+        apart = model(IDS).logits
+        model.merge_adapter()
+        torch.testing.assert_close(model(IDS).logits, apart, rtol=1e-3, atol=2e-2)
+        model.unmerge_adapter()
+        assert torch.equal(model(IDS).logits, apart)
+
+
+def test_a_plan_has_the_stored_tensors(base):
+    planned, loaded = planned_model(str(base[0]), None, True), mg.from_pretrained(base[0])
+    for layer in layers_of(planned).values():
+        assert layer.gate_up_proj_gate_values.device.type == "meta"
+    shapes = [{name: p.shape for name, p in model.named_parameters()} for model in (planned, loaded)]
+    assert shapes[0] == shapes[1]
+
+
+def changed(base, kinds):
+    """The file with other types for some stacks."""
+    file = base[0]
+    blocks = {}
+    for tensor in gguf.GGUFReader(file).tensors:
+        kind = kinds.get(tensor.name)
+        if kind is not None:
+            values = gguf.quants.dequantize(np.asarray(tensor.data), tensor.tensor_type)
+            blocks[tensor.name] = (
+                kind,
+                gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind.upper()]),
+            )
+    made = file.parent / "changed.gguf"
+    rewrite(file, made, blocks)
+    return made
+
+
+def test_lora_on_experts_is_neither_converted_nor_merged_and_on_attention_both(base, tmp_path):
+    file = base[0]
+    for name, experts in (("attention", False), ("all", True)):
+        torch.manual_seed(0)
+        config = LoraConfig(r=4, target_modules="all-linear")
+        model = mg.add_lora(mg.from_pretrained(file), config, experts=experts)
+        for key, p in model.named_parameters():
+            if "lora_B" in key:
+                p.data.normal_(std=0.05)
+        model.save_pretrained(tmp_path / name)
+        code, adapter = 3 if experts else 0, tmp_path / name
+        lora, merged = tmp_path / f"lora-{name}.gguf", tmp_path / f"{name}.gguf"
+        convert = ("adapter", "convert", file, adapter, "--for", "llama.cpp", "--out", lora)
+        said = [
+            run(*convert, code=code).stderr,
+            run("merge", file, "--adapter", adapter, "--out", merged, code=code).stderr,
+        ]
+        assert [lora.exists(), merged.exists()] == [not experts] * 2
+        if experts:
+            assert all("model.layers.0.mlp.experts'" in one for one in said)
+    before, after = (
+        {t.name: t.data.tobytes() for t in gguf.GGUFReader(one).tensors}
+        for one in (file, tmp_path / "attention.gguf")
+    )
+    differ = {name for name, data in before.items() if after[name] != data}
+    assert differ == {f"blk.{i}.attn_{part}.weight" for i in range(2) for part in ("q", "k", "v", "output")}
+
+
+@pytest.mark.parametrize("parts", [("gate", "up", "down"), ("gate", "up"), ("down",)], ids="-".join)
+def test_plain_stacks_beside_packed_ones(base, parts):
+    file = changed(base, {f"blk.0.ffn_{part}_exps.weight": "f32" for part in parts})
+    model = mg.from_pretrained(file, dtype=torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(model(IDS).logits, base[1](IDS).logits, rtol=1e-4, atol=1e-3)
+
+
+def test_other_blocks_for_both(base):
+    """Gate and up in one other type."""
+    file = changed(base, {f"blk.0.ffn_{part}_exps.weight": "q8_0" for part in ("gate", "up")})
+    model, want = mg.from_pretrained(file, dtype=torch.float32), {}
+    for tensor in gguf.GGUFReader(file).tensors:
+        if tensor.name.startswith("blk.0.") and tensor.name.endswith("_exps.weight"):
+            values = gguf.quants.dequantize(np.asarray(tensor.data), tensor.tensor_type)
+            want[tensor.name.split("_")[1]] = torch.from_numpy(values)
+    layer = next(iter(layers_of(model).values()))
+    found = layer.dequantize("gate_up_proj").transpose(1, 2)
+    assert torch.equal(found[:, ::2], want["gate"])
+    assert torch.equal(found[:, 1::2], want["up"])
+
+
+def test_what_is_not_trained_as_it_lies_is_named(base, tmp_path):
+    for kind, wanted in (("q8_0", "wanted one type: their rows alternate"), ("f32", "wanted both packed or")):
+        file = changed(base, {"blk.0.ffn_up_exps.weight": kind})
+        message = f"model.layers.0.mlp.experts: gate is ggml_mxfp4 and up {kind}, {wanted}"
+        with pytest.raises(ValueError, match=re.escape(message)) as error:
+            mg.from_pretrained(file)
+        assert "changed.gguf" in str(error.value)
+    with pytest.raises(ValueError, match="which no quant method saves"):
+        mg.from_pretrained(base[0]).save_pretrained(tmp_path / "again")
+
+
+def test_the_tool_reads_it(base, folder, tmp_path):
+    file = base[0]
+    tensors = {one["name"]: one["format"] for one in run_json("inspect", file)["weights"]}
+    assert tensors["blk.1.ffn_up_exps.weight"] == "mxfp4"
+    assert run("verify", file, code=0)
+    other = changed(base, {"blk.0.ffn_up_exps.weight": "q8_0"})
+    assert run_json("diff", file, file)["mismatches"] == 0
+    rows = run_json("diff", file, other, "--tolerance", 0.02)["weights"]
+    assert {row["state"] for row in rows if row["name"] == "blk.0.ffn_up_exps.weight"} == {"within tolerance"}
+    message = run("dequantize", file, tmp_path / "out", code=3).stderr
+    assert "gpt-oss" in message
+    assert not (tmp_path / "out").exists()
