@@ -11,6 +11,7 @@
 #include "model.h"
 #include "monograph/base/error.h"
 #include "monograph/files/mapped_file.h"
+#include "monograph/gguf_merge/along_inputs.h"
 #include "next_step.h"
 #include "table.h"
 
@@ -22,7 +23,7 @@ using gguf::ExportedTensor;
 using gguf::TensorType;
 
 struct Options {
-  std::string from, out, to = "gguf", type;
+  std::string from, out, to = "gguf", type, calibration;
   int jobs = 0;
   bool force = false, dry_run = false, json = false;
 };
@@ -79,6 +80,7 @@ class Export {
     gguf::ExportPlan plan =
         gguf::plan_export(model.weights, stack_experts(model.weights, *model.config),
                           gguf::read_model_config(*model.config, config_path.string()), type_);
+    read_calibration(plan);
     const gguf::Tokenizer tokenizer = read_tokenizer(model, plan.config);
     std::vector<gguf::TensorInfo> infos;
     for (const ExportedTensor& tensor : plan.tensors) infos.push_back(tensor.info);
@@ -97,6 +99,12 @@ class Export {
                  : "in f16, because their rows are no multiple of 32: ") +
           std::to_string(plan.fallbacks.size()) + " tensors, the first " + plan.fallbacks.front());
     }
+    if (tensors_.unknown != 0) {
+      notes.push_back(options_.calibration + " has no inputs of " +
+                      std::to_string(tensors_.unknown) + " of " +
+                      std::to_string(tensors_.known + tensors_.unknown) +
+                      " matrices: they are rounded by themselves");
+    }
     if (!plan.left_out.empty()) {
       notes.push_back("left out: " + std::to_string(plan.left_out.size()) + " weights, the first " +
                       printable(plan.left_out.front()));
@@ -106,9 +114,25 @@ class Export {
   }
 
  private:
+  void read_calibration(const gguf::ExportPlan& plan) {
+    if (options_.calibration.empty()) return;
+    const gguf::TensorTypeInfo& type = gguf::info_of(type_);
+    if (type.block_elements == 1) {
+      throw UsageError("--calibration",
+                       "is for a --type of blocks, --type is " + std::string(type.export_name));
+    }
+    calibration_ = std::make_unique<Calibration>(options_.calibration);
+    tensors_ = gguf::check_calibration(plan, *calibration_);
+  }
+
   void write(const gguf::ExportPlan& plan, const gguf::FilePlan& file, const Model& model) const {
     gguf::ExportOptions work;
     work.threads = threads_of(options_.jobs);
+    if (calibration_ != nullptr) {
+      work.encoder_of = [this](const ExportedTensor& tensor) {
+        return gguf::along_inputs(tensor, *calibration_);
+      };
+    }
     work.advance = session_.progress("export", file.size_bytes - file.header.size());
     gguf::write_export(plan, file, options_.out, model.checkpoint.ids(), work);
   }
@@ -142,6 +166,10 @@ class Export {
       value.set("tokens", count(tokenizer.tokens));
       value.set("bytes", count(file.size_bytes));
       value.set("seconds", json::Value::number(seconds_));
+      if (calibration_ != nullptr) {
+        value.set("calibrated", count(tensors_.known));
+        value.set("not_calibrated", count(tensors_.unknown));
+      }
       json::Value& types = value.set("types", json::Value::object());
       for (const auto& [name, row] : rows) {
         json::Value& type = types.set(name, json::Value::object());
@@ -178,6 +206,8 @@ class Export {
   const Session& session_;
   TensorType type_ = TensorType::kBF16;
   double seconds_ = 0;
+  std::unique_ptr<Calibration> calibration_;
+  gguf::CalibratedTensors tensors_;
 };
 
 Run declare(CommandLine& line) {
@@ -191,6 +221,11 @@ Run declare(CommandLine& line) {
           "default: the float type of the embedding")
       .one_of({"f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "mxfp4"})
       .type_name("TYPE");
+  line.add_option(
+          "--calibration", options->calibration,
+          "The inputs of the linear layers (calibration.safetensors): codes of blocks are chosen "
+          "with error feedback along them, not each by itself")
+      .type_name("FILE");
   declare_jobs(line, options->jobs);
   line.add_flag("--force", options->force, "Replace the file if it exists, in one step");
   line.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");
@@ -218,6 +253,8 @@ const Command kExport = {
     "monograph export my-llama my-llama.gguf --to gguf\n"
     "monograph export my-qwen3-nf4 my-qwen3.gguf --to gguf --type q8_0\n"
     "monograph export my-llama my-llama-Q4_K_M.gguf --to gguf --type q4_k_m\n"
+    "monograph export merged merged-Q4_K_M.gguf --type q4_k_m --calibration "
+    "my-lora/calibration.safetensors\n"
     "monograph export my-gemma my-gemma.gguf --to gguf --type q4_0 --dry-run --json",
     declare,
 };

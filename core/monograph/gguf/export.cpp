@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <deque>
+#include <mutex>
 
 #include "monograph/base/error.h"
 #include "monograph/cpu/parallel.h"
@@ -23,6 +25,14 @@ struct Piece {
   std::uint64_t begin = 0, end = 0;
 };
 
+// Of one tensor, made by the thread that comes first and dropped by the one that is last.
+struct Encoder {
+  std::mutex mutex;
+  bool made = false;
+  std::size_t pieces_left = 0;
+  std::shared_ptr<const RowEncoder> encoder;
+};
+
 struct Scratch {
   std::vector<float> values;
   std::vector<std::uint8_t> out;
@@ -39,6 +49,7 @@ class Exporter {
       for (std::uint64_t begin = 0; begin < rows; begin += step) {
         pieces_.push_back({i, begin, std::min(begin + step, rows)});
       }
+      encoders_.emplace_back().pieces_left = (rows + step - 1) / step;
     }
   }
 
@@ -70,9 +81,28 @@ class Exporter {
     read(tensor, piece, scratch);
     if (tensor.weight != nullptr) check(tensor, piece, scratch.values);
     scratch.out.resize(size_bytes(tensor.info.type, count));
-    encode(tensor.info.type, scratch.values.data(), count, scratch.out.data());
+    if (const auto encoder = encoder_of(piece.tensor)) {
+      encoder->encode(tensor.info.type, scratch.values, scratch.out.data());
+    } else {
+      encode(tensor.info.type, scratch.values.data(), count, scratch.out.data());
+    }
+    end_piece(piece.tensor);
     writer_.write(piece.tensor, size_bytes(tensor.info.type, piece.begin * cols), scratch.out);
     options_.advance(scratch.out.size());
+  }
+
+  std::shared_ptr<const RowEncoder> encoder_of(std::size_t tensor) {
+    Encoder& own = encoders_[tensor];
+    const std::lock_guard lock(own.mutex);
+    if (!own.made) own.encoder = options_.encoder_of(plan_.tensors[tensor]);
+    own.made = true;
+    return own.encoder;
+  }
+
+  void end_piece(std::size_t tensor) {
+    Encoder& own = encoders_[tensor];
+    const std::lock_guard lock(own.mutex);
+    if (--own.pieces_left == 0) own.encoder.reset();
   }
 
   static void read(const ExportedTensor& tensor, const Piece& piece, Scratch& scratch) {
@@ -151,6 +181,7 @@ class Exporter {
   FileWriter& writer_;
   const ExportOptions& options_;
   std::vector<Piece> pieces_;
+  std::deque<Encoder> encoders_;  // by tensor
   std::atomic<std::size_t> next_ = 0;
   std::atomic<bool> stop_ = false;
 };

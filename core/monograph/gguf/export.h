@@ -55,8 +55,20 @@ ExportPlan plan_export(const std::vector<Weight>& weights, ExpertStacks experts,
 Metadata export_metadata(const ExportPlan& plan, const Tokenizer& tokenizer, TensorType type,
                          const std::string& name);
 
+// How rows of one tensor become what is stored; called by several threads at once.
+class RowEncoder {
+ public:
+  virtual ~RowEncoder() = default;
+  // Whole rows, finite and up to the largest magnitude of the type.
+  virtual void encode(TensorType type, std::span<const float> values, std::uint8_t* out) const = 0;
+};
+
 struct ExportOptions {
   int threads = 1;
+  // Called once for a tensor, when its rows begin; what it returns lives until they are done. Null:
+  // encode() of encode_blocks.h.
+  std::function<std::shared_ptr<const RowEncoder>(const ExportedTensor&)> encoder_of =
+      [](const ExportedTensor&) { return nullptr; };
   // Called with the bytes of the file of each piece done, from any thread; what it throws ends the
   // work.
   std::function<void(std::uint64_t)> advance = [](std::uint64_t) {};

@@ -121,7 +121,10 @@ std::uint8_t BlockGrid::nearest(std::size_t i, double x) const {
   const double number = (x + static_cast<double>(minimum[i])) / step;
   if (levels == nullptr) {
     const double low = lowest, high = lowest + static_cast<int>(codes) - 1;
-    return static_cast<std::uint8_t>(std::ceil(std::clamp(number, low, high) - 0.5) - low);
+    // The ceiling, without a call of the library for it.
+    const double half = std::clamp(number, low, high) - 0.5;
+    const int below = static_cast<int>(half);
+    return static_cast<std::uint8_t>(below + (half > static_cast<double>(below)) - lowest);
   }
   std::uint8_t found = 0;
   for (std::uint8_t code = 1; code < codes; ++code) {

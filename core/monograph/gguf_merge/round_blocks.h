@@ -22,4 +22,9 @@ void round_blocks(TensorType type, std::span<const std::uint8_t> base,
                   std::span<const float> values, std::span<const double> merged,
                   const FeedbackRows& feedback, std::uint8_t* out);
 
+// Other codes in the blocks of `rows` rows, whose scales stay: of `wanted`, rows x cols finite
+// values, rounded as round_blocks does. A row has the same codes whatever rows are taken together.
+void set_rounded_codes(TensorType type, std::span<const double> wanted, std::size_t rows,
+                       const FeedbackRows& feedback, std::uint8_t* blocks);
+
 }  // namespace monograph::gguf

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #include "monograph/base/error.h"
 #include "monograph/text/utf8.h"
@@ -132,6 +133,17 @@ const CalibratedInputs* Calibration::find(std::string_view weight) const {
     return nullptr;
   }
   return nullptr;
+}
+
+std::string Calibration::module_beside(const std::vector<std::string_view>& weights) const {
+  std::set<std::string, std::less<>> known;
+  for (const std::string_view weight : weights) {
+    for (std::string& name : module_names(weight)) known.insert(std::move(name));
+  }
+  for (const auto& [module, inputs] : modules_) {
+    if (!known.contains(module)) return module;
+  }
+  return {};
 }
 
 const CalibratedInputs* Calibration::find(std::string_view weight, std::size_t inputs) const {

@@ -50,6 +50,9 @@ class Calibration {
   const CalibratedInputs* find(std::string_view weight) const;
   // The same for a weight with that many inputs; throws Error if the file has another number.
   const CalibratedInputs* find(std::string_view weight, std::size_t inputs) const;
+  // A module of the file that belongs to none of these weights of a checkpoint, the first by its
+  // name; empty if all do.
+  std::string module_beside(const std::vector<std::string_view>& weights) const;
 
  private:
   [[noreturn]] void fail(std::string_view tensor, const std::string& what) const;

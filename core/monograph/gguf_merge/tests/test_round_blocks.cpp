@@ -161,5 +161,34 @@ TEST(RoundBlocks, FeedbackKeepsWhatNearestLoses) {
   }
 }
 
+TEST(RoundBlocks, ARowHasTheSameCodesInAnyCompany) {
+  std::mt19937 random(6);
+  std::normal_distribution<double> normal(0, 0.1);
+  std::vector<double> g(kColumns * 2);
+  for (double& x : g) x = normal(random);
+  const FeedbackRows feedback = feedback_rows(g, std::vector<double>(kColumns, 1), 2);
+  constexpr std::size_t kRows = 37;  // two groups of lanes and a part of one
+  for (const TensorType type : kTypes) {
+    std::vector<double> wanted(kRows * kColumns);
+    for (double& x : wanted) x = normal(random);
+    std::vector<std::uint8_t> blocks;
+    for (unsigned row = 0; row < kRows; ++row) {
+      const Row one = random_row(type, row);
+      blocks.insert(blocks.end(), one.blocks.begin(), one.blocks.end());
+    }
+    const std::size_t row_bytes = blocks.size() / kRows;
+    for (const FeedbackRows& how : {feedback, kNone}) {
+      std::vector<std::uint8_t> together = blocks, alone = blocks;
+      set_rounded_codes(type, wanted, kRows, how, together.data());
+      for (std::size_t row = 0; row < kRows; ++row) {
+        set_rounded_codes(type, std::span(wanted).subspan(row * kColumns, kColumns), 1, how,
+                          alone.data() + row * row_bytes);
+      }
+      EXPECT_EQ(together, alone) << info_of(type).name;
+      EXPECT_NE(together, blocks) << info_of(type).name;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace monograph::gguf

@@ -4,4 +4,5 @@
 
 namespace monograph {
 template FeedbackFn* feedback_variant<simd::Avx2>(Format);
+template void feedback_step<simd::Avx2>(const FeedbackStep&);
 }  // namespace monograph

@@ -4,4 +4,5 @@
 
 namespace monograph {
 template FeedbackFn* feedback_variant<simd::Avx512>(Format);
+template void feedback_step<simd::Avx512>(const FeedbackStep&);
 }  // namespace monograph

@@ -13,6 +13,8 @@ namespace monograph {
 // Defined once for each instruction set, in scalar.cpp, avx2.cpp, avx512.cpp.
 template <class V>
 FeedbackFn* feedback_variant(Format format);
+template <class V>
+void feedback_step(const FeedbackStep& step);
 
 namespace {
 
@@ -95,6 +97,12 @@ const std::vector<Variant<FeedbackFn, ByFormat>>& feedback_variants() {
   static const auto rows = make_variants<FeedbackFn>(
       VectorTargets{}, every_format(),
       []<class V>(ByFormat key) { return feedback_variant<V>(key.format); });
+  return rows;
+}
+
+const std::vector<Variant<FeedbackStepFn>>& feedback_step_variants() {
+  static const auto rows = make_variants<FeedbackStepFn>(
+      VectorTargets{}, []<class V>() -> FeedbackStepFn* { return feedback_step<V>; });
   return rows;
 }
 

@@ -51,6 +51,20 @@ struct FeedbackJob {
   const float* zeros = nullptr;
 };
 
+// One column of kFeedbackLanes rows whose values are rounded elsewhere: their errors go into `sums`
+// by `g`, directions values; `corrections` becomes what the next column is rounded less, by its
+// `c`.
+struct FeedbackStep {
+  std::size_t directions;
+  const double *g, *c;
+  const double* errors;  // one a row
+  double* sums;          // directions x kFeedbackLanes
+  double* corrections;   // one a row
+};
+using FeedbackStepFn = void(const FeedbackStep& step);
+
+const std::vector<Variant<FeedbackStepFn>>& feedback_step_variants();
+
 // At most kFeedbackLanes rows.
 using FeedbackFn = void(const FeedbackJob& job, std::size_t rows);
 

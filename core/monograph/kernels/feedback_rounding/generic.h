@@ -126,6 +126,46 @@ template <class F, class N>
   }
 }
 
+// The errors of a column into the sums, and from these the corrections of the next one.
+template <class N>
+[[gnu::always_inline]] inline void feed_back(const double* g, const double* c,
+                                             std::size_t directions,
+                                             const typename N::Double* error, double* sums,
+                                             typename N::Double* correction) {
+  using Double = typename N::Double;
+  constexpr std::size_t kLanes = kFeedbackLanes, kWide = N::kDoubles, kDoubles = kLanes / kWide;
+  Double even[kDoubles] = {}, odd[kDoubles] = {};
+  for (std::size_t d = 0; d < directions; d += 2, sums += 2 * kLanes) {
+    const double g0 = g[d], g1 = g[d + 1], c0 = c[d], c1 = c[d + 1];
+    unrolled<kDoubles>([&](auto j) __attribute__((always_inline)) {
+      double *first = sums + j * kWide, *second = first + kLanes;
+      const Double sum0 = load_vector<Double>(first) + error[j] * g0;
+      const Double sum1 = load_vector<Double>(second) + error[j] * g1;
+      store_vector(first, sum0);
+      store_vector(second, sum1);
+      even[j] += sum0 * c0;
+      odd[j] += sum1 * c1;
+    });
+  }
+  unrolled<kDoubles>([&](auto j)
+                         __attribute__((always_inline)) { correction[j] = even[j] + odd[j]; });
+}
+
+template <class V>
+void feedback_step(const FeedbackStep& step) {
+  using N = VectorsOf<V>;
+  using Double = typename N::Double;
+  constexpr std::size_t kWide = N::kDoubles, kDoubles = kFeedbackLanes / kWide;
+  Double error[kDoubles], correction[kDoubles];
+  unrolled<kDoubles>([&](auto j) __attribute__((always_inline)) {
+    error[j] = load_vector<Double>(step.errors + j * kWide);
+  });
+  feed_back<N>(step.g, step.c, step.directions, error, step.sums, correction);
+  unrolled<kDoubles>([&](auto j) __attribute__((always_inline)) {
+    store_vector(step.corrections + j * kWide, correction[j]);
+  });
+}
+
 // Columns that are transposed at once.
 inline constexpr std::size_t kFeedbackTile = 64;
 
@@ -176,29 +216,13 @@ void feedback_group(const FeedbackJob& job, std::size_t rows) {
       });
       for (std::size_t lane = 0; lane < kLanes; ++lane)
         codes[i][lane] = static_cast<std::uint8_t>(code[lane]);
-      Double error[kDoubles], even[kDoubles], odd[kDoubles];
+      Double error[kDoubles];
       unrolled<kDoubles>([&](auto j) __attribute__((always_inline)) {
         const Half stored = load_vector<Half>(narrow + j * kWide);
         error[j] = __builtin_convertvector(stored, Double) - load_vector<Double>(&w[i][j * kWide]);
-        even[j] = odd[j] = Double{};
       });
-      const double* g = job.g + (begin + i) * directions;
-      const double* c = job.c + (begin + i + 1) * directions;
-      double* sums = job.sums;
-      for (std::size_t d = 0; d < directions; d += 2, sums += 2 * kLanes) {
-        const double g0 = g[d], g1 = g[d + 1], c0 = c[d], c1 = c[d + 1];
-        unrolled<kDoubles>([&](auto j) __attribute__((always_inline)) {
-          double *first = sums + j * kWide, *second = first + kLanes;
-          const Double sum0 = load_vector<Double>(first) + error[j] * g0;
-          const Double sum1 = load_vector<Double>(second) + error[j] * g1;
-          store_vector(first, sum0);
-          store_vector(second, sum1);
-          even[j] += sum0 * c0;
-          odd[j] += sum1 * c1;
-        });
-      }
-      unrolled<kDoubles>([&](auto j)
-                             __attribute__((always_inline)) { correction[j] = even[j] + odd[j]; });
+      feed_back<N>(job.g + (begin + i) * directions, job.c + (begin + i + 1) * directions,
+                   directions, error, job.sums, correction);
     }
     for (std::size_t lane = 0; lane < rows; ++lane) {
       std::uint8_t* out = job.codes + lane * cols + begin;

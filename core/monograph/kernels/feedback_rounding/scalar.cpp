@@ -4,4 +4,5 @@
 
 namespace monograph {
 template FeedbackFn* feedback_variant<simd::Scalar>(Format);
+template void feedback_step<simd::Scalar>(const FeedbackStep&);
 }  // namespace monograph

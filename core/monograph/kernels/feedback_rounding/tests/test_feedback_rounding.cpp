@@ -375,5 +375,33 @@ TEST(FeedbackRounding, TakesScalesAndZeroPointsOfGroupsAsTheyAreStored) {
   }
 }
 
+// A column after the other, against plain loops in the order that the header says.
+TEST(FeedbackRounding, AStepHasTheSameBitsOnEveryInstructionSet) {
+  const std::size_t cols = 9, directions = 6, lanes = kFeedbackLanes;
+  const std::vector<double> g = random_values(cols * directions, 1, 1.0);
+  const FeedbackRows rows = feedback_rows(g, std::vector<double>(cols, 0.5), directions);
+  const std::vector<double> errors = random_values(cols * lanes, 2, 0.1);
+  for (const auto& variant : feedback_step_variants()) {
+    if (variant.isa > best_isa()) continue;
+    std::vector<double> sums(directions * lanes), expected(directions * lanes), found(lanes);
+    for (std::size_t i = 0; i < cols; ++i) {
+      const double* c = rows.c.data() + (i + 1) * directions;
+      variant.run({directions, rows.g.data() + i * directions, c, errors.data() + i * lanes,
+                   sums.data(), found.data()});
+      for (std::size_t lane = 0; lane < lanes; ++lane) {
+        double even = 0, odd = 0;
+        for (std::size_t d = 0; d < directions; ++d) {
+          double& sum = expected[d * lanes + lane];
+          sum += errors[i * lanes + lane] * rows.g[i * directions + d];
+          (d % 2 == 0 ? even : odd) += sum * c[d];
+        }
+        ASSERT_EQ(found[lane], even + odd)
+            << static_cast<int>(variant.isa) << " " << i << " " << lane;
+      }
+    }
+    EXPECT_EQ(sums, expected);
+  }
+}
+
 }  // namespace
 }  // namespace monograph
