@@ -204,9 +204,10 @@ def _spread() -> str:
             row += [f"{experts.ranks_of_a_token(ranks):.2f}", f"{experts.slots_of_a_token(ranks):.2f}"]
             row += [f"{experts.sent_for_a_token(ranks) / 1e6:.2f}"]
             row += [f"{experts.each_slot_alone(ranks) / 1e6:.2f}"]
-            rows.append([*row, _gb(experts.factors_for_a_micro_batch(ranks))])
+            rest, held = sizes.trained - experts.trained, experts.held_factors(ranks)
+            rows.append([*row, _gb(3 * FLOAT * (rest + held))])
     head = ["model", "ranks", "base of a rank, GB", "buffers, GB", "rows out for a token", "slots elsewhere"]
-    return _table([*head, "sent for a token, MB", "each slot alone, MB", "factors, GB"], rows)
+    return _table([*head, "sent for a token, MB", "each slot alone, MB", "adapter and moments, GB"], rows)
 
 
 def _sliced() -> str:

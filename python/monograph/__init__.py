@@ -25,6 +25,7 @@ from monograph.upstream.when_imported import when_imported
 
 if TYPE_CHECKING:
     from monograph.diagnosis import doctor
+    from monograph.distributed.expert_adapter import whole_adapter
     from monograph.distributed.expert_parallel import expert_parallel
     from monograph.distributed.shard import shard
     from monograph.distributed.unshard import unshard, unsharded
@@ -59,6 +60,7 @@ __all__ = [
     "to_bitsandbytes",
     "unshard",
     "unsharded",
+    "whole_adapter",
 ]
 
 # What needs transformers or PEFT is imported when first used: the operators alone need torch only.
@@ -74,6 +76,7 @@ _ON_FIRST_USE = {
     "shard": "monograph.distributed.shard",
     "unshard": "monograph.distributed.unshard",
     "unsharded": "monograph.distributed.unshard",
+    "whole_adapter": "monograph.distributed.expert_adapter",
 }
 
 

@@ -125,10 +125,9 @@ def _routed_lines(sizes: Sizes, plan: Plan, routed: int) -> list[str]:
     if experts is None or ranks == 1:
         return []
     token, alone = experts.sent_for_a_token(ranks), experts.each_slot_alone(ranks)
-    factors = experts.factors_for_a_micro_batch(ranks)
     return [
         f"  {'experts':14}{_gb(routed):>10}   {token / 1e6:.2f} MB a token with even routes, at most "
-        f"{alone / 1e6:.2f} MB if each slot went alone, and {_gb(int(factors))} GB of factors a micro-batch"
+        f"{alone / 1e6:.2f} MB if each slot went alone"
     ]
 
 

@@ -14,18 +14,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from monograph.distributed.expert_adapter import cut_factors, group_of_layer
 from monograph.distributed.expert_exchange import ExpertExchange
 from monograph.distributed.expert_group import ExpertGroup
 from monograph.distributed.expert_routes import owned
 from monograph.distributed.file_ranges import RangeReader
 from monograph.distributed.fully_sharded import refuse_fully_sharded
-from monograph.distributed.same_models import compare
+from monograph.distributed.same_models import compare, digests
 from monograph.distributed.shard import sharded_units
 from monograph.distributed.shard_placeholder import ExpertPlaceholder
-from monograph.distributed.world import World
+from monograph.distributed.world import World, alone
 from monograph.nn.packed_experts import ExpertShare, PackedExperts
 from monograph.nn.repeated_layers import has_regions
-from monograph.ops.ep_experts import group_numbered, register_group
+from monograph.ops.ep_experts import register_group
 from monograph.quant.stack_pair import tensors_of, with_tensors
 from monograph.upstream.torch_names import parameters_of
 
@@ -33,7 +34,9 @@ _OP = "expert_parallel"
 _STACKS = ("gate_up_proj", "up_proj", "down_proj")  # of dense experts, as transformers names them
 
 
-def expert_parallel(model: nn.Module, world: World, size: int | None = None) -> nn.Module:
+def expert_parallel(
+    model: nn.Module, world: World, size: int | None = None, *, adapter: bool = True
+) -> nn.Module:
     """Spreads the packed experts of a model over each `size` neighbouring ranks, in place, and returns it.
 
     size: a divisor of the number of ranks; None: all of them. Every rank has the whole model before (a mapped
@@ -45,9 +48,12 @@ def expert_parallel(model: nn.Module, world: World, size: int | None = None) -> 
         mg.expert_parallel(model, world)
         step = TrainStep(model, world=world)
 
-    Rank r of n keeps the experts [r E // n, (r + 1) E // n) of each layer; n need not divide E. The adapter
-    stays whole on each rank. All ranks must run the same number of forwards and backwards, each of its own
-    tokens; a rank without any still calls. Outside of a forward the tensors of experts raise.
+    Rank r of n keeps the experts [r E // n, (r + 1) E // n) of each layer; n need not divide E. With
+    `adapter` it keeps the LoRA factors of those experts alone, and TrainStep their gradients and moments: no
+    gradient of an expert is sent. Without, each rank has the whole adapter, and the gradient of a factor is
+    that of this rank's tokens, for a trainer that sums gradients over ranks itself. All ranks must run the
+    same number of forwards and backwards, each of its own tokens; a rank without any still calls. Outside of
+    a forward the tensors of experts raise.
     """
     size = world.size if size is None else size
     if size < 1 or world.size % size:
@@ -58,9 +64,11 @@ def expert_parallel(model: nn.Module, world: World, size: int | None = None) -> 
     group = _group(world, size)
     number = register_group(ExpertExchange(group))
     with RangeReader() as reader:
-        compare(_OP, lambda: _described(layers, reader), [world.group])
+        compare(_OP, lambda: _described(model, layers, reader), [world.group])
         for path, layer in layers.items():
-            _cut(path, layer, group, number, reader)
+            _cut(path, layer, group, number, reader, adapter)
+    if adapter:
+        cut_factors(model)
     return model
 
 
@@ -75,13 +83,6 @@ def expert_group_of(model: nn.Module) -> ExpertGroup | None:
     for layer in expert_layers(model).values():
         return group_of_layer(layer)
     return None
-
-
-def group_of_layer(layer: PackedExperts) -> ExpertGroup:
-    assert layer.expert_share is not None
-    exchange: Any = group_numbered(_OP, layer.expert_share.group)
-    group: ExpertGroup = exchange.group
-    return group
 
 
 def _layers(model: nn.Module, size: int) -> dict[str, PackedExperts]:
@@ -136,20 +137,22 @@ def _group(world: World, size: int) -> ExpertGroup:
     if len(ranks) < dist.get_world_size() and size == world.size:
         return ExpertGroup(world.rank, size, world.group)
     mine: Any = None
+    copies, place = alone(), world.rank // size
+    settings: Any = {"timeout": timedelta(seconds=world.timeout), "backend": dist.get_backend(world.group)}
     for begin in range(0, world.size, size):
-        made = dist.new_group(
-            ranks[begin : begin + size],
-            timeout=timedelta(seconds=world.timeout),
-            backend=dist.get_backend(world.group),
-        )
+        made = dist.new_group(ranks[begin : begin + size], **settings)
         mine = made if begin == first else mine
-    return ExpertGroup(world.rank - first, size, mine)
+    for rank in range(size if size < world.size else 0):
+        made = dist.new_group(ranks[rank::size], **settings)
+        if rank == world.rank - first:
+            copies = World(place, world.size // size, world.local_rank, made, world.timeout)
+    return ExpertGroup(world.rank - first, size, mine, place=place, copies=copies)
 
 
-def _described(layers: Mapping[str, PackedExperts], reader: RangeReader) -> dict[str, str]:
+def _described(model: nn.Module, layers: Mapping[str, PackedExperts], reader: RangeReader) -> dict[str, str]:
     """Ranks with other models would compute rubbish. Of each layer a sample is compared, as few bytes are
-    read."""
-    found = {}
+    read; what is trained is compared whole."""
+    found = digests((name, p) for name, p in model.named_parameters() if p.requires_grad)
     for path, layer in layers.items():
         tensors = _tensors(layer)
         for name, tensor in tensors.items():
@@ -163,7 +166,9 @@ def _tensors(layer: PackedExperts) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def _cut(path: str, layer: PackedExperts, group: ExpertGroup, number: int, reader: RangeReader) -> None:
+def _cut(
+    path: str, layer: PackedExperts, group: ExpertGroup, number: int, reader: RangeReader, adapter: bool
+) -> None:
     names = layer.experts_kind.names
     count = layer.stacks[names[0]].shape[0]
     mine = owned(group.rank, group.size, count)
@@ -181,4 +186,4 @@ def _cut(path: str, layer: PackedExperts, group: ExpertGroup, number: int, reade
         own[name] = ExpertPlaceholder(own[name], f"{path}.{name}", group.size)  # type: ignore[arg-type]
         # No parameter of the module: who walks over those takes no rank's experts for those of all.
         vars(layer)[name] = nn.Parameter(copied, requires_grad=False)
-    layer.expert_share = ExpertShare(mine.start, len(mine), count, number, group.size)
+    layer.expert_share = ExpertShare(mine.start, len(mine), count, number, group.size, adapter)

@@ -2,8 +2,8 @@
 
 n ranks own the E experts of a layer; a token has k of them. A row is a hidden state. Forward sends a token
 once to each rank that needs it and gets a row for each slot there; backward sends two rows for a token, x and
-dy, and gets one for a slot. Gradients of replicated factors go home. Numbers of rows and slots are not
-counted: 8 bytes a slot beside 2 H.
+dy, and gets one for a slot. Factors, their gradients and moments lie with their experts: none is sent.
+Numbers of rows and slots are not counted: 8 bytes a slot beside 2 H.
 """
 
 from __future__ import annotations
@@ -62,16 +62,17 @@ class Experts:
         rows = (2 * forwards + 3) * self.chosen * (ranks - 1) / ranks
         return rows * self.layers * self.hidden * self.float_bytes
 
-    def factors_for_a_micro_batch(self, ranks: int) -> float:
-        """Bytes of gradients of factors, 4 P (n - 1) / n; less if an expert's owner gets no token."""
-        return FLOAT * self.trained * (ranks - 1) / ranks
+    def held_factors(self, ranks: int) -> int:
+        """Numbers of the factors on the experts of the rank with the most."""
+        return self.trained * max(self.owned(ranks)) // self.count
 
     def buffer_bytes(self, ranks: int, tokens: int) -> int:
         """Of an exchange in backward at most, whatever the routes are: rows out and in (x and dy), a row for
-        each slot that is served and for each that comes home, one owner's factors out and in."""
+        each slot that is served and for each that comes home, the gradients of a layer's factors of one
+        micro-batch."""
         if ranks == 1:
             return 0
         most = max(self.owned(ranks))
         rows = tokens * (4 + min(self.chosen, most) + self.chosen)
-        factors = 2 * FLOAT * self.trained // self.layers * most // self.count
+        factors = FLOAT * self.trained // self.layers * most // self.count
         return rows * self.hidden * self.float_bytes + factors

@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from monograph.distributed.expert_parallel import group_of_layer
+from monograph.distributed.expert_adapter import group_of_layer
 from monograph.distributed.expert_routes import owned
 from monograph.nn.packed_experts import PackedExperts
 from monograph.quant.stack_pair import StackPair

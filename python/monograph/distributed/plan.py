@@ -177,7 +177,15 @@ def make_plan(sizes: Sizes, mesh: Mesh, step: Step) -> Plan:
             )
             for u, row in rows
         ]
-    collectives += _sum_of_gradients(sizes.trained + 1, order, mesh.ranks, step.whole)
+    # Factors of spread experts lie on their owners, which sum them: over the groups alone.
+    cut = 0 if spread is None else spread.trained
+    held = 0 if spread is None else spread.held_factors(mesh.experts)
+    shared, trained = sizes.trained - cut, sizes.trained - cut + held
+    collectives += _sum_of_gradients(shared + 1, order, mesh.ranks, step.whole)
+    if held and mesh.ranks > mesh.experts:
+        groups = mesh.ranks // mesh.experts
+        among = Order.of(step.micro_batches, leaves, 0, groups)
+        collectives += _sum_of_gradients(held, among, groups, step.whole)
     if mesh.ranks > 1:
         collectives.append(Collective("targets", "all_reduce", mesh.ranks, 1, COUNTS, COUNTS))
     # The next layer is gathered while the last is not yet freed; embedding and head are alone.
@@ -185,17 +193,17 @@ def make_plan(sizes: Sizes, mesh: Mesh, step: Step) -> Plan:
     memory = {
         "shard": sum(row.bytes_per_rank for _, row in rows) + sizes.whole_bytes,
         "gathered": max(rooms) if mesh.shard > 1 else 0,
-        "adapter": FLOAT * sizes.trained,
-        "moments": 2 * FLOAT * sizes.trained,
-        "gradients": _gradient_bytes(sizes.trained + 1, order, mesh.ranks, step.whole),
+        "adapter": FLOAT * trained,
+        "moments": 2 * FLOAT * trained,
+        # Of its experts a rank has those of each rank of the group apart, and then their sum.
+        "gradients": _gradient_bytes(shared + 1, order, mesh.ranks, step.whole)
+        + FLOAT * held * (mesh.experts * (1 + ceil(log2(max(order.most, 1)))) + 1),
         "layer inputs": sizes.layers * step.tokens * sizes.hidden * sizes.float_bytes,
         "one layer": step.tokens * sizes.working * sizes.float_bytes,
         "logits": min(step.tokens, LOSS_TOKENS) * sizes.vocabulary * FLOAT,
     }
     if spread is not None:
-        sent = step.tokens * spread.sent_for_a_token(mesh.experts)
-        sent += spread.factors_for_a_micro_batch(mesh.experts)
-        each = ceil(sent / spread.layers)
+        each = ceil(step.tokens * spread.sent_for_a_token(mesh.experts) / spread.layers)
         collectives.append(
             Collective("experts", "exchange", mesh.experts, order.most * spread.layers, each, each)
         )

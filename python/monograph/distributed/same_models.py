@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from monograph.distributed.expert_adapter import whole_shapes
 from monograph.distributed.world import World, device_of, gathered_over
 from monograph.upstream.collectives import all_gather_into_tensor
 from monograph.upstream.torch_names import children
@@ -63,9 +64,10 @@ def constants_of_adapters(model: nn.Module) -> dict[str, str]:
                 text = None if name in _LEFT_OUT else _text(value)
                 if text is not None:
                     found[f"{path}.{name}"] = text
+    whole = whole_shapes(model)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            found[name] = f"{parameter.dtype} {list(parameter.shape)}"
+            found[name] = f"{parameter.dtype} {list(whole.get(name, parameter.shape))}"
     return found
 
 

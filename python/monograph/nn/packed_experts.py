@@ -58,13 +58,15 @@ class LowRank(NamedTuple):
 @dataclass(frozen=True)
 class ExpertShare:
     """The experts [first, first + held) of `count` are here, the others on other ranks of `group`, which is a
-    number of ops/ep_experts.py; ranks: how many they are."""
+    number of ops/ep_experts.py; ranks: how many they are. adapter: factors of LoRA lie as the experts do;
+    else each rank has all of them."""
 
     first: int
     held: int
     count: int
     group: int
     ranks: int
+    adapter: bool = False
 
     def refuse(self, how: str) -> NoReturn:
         raise RuntimeError(

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import nn
 
+from monograph.distributed.expert_adapter import factor_cuts
+from monograph.distributed.expert_group import ExpertGroup
+from monograph.distributed.expert_norm import SpreadNorm
 from monograph.ops.adamw import adamw
+from monograph.ops.spread_norm import register_norm
 from monograph.training.own_counts import OwnCounts
 
 # By these names transformers' Trainer leaves biases and norms without decay (read in 5.22).
@@ -76,6 +81,9 @@ class FlatParameters:
 
     before: of the same model, which has changed since. What has its name and shape keeps its moments; what is
     new begins with zero ones and a count of its own.
+
+    Of factors that are cut with their experts (`cuts`, by name) each rank has its share here. State
+    dictionaries are whole: the first rank gathers them, and each takes its share of one that is loaded.
     """
 
     def __init__(self, model: nn.Module, before: FlatParameters | None = None) -> None:
@@ -100,6 +108,13 @@ class FlatParameters:
         self.exp_avg_sq = torch.zeros_like(self.flat)
         self.steps = torch.zeros((), dtype=torch.float32, device=self.flat.device)
         self.counts = OwnCounts(self.sizes, self.decayed)
+        self.cuts = factor_cuts(model)
+        self._norm, self._norm_number = None, 0
+        if self.cuts:
+            self._norm = SpreadNorm(
+                self.sizes, [p.shape for p in self.parameters], [self.cuts.get(n) for n in self.names]
+            )
+            self._norm_number = register_norm(self._norm)
         if before is not None:
             self._keep(before)
 
@@ -207,6 +222,38 @@ class FlatParameters:
                 found |= {prefix + full_name: view for full_name in full_names}
         return found
 
+    @property
+    def spread_norm(self) -> SpreadNorm | None:
+        """What makes the norm where factors are cut."""
+        return self._norm
+
+    @property
+    def owners(self) -> ExpertGroup | None:
+        """The ranks over which factors are cut; None if they are not."""
+        return None if self._norm is None else self._norm.group
+
+    def shared(self, flat: torch.Tensor) -> torch.Tensor:
+        """What every rank has alike, of a tensor that is laid out like `flat`."""
+        return flat if not self.cuts else torch.cat([flat[:0], *self._parts(flat, cut=False)])
+
+    def own(self, flat: torch.Tensor) -> torch.Tensor:
+        """The rest: shares of factors."""
+        return torch.cat([flat[:0], *(self._parts(flat, cut=True) if self.cuts else [])])
+
+    def _parts(self, flat: torch.Tensor, *, cut: bool) -> list[torch.Tensor]:
+        both = zip(self.names, flat.split(self.sizes), strict=True)
+        return [part for name, part in both if (name in self.cuts) == cut]
+
+    def put_together(self, shared: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        """Laid out like `flat`: what `shared` and `own` take apart."""
+        cut = [name in self.cuts for name in self.names]
+        sizes = list(zip(self.sizes, cut, strict=True))
+        parts = [
+            iter(t.split([size for size, one in sizes if one == which]))
+            for t, which in ((shared, False), (own, True))
+        ]
+        return torch.cat([next(parts[one]) for one in cut])
+
     def gathered(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """Gradients of `parameters` as one tensor laid out like `flat`."""
         return torch.cat([g.float().reshape(-1) for g in gradients])
@@ -230,6 +277,10 @@ class FlatParameters:
         """One AdamW step on `flat`; gives the gradient's norm before clipping."""
         groups = self.counts.groups
         with torch.no_grad():
+            spread = None
+            if self.cuts:
+                spread, gradient = self._clipped(gradient, max_norm)
+                max_norm = 0.0
             norm = adamw(
                 self.flat.split(groups),
                 gradient.split(groups),
@@ -243,21 +294,38 @@ class FlatParameters:
                 max_norm,
             )
             self.counts.tell(self.steps)
-            return norm
+            return norm if spread is None else spread
+
+    def _clipped(self, gradient: torch.Tensor, max_norm: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm over all ranks, and what `adamw` multiplies the gradient with done already. Where the norm
+        is not finite every rank has one that is not."""
+        norm = torch.ops.monograph.spread_norm(
+            gradient, list(accumulate(self.counts.groups)), self._norm_number
+        )
+        clip = torch.ones_like(norm)
+        if max_norm > 0:
+            clip = torch.where(norm.double() > max_norm, (max_norm / norm.double()).float(), clip)
+        return norm, gradient * torch.where(norm.isfinite(), clip, torch.nan)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Masters, moments and the number of steps, by parameter name: what a resumed run needs."""
+        """Masters, moments and the number of steps, by parameter name: what a resumed run needs. Where
+        factors are cut it is a collective, and only that of rank 0 has them."""
         state = {"steps": self.steps.clone()}
         for part in ("flat", "exp_avg", "exp_avg_sq"):
             pieces = zip(self.names, self.parameters, getattr(self, part).split(self.sizes), strict=True)
-            state |= {f"{part}.{name}": piece.view(p.shape).clone() for name, p, piece in pieces}
+            for name, p, piece in pieces:
+                cut, found = self.cuts.get(name), piece.view(p.shape)
+                if cut is None:
+                    state[f"{part}.{name}"] = found.clone()
+                elif cut.group.place == 0 and (whole := cut.gathered(found)) is not None:
+                    state[f"{part}.{name}"] = whole
         joined = zip(self.names, self.counts.joined, strict=False)
         return state | {f"joined.{name}": self.steps.new_tensor(count) for name, count in joined if count}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         parts = ("flat", "exp_avg", "exp_avg_sq")
-        wanted = {f"{part}.{name}": shape for part in parts for name, (_, shape) in self._by_name()}
+        wanted = {f"{part}.{name}": shape for part in parts for name, shape in self._whole_shapes()}
         wanted["steps"] = torch.Size(())
         late = {f"joined.{name}": torch.Size(()) for name in self.names}
         missing, extra = (
@@ -276,9 +344,13 @@ class FlatParameters:
         self.steps.copy_(state["steps"])
         for part in parts:
             for name, piece in zip(self.names, getattr(self, part).split(self.sizes), strict=True):
-                piece.copy_(state[f"{part}.{name}"].reshape(-1))
+                value, cut = state[f"{part}.{name}"], self.cuts.get(name)
+                piece.copy_((value if cut is None else cut.share(value)).reshape(-1))
         self.counts.set([float(state.get(f"joined.{name}", 0.0)) for name in self.names], self.steps)
         self.copy_to_16_bit()
 
-    def _by_name(self) -> list[tuple[str, tuple[torch.dtype, torch.Size]]]:
-        return list(zip(self.names, self._kinds, strict=True))
+    def _whole_shapes(self) -> list[tuple[str, torch.Size]]:
+        return [
+            (name, self.cuts[name].whole_shape(shape) if name in self.cuts else shape)
+            for name, (_, shape) in zip(self.names, self._kinds, strict=True)
+        ]

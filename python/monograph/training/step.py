@@ -20,8 +20,9 @@ from monograph.distributed import (
     sum_over_ranks,
 )
 from monograph.distributed.expert_parallel import expert_group_of
+from monograph.distributed.expert_sums import OwnerOrder, OwnerSum
 from monograph.distributed.fully_sharded import refuse_fully_sharded
-from monograph.distributed.replica_check import bits_of, fingerprint
+from monograph.distributed.replica_check import bits_of
 from monograph.distributed.shard import sharded_units
 from monograph.memory.offload.activations import SMALLEST_BYTES
 from monograph.packing.stateful_layers import guard_packed
@@ -32,6 +33,7 @@ from monograph.training.micro_batches import mark_lengths, take, with_second_row
 from monograph.training.regions import outer_graph
 from monograph.training.step_graphs import MODES, WHOLE, WITH_REGIONS, ModelLoss, StepGraphs
 from monograph.training.step_offload import StepOffload
+from monograph.training.step_state import StepState
 from monograph.training.step_warnings import tell_alone, tell_no_target
 from monograph.training.traced_exchanges import traced_exchanges
 from monograph.upstream.torch_names import dynamo_config, mark_dynamic, maybe_mark_dynamic
@@ -55,7 +57,7 @@ class StepResult:
     loss_scale: torch.Tensor | None = None
 
 
-class TrainStep(StepGraphs):
+class TrainStep(StepGraphs, StepState):
     """One optimiser step over the micro-batches that the collators make.
 
         step = TrainStep(model, mode="graph")
@@ -158,29 +160,34 @@ class TrainStep(StepGraphs):
         targets: torch.Tensor,
         learning_rate: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        pieces = flat.split(self._slices.sizes)
+        pieces = self._slices.pieces(flat)
+        spread = [piece for piece, cut in zip(pieces, self._slices.cut, strict=True) if cut]
         free = {name: pieces[place] for name, place in self._slices.free}
         self._slices.give(pieces)
         replacements = self.state.replacements(free, "model.")
         loss = functional_call(self._module, replacements, (batch, targets), tie_weights=False)
         self._slices.give(None)
         scaled = loss if self.loss_scale is None else loss * self.loss_scale.scale
-        (gradient,) = torch.autograd.grad(scaled, [flat])
+        gradient, *rows = torch.autograd.grad(scaled, [flat, *spread])
         loss = loss.detach()
         if self.world.size > 1:
+            gradient = self.state.shared(gradient)
             loss, gradient = self._summed([torch.cat([gradient, self._behind(loss)])])
+        if self._owners is not None:
+            own = OwnerSum(self._owner_order, self._owners, len(rows))
+            own.add(rows)
+            gradient = self.state.put_together(gradient, own.total(self._own_size))
         gradient = torch.where(loss.isfinite(), gradient, torch.nan)
         return loss, self._update(gradient, learning_rate)
 
     def _behind(self, loss: torch.Tensor) -> torch.Tensor:
         """What follows the gradient in the tensors that are summed."""
-        return nn.functional.pad(loss.float().reshape(1), (0, self._length - self.state.flat.numel() - 1))
+        return nn.functional.pad(loss.float().reshape(1), (0, self._length - self._shared_size - 1))
 
     def _summed(self, roots: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss and gradient of the step from this rank's subtrees."""
         total = sum_over_ranks(roots, self._length, self._order, self.world, self.device)
-        size = self.state.flat.numel()
-        return total[size].clone(), total[:size]
+        return total[self._shared_size].clone(), total[: self._shared_size]
 
     def _update(self, gradient: torch.Tensor, learning_rate: torch.Tensor) -> torch.Tensor:
         """Clipping, AdamW and the next loss scale; gives the norm of the gradient before clipping."""
@@ -198,6 +205,9 @@ class TrainStep(StepGraphs):
             )
         self._check_identity()
         self._order = order = self._order_of(len(micro_batches))
+        if self._owners is not None:
+            leaves = self.virtual_shards or len(micro_batches)
+            self._owner_order = OwnerOrder.of(len(micro_batches), leaves, self._owners)
         alike = self._alike(learning_rate)
         taken = take(micro_batches, order.own, self.world, self._keys, alike, first_too=self._sharded)
         if taken.targets == 0:
@@ -249,7 +259,7 @@ class TrainStep(StepGraphs):
             "seed": self.seed % 2**63,
             "virtual_shards": self.virtual_shards or 0,
             "learning_rate (bits)": bits_of(learning_rate),
-            "sum of the trained parameters (bits)": fingerprint(self.state.flat),
+            "sum of the trained parameters (bits)": self.fingerprint(),
             **self._same.numbers(self._identity.named_modules),
             **self._exchanges(),
         }
@@ -268,13 +278,22 @@ class TrainStep(StepGraphs):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss and gradient of the step, micro-batch by micro-batch."""
         total = TreeSum(self._order.sums)
-        for index in self._order.own:
-            self.world.doing("micro-batch", str(index))
-            total.add(self.micro_batch_gradient(index, batches[index], targets))
-        for _ in range(self._forwards_missing(self._order)):
-            self.micro_batch_gradient(0, batches[0], targets)
+        cut = self._slices.cut
+        own = None if self._owners is None else OwnerSum(self._owner_order, self._owners, sum(cut))
+        for index in (*self._order.own, *[None] * self._forwards_missing(self._order)):
+            if index is not None:
+                self.world.doing("micro-batch", str(index))
+            pieces, loss = self._gradients(index or 0, batches[index or 0], targets)
+            if own is not None:
+                own.add([piece for piece, one in zip(pieces, cut, strict=True) if one])
+            if index is not None:
+                total.add(self._flat(pieces, loss))
+            del pieces
         self.world.doing("sum")
-        return self._summed(total.parts)
+        loss, gradient = self._summed(total.parts)
+        if own is not None:
+            gradient = self.state.put_together(gradient, own.total(self._own_size))
+        return loss, gradient
 
     def _forwards_missing(self, order: Order) -> int:
         """How often a rank with fewer batches than others computes one for nothing: forward and backward of a
@@ -283,11 +302,20 @@ class TrainStep(StepGraphs):
 
     def micro_batch_gradient(self, index: int, batch: Tensors, targets: torch.Tensor) -> torch.Tensor:
         """Gradient, loss and zeros, as they are summed."""
+        return self._flat(*self._gradients(index, batch, targets))
+
+    def _gradients(
+        self, index: int, batch: Tensors, targets: torch.Tensor
+    ) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """By leaf, and the loss."""
         self._seed(index)
         loss = self._run(partial(self.micro_batch_loss, batch, targets))
         scale = None if self.loss_scale is None else [self.loss_scale.scale]
-        own = torch.autograd.grad(loss, self._slices.leaves, scale, materialize_grads=True)
-        return self.state.gathered([*own, self._behind(loss.detach())])
+        return torch.autograd.grad(loss, self._slices.leaves, scale, materialize_grads=True), loss.detach()
+
+    def _flat(self, pieces: Sequence[torch.Tensor], loss: torch.Tensor) -> torch.Tensor:
+        shared = [piece for piece, cut in zip(pieces, self._slices.cut, strict=True) if not cut]
+        return self.state.gathered([*shared, self._behind(loss)])
 
     def evaluate(self, batch: Mapping[str, Any]) -> tuple[torch.Tensor, int]:
         """The summed loss over the targets of a batch, and their number."""
@@ -365,15 +393,3 @@ class TrainStep(StepGraphs):
         constant = (self.seed * 0x9E3779B1 * MOST_MICRO_BATCHES + micro_batch) % 2**63
         mixed = self.state.steps.to(torch.int64) * MOST_MICRO_BATCHES + constant
         self._dropout_seed.copy_(mixed & (2**63 - 1))
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        scale = {} if self.loss_scale is None else self.loss_scale.state_dict()
-        return self.state.state_dict() | scale
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        own = {} if self.loss_scale is None else self.loss_scale.state_dict()
-        if missing := sorted(own.keys() - state.keys()):
-            raise ValueError(f"optimizer state: missing {missing}, which a run with a scaled loss has")
-        self.state.load_state_dict({name: value for name, value in state.items() if name not in own})
-        if self.loss_scale is not None:
-            self.loss_scale.load_state_dict(state)

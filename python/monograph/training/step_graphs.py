@@ -80,8 +80,13 @@ class StepGraphs:
         self.device = state.flat.device  # batches are moved there
         check_same_adapters(self.model, self.world)
         wanted = "the same values on every rank: one seed before the adapter is made"
-        check_same_values("the trained parameters", state.flat, wanted, self.world)
-        self._length = padded(state.flat.numel() + 1, self.world.size)  # gradient, loss, zeros
+        shared, own = state.shared(state.flat), state.own(state.flat)
+        check_same_values("the trained parameters", shared, wanted, self.world)
+        self._owners = state.owners
+        if state.owners is not None:
+            check_same_values("the factors of experts", own, wanted, state.owners.copies)
+        self._shared_size, self._own_size = shared.numel(), own.numel()
+        self._length = padded(shared.numel() + 1, self.world.size)  # gradient, loss, zeros
         if self.mode in WITH_REGIONS:
             make_regions(self.model, where_possible=True)
             tell_plain(self.mode, refusals(self.model).values())

@@ -8,6 +8,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.library import opcheck
 
 from monograph.distributed import World
+from monograph.distributed.expert_adapter import FactorCut
 from monograph.distributed.expert_exchange import ExpertExchange
 from monograph.distributed.expert_group import ExpertGroup, Sent
 from monograph.distributed.expert_routes import ExpertRoutes, owned
@@ -86,6 +87,34 @@ def over_ranks(case, group, number, x, ids, weights, dy):
     )
 
 
+def with_cut_factors(case, own, group, number, begin, how):
+    """Gradients of this rank's shares: row s is that of the micro-batch of rank s, and none of it is sent."""
+    place = begin + own.rank
+    x, ids, weights, dy = batch(case, LENGTHS[place] if place < len(LENGTHS) else 0, place, how)
+    names = ("a1", "b1", "a2", "b2")
+    cuts = [FactorCut(n % 2 == 0, E, group) for n in range(4)]
+    biases = {name: t for name, t in case.leaves.items() if name.startswith("bias")}
+    shares = {name: cut.share(case.leaves[name]) for name, cut in zip(names, cuts, strict=True)}
+    leaves = {name: t.expand(own.size, -1, -1) for name, t in shares.items()}
+    group.sent = Sent()
+    got = run(
+        lambda low: ops.ep_experts(
+            low["x"], ids, low["weights"], *arguments(case, low | biases, own.rank, own.size), E, number
+        ),
+        {"x": x, "weights": weights} | leaves,
+        dy,
+    )
+    assert group.sent.factors == 0
+    for source in range(own.size):
+        place = begin + source
+        given = batch(case, LENGTHS[place] if place < len(LENGTHS) else 0, place, how)
+        want = without_ranks(case, *given)
+        for name, cut in zip(names, cuts, strict=True):
+            assert torch.equal(got[name][source], cut.share(want[name])), (own.size, source, name)
+        if source == own.rank:
+            assert all(torch.equal(got[name], want[name]) for name in ("y", "x", "weights"))
+
+
 def bytes_by_routes(ids, rank, ranks, item, factors):
     """What forward and backward send for a micro-batch of this rank, by plain counting."""
     found = Sent()
@@ -117,6 +146,8 @@ def layers(world):
                         for name, tensor in want.items():
                             assert torch.equal(got[name], tensor), (family, dtype, how, size, place, name)
                         counted.append(check_bytes(case, own, group, given))
+                        if dtype == torch.float32:
+                            with_cut_factors(case, own, group, number, begin, how)
                         most = max(LENGTHS) * min(K, -(-E // size))
                         assert group.most_slots <= most, (group.most_slots, most)
     return sum(counted)

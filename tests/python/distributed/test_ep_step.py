@@ -68,40 +68,71 @@ def batches():
         yield made
 
 
-def trained(folder, family, mode, world, how):
-    """how(model) is between the adapter and the step."""
+def trained(folder, family, mode, world, how, in_order=False):
+    """how(model) is between the adapter and the step. in_order: no sum of squares is near enough."""
     model = build(folder, family)
     how(model)
     step = TrainStep(model, mode=mode, world=world)
+    if in_order:
+        step.state.spread_norm.wider = 1e9
     losses = [[float(t).hex() for t in (r.loss, r.grad_norm)] for r in (step(m, 1e-2) for m in batches())]
     held = next(batches())[:3]
     losses.append([float(step.evaluate_all(held)[0]).hex()])
-    state = hashlib.sha256()
-    for tensor in (step.state.flat, step.state.exp_avg_sq):
-        state.update(tensor.numpy().tobytes())
-    file = ""
+    state, found = hashlib.sha256(), step.state_dict()
     if world.first:
-        with tempfile.TemporaryDirectory() as out:
-            model.save_pretrained(out)
-            file = hashlib.sha256(pathlib.Path(out, "adapter_model.safetensors").read_bytes()).hexdigest()
-    return dict(zip(WAYS, (losses, state.hexdigest(), file), strict=True)), model
+        for name in sorted(found):
+            state.update(f"{name} {list(found[name].shape)}".encode())
+            state.update(found[name].numpy().tobytes())
+    file = ""
+    with mg.whole_adapter(model):
+        if world.first:
+            with tempfile.TemporaryDirectory() as out:
+                model.save_pretrained(out)
+                file = hashlib.sha256(pathlib.Path(out, "adapter_model.safetensors").read_bytes()).hexdigest()
+    return dict(zip(WAYS, (losses, state.hexdigest(), file), strict=True)), model, step
 
 
-def compared(world, folder, family, mode, sizes):
+def compared(world, folder, family, mode, sizes, adapter=True):
     """Steps on groups of these sizes; what rank 0 found different from the run without spread experts."""
-    wrong, whole = [], None
+    wrong, whole, held = [], None, 0
     for own in smaller_worlds(world, [1, *sizes]):
         if own.size == 1:
-            whole, _ = trained(folder, family, mode, alone(), lambda model: None)
+            whole, _, step = trained(folder, family, mode, alone(), lambda model: None)
+            held = step.state.flat.numel()
             continue
-        found, model = trained(folder, family, mode, own, lambda model, w=own: spread(model, w))
-        assert expert_group_of(model).sent.all_bytes > 0
+        in_order = adapter and own.size == 3
+        found, model, step = trained(
+            folder, family, mode, own, lambda model, w=own: spread(model, w, adapter), in_order
+        )
+        if adapter:
+            assert step.state.spread_norm.in_order == (len(MICRO_BATCHES) if in_order else 0)
+        sent = expert_group_of(model).sent
+        assert sent.all_bytes > 0
+        assert (sent.factors == 0) == adapter
+        if own.first:
+            check_held(model, step, held, own.size, adapter)
         if own.first:
             wrong += [(own.size, name) for name in WAYS if found[name] != whole[name]]
     return wrong
 
 
-def spread(model, world):
+def check_held(model, step, whole, ranks, adapter):
+    """Parameters, moments and their sum of gradients: of the experts of this rank alone."""
+    of_experts = sum(
+        numel for name, numel in zip(step.state.names, step.state.sizes, strict=True) if "mlp.experts" in name
+    )
+    if not adapter:
+        assert step.state.flat.numel() == whole
+        return
+    share = next(iter(expert_layers(model).values())).expert_share
+    rest = step.state.flat.numel() - of_experts
+    assert of_experts * share.count == (whole - rest) * share.held
+    assert share.held <= -(-share.count // ranks)
+    for tensor in (step.state.flat, step.state.exp_avg, step.state.exp_avg_sq):
+        assert tensor.numel() == rest + of_experts
+
+
+def spread(model, world, adapter=True):
     """A rank then has its experts alone, at most ceil(E / n) / E of their bytes, and has read nothing else of
     the files but two samples of 4 KiB a layer."""
     layers = [m for m in model.modules() if isinstance(m, PackedExperts)]
@@ -109,7 +140,7 @@ def spread(model, world):
     readers = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RangeReader, "__exit__", lambda reader, *_: readers.append(reader))
-        mg.expert_parallel(model, world)
+        mg.expert_parallel(model, world, adapter=adapter)
     assert list(expert_layers(model).values()) == layers
     read = 0
     for layer, whole in zip(layers, before, strict=True):
@@ -146,6 +177,11 @@ def test_spread_experts_train_to_the_bits_of_whole_ones(family, mode, sizes, fol
     assert found[0] == []
 
 
+def test_a_whole_adapter_over_spread_experts_trains_to_the_same_bits(folder):
+    found = run_ranks(2, "distributed/test_ep_step:compared", folder, "qwen3_moe", "eager", [2], False)
+    assert found[0] == []
+
+
 def refused(world, folder):
     """What is said on two ranks, in order."""
     model = build(folder, "qwen3_moe")
@@ -159,6 +195,13 @@ def refused(world, folder):
     other = build(folder, "qwen3_moe")
     mg.shard(other, world)
     found.append(message(lambda: mg.expert_parallel(other, world)))
+    found.append(message(lambda: model.save_pretrained(f"{folder}/never-{world.rank}")))
+    unlike = build(folder, "qwen3_moe")
+    with torch.no_grad():
+        next(p for name, p in unlike.named_parameters() if "experts" in name and p.requires_grad)[0, 0] += (
+            world.rank
+        )
+    found.append(message(lambda: mg.expert_parallel(unlike, world)))
     return found
 
 
@@ -171,6 +214,11 @@ def test_what_is_refused(folder):
         assert "are spread over 2 ranks (expert_parallel)" in said[3]
         assert here in said[4]
     assert "wanted monograph.expert_parallel before monograph.shard" in first[5]
+    assert "weight is [16, 64], a share of [32, 64]: each rank has the factors of its own" in first[6]
+    assert "wanted monograph.whole_adapter(model) around what writes them" in first[6]
+    for said in (first, second):
+        assert "with SHA-256" in said[7]
+        assert "wanted the same on all ranks" in said[7]
 
 
 def drifted(world, folder):

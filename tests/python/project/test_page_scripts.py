@@ -150,6 +150,15 @@ def experts_on_owners(tmp_path):
     return libraries(tmp_path) | {"TrainStep": TrainStep, "folder": "my-moe", "world": join()}
 
 
+def stepped(tmp_path):
+    """After the block above."""
+    from monograph.training import TrainStep
+
+    names = experts_on_owners(tmp_path)
+    model = lora_model()
+    return names | {"model": model, "step": TrainStep(model, mode="eager")}
+
+
 def nothing(tmp_path):
     return {}
 
@@ -158,7 +167,7 @@ def nothing(tmp_path):
 HAS = {
     "docs/explain/attention.md": [attention, lambda _: {"folder": "dense"}],
     "docs/explain/distributed.md": [lambda _: {"folder": "nf4"}, sharded],
-    "docs/explain/expert_parallel.md": [experts_on_owners],
+    "docs/explain/expert_parallel.md": [experts_on_owners, stepped],
     "docs/explain/experts.md": [nothing],
     "docs/explain/merge.md": [calibrated],
     "docs/explain/offload.md": [lambda _: {"mg": mg, "weights": torch.randn(256 * 32, 64)}, model, kept],

@@ -64,7 +64,7 @@ def operators() -> list[str]:
     experts over ranks: a layer that was taken over calls those (test_regions.py, test_ep_layer.py)."""
     names = torch._C._dispatch_get_all_op_names()
     found = {name.split("::")[1].split(".")[0] for name in names if name.startswith("monograph::")}
-    return sorted(found - {"region", "region_backward", "ep_experts", "ep_experts_backward"})
+    return sorted(found - {"region", "region_backward", "ep_experts", "ep_experts_backward", "spread_norm"})
 
 
 # What can be wrong with a tensor. Copies are of exact size, so that a sanitizer sees each byte beyond.

@@ -20,7 +20,7 @@ from torch import nn
 
 from monograph.hf.peft.lora_linear import rounded_once
 from monograph.hf.transformers.experts import experts_forward, experts_kind, is_experts
-from monograph.nn.packed_experts import LowRank, PackedExperts
+from monograph.nn.packed_experts import ExpertShare, LowRank, PackedExperts
 from monograph.ops.providers import may_take_over
 from monograph.quant.stack_pair import Stack
 from monograph.upstream.peft_names import (
@@ -46,6 +46,9 @@ class LoraExperts(ParamWrapper):
     lora_B: Any
     num_experts: int
     scaling: dict[str, float]
+    # Over experts that are spread with their factors: what to compute with in the place of the parameters, by
+    # lora_A or lora_B and adapter, once for each rank. A training step sets it and differentiates by it.
+    given: dict[str, torch.Tensor] | None = None
 
     @classmethod
     def take_over(cls, layer: Any) -> None:
@@ -68,15 +71,28 @@ class LoraExperts(ParamWrapper):
         names = [name for name in self.active_adapters if name in self.lora_A]
         if not names:
             return None
-        both = [[part[name].weight for name in names] for part in (self.lora_A, self.lora_B)]
+        both = [[self._factor(which, name) for name in names] for which in ("lora_A", "lora_B")]
         first, second = ([t if t.dtype == dtype else t.float() for t in part] for part in both)
         if len(names) == 1:
             return LowRank(first[0], second[0], self.scaling[names[0]])
-        count = self.num_experts
+        share = self._share()
+        count = self.num_experts if share is None else share.held
         scaled = [a * self.scaling[name] for name, a in zip(names, first, strict=True)]
-        a = torch.cat([one.reshape(count, -1, one.shape[-1]) for one in scaled], dim=1)
-        b = torch.cat([one.reshape(one.shape[0], -1, count) for one in second], dim=1)
-        return LowRank(a.flatten(0, 1), b.flatten(1), 1.0)
+        a = torch.cat([one.unflatten(-2, (count, -1)) for one in scaled], dim=-2)
+        b = torch.cat([one.unflatten(-1, (-1, count)) for one in second], dim=-2)
+        return LowRank(a.flatten(-3, -2), b.flatten(-2), 1.0)
+
+    def _share(self) -> ExpertShare | None:
+        """Where the factors are those of this rank's experts alone."""
+        share = getattr(self.get_base_layer(), "expert_share", None)
+        return share if share is not None and share.adapter else None
+
+    def _factor(self, which: str, name: str) -> torch.Tensor:
+        if self.given is not None and f"{which}.{name}" in self.given:
+            return self.given[f"{which}.{name}"]
+        weight: torch.Tensor = getattr(self, which)[name].weight
+        share = self._share()
+        return weight if share is None or weight.dim() == 3 else weight.expand(share.ranks, -1, -1)
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         check_forward_args(self, x, *args, **kwargs)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from monograph.distributed.expert_adapter import factor_cuts
 from monograph.distributed.world import World
 from monograph.recipe.config.keys import Recipe
 from monograph.recipe.config.model_checks import start_of
@@ -98,8 +99,12 @@ def check_start(model: Any, folder: str) -> None:
     from safetensors.torch import load_file
 
     if any(getattr(layer, "residual_of", None) is not None for layer in model.modules()):
-        # The layers compare the record of the base with their own.
-        set_peft_model_state_dict(model, load_file(os.path.join(folder, "adapter_model.safetensors")))
+        # The layers compare the record of the base with their own. Factors of experts may be shares here.
+        found = load_file(os.path.join(folder, "adapter_model.safetensors"))
+        kept = (
+            {name: t for name, t in found.items() if ".experts." not in name} if factor_cuts(model) else found
+        )
+        set_peft_model_state_dict(model, kept)
 
 
 def lora_config(recipe: Recipe) -> Any:

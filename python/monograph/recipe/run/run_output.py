@@ -89,7 +89,6 @@ class RunOutput:
         """Writes the adapter that the run was for, and a calibration or none: not that of another run."""
         recipe = self.recipe
         if not sketches:
-            self._take_best()
             with suppress(FileNotFoundError):
                 os.remove(os.path.join(recipe.output_dir, CALIBRATION))
         final = os.path.join(recipe.output_dir, "final")

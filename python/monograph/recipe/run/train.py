@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from monograph.distributed.replica_check import fingerprint
+import torch
+
+from monograph.distributed.expert_adapter import whole_adapter, whole_shapes
 from monograph.distributed.tree import Tree
 from monograph.distributed.watchdog import barrier, by_first, together
 from monograph.distributed.world import World, alone
@@ -137,7 +140,7 @@ class Run(RunOutput):
         if self.resumed:
             self._resume(self.resumed)
         self.progress.launch = launch_name()
-        check_same_start(self.world, self.progress.step, self.step.state_dict())
+        check_same_start(self.world, self.progress.step, self.step.alike_on_ranks())
         self.told += by_first(
             self.world, "load", lambda: set_aside(recipe.output_dir, self.resumed, self.progress.step)
         )
@@ -218,14 +221,19 @@ class Run(RunOutput):
                 )
             else:
                 sketches = self._calibrate(reporter)
-                by_first(self.world, "save", lambda: self._finish(reporter, metrics.plot(), sketches))
+                if not sketches:
+                    self._take_best()
+                with whole_adapter(self.model):
+                    by_first(self.world, "save", lambda: self._finish(reporter, metrics.plot(), sketches))
         metrics.close()
         return Outcome(
             progress.step, total, self.signal or None, progress.best_step, recipe.output_dir, self.world.first
         )
 
     def _introduction(self) -> str:
-        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        whole = whole_shapes(self.model)  # of what has its share here alone
+        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        trained = sum(whole.get(name, p.shape).numel() for name, p in named)
         where = f", resumed from {self.resumed}" if self.resumed else ""
         where += f"; {self.world.size} ranks" if self.world.size > 1 else ""
         return (
@@ -243,7 +251,7 @@ class Run(RunOutput):
         own = Tree(len(batches), recipe.leaves).own(self.world.rank, self.world.size)
         counts = token_counts(batches[index] for index in own)
         signal, memory = interrupt.signal or 0, peak_memory_kib()
-        state = fingerprint(self.step.state.flat) if self.world.size > 1 else 0
+        state = self.step.fingerprint() if self.world.size > 1 else 0
         agreed = agree(self.world, Own(progress.step + 1, loss, norm, state, signal, *counts, memory))
         self.signal = agreed.signal
         scale = {} if result.loss_scale is None else {"loss_scale": float(result.loss_scale)}
@@ -328,12 +336,18 @@ class Run(RunOutput):
         return best
 
     def _save(self) -> str:
-        """A checkpoint, by rank 0; the others wait until it has its name."""
-        return by_first(self.world, "save", self._write_checkpoint)
+        """A checkpoint, by rank 0; the others wait until it has its name. Where factors of experts are cut
+        they send theirs before."""
+        cut = self.step.state.owners is not None
+        if cut:
+            self.world.doing("save")
+        optimizer = self.step.state_dict() if cut or self.world.first else {}
+        with whole_adapter(self.model):
+            return by_first(self.world, "save", lambda: self._write_checkpoint(optimizer))
 
-    def _write_checkpoint(self) -> str:
+    def _write_checkpoint(self, optimizer: Mapping[str, torch.Tensor]) -> str:
         recipe, progress = self.recipe, self.progress
-        optimizer, state = self.step.state_dict(), asdict(progress)
+        state = asdict(progress)
         path = save_checkpoint(
             recipe, progress.step, self.model, optimizer, state, self.base_fingerprint, self.metrics.lines
         )

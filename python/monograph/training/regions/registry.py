@@ -9,7 +9,6 @@ import weakref
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
@@ -189,8 +188,7 @@ def _made(called: Called, layer: Any, state: State, key: Hashable) -> tuple[Trac
     """A new trace and its key, with the layer's number in it if the layer computes with it."""
     layout = layout_of(called.trained)
     if layout.sliced:
-        sizes = [sum(prod(shape) for _, shape, _ in part) for part in layout.parts]
-        trained = [torch.empty(size, dtype=torch.float32) for size in sizes]
+        trained = [torch.empty(shape, dtype=torch.float32) for shape in layout.shapes()]
     else:
         trained = [state.tensors[part[0][0]] for part in layout.parts]
     request = Request(

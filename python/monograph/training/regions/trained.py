@@ -18,11 +18,21 @@ class Layout:
     """For each tensor that the operator gets: the parameters in it, by name, shape and dtype.
 
     sliced: whether the tensors are float32 slices with several parameters behind each other; else each is the
-    parameter itself.
+    parameter itself. times: for each slice, of factors of spread experts, how many rows it has, one for each
+    rank whose tokens they serve; 0 for a slice without rows. Shapes begin with that number.
     """
 
     parts: tuple[tuple[tuple[str, tuple[int, ...], torch.dtype], ...], ...]
     sliced: bool
+    times: tuple[int, ...] = ()
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of the slices."""
+        found: list[tuple[int, ...]] = []
+        for part, times in zip(self.parts, self.times, strict=True):
+            size = sum(prod(shape) for _, shape, _ in part)
+            found.append((times, size // times) if times else (size,))
+        return found
 
     @property
     def names(self) -> frozenset[str]:
@@ -35,7 +45,8 @@ class Layout:
             if not self.sliced:
                 found[part[0][0]] = tensor
                 continue
-            pieces = tensor.split([prod(shape) for _, shape, _ in part])
+            rows = tensor.shape[0] if tensor.dim() == 2 else 1
+            pieces = tensor.split([prod(shape) // rows for _, shape, _ in part], -1)
             for (name, shape, dtype), piece in zip(part, pieces, strict=True):
                 found[name] = piece.view(shape).to(dtype)
         return found
