@@ -257,10 +257,15 @@ def test_opcheck_and_what_is_refused():
     case = Case("gpt_oss", "mxfp4", torch.float32)
     x, ids, weights, dy = batch(case, 9, 0, "random")
     given = arguments(case, {name: t.detach() for name, t in case.leaves.items()})
-    own = (x, ids, weights, *given, E, number)
     utils = ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
-    opcheck(ops.ep_experts.default, own, test_utils=utils)
-    opcheck(ops.ep_experts_backward.default, (dy, *own, [True] * 4), test_utils=utils)
+    spread = [*given[:8], *(t[None] for t in given[8:12]), *given[12:]]
+    for more in (given, spread):
+        opcheck(ops.ep_experts.default, (x, ids, weights, *more, E, number), test_utils=utils)
+        opcheck(
+            ops.ep_experts_backward.default,
+            (dy, x, ids, weights, *more, E, number, [True] * 4),
+            test_utils=utils,
+        )
     trained = [*given]
     trained[3] = given[3].clone().requires_grad_()
     with pytest.raises(RuntimeError, match="ep_experts: bias1 is trained"):

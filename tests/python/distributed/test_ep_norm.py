@@ -7,6 +7,7 @@ import struct
 
 import pytest
 import torch
+from torch.library import opcheck
 
 from monograph.distributed.expert_adapter import FactorCut
 from monograph.distributed.expert_group import ExpertGroup
@@ -88,6 +89,12 @@ def test_one_rank_has_the_bits_of_the_kernel(wider):
         want = by_kernel([gradient[: ends[0]].contiguous(), gradient[ends[0] :].contiguous()])
         assert torch.equal(torch.ops.monograph.spread_norm(gradient, ends, number), want)
     assert norm.in_order == (0 if wider == 1.0 else 20)
+
+
+def test_opcheck():
+    number = register_norm(norm_of([40, 9]))
+    utils = ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
+    opcheck(torch.ops.monograph.spread_norm.default, (drawn(49, 0), [40, 49], number), test_utils=utils)
 
 
 def near_a_tie():

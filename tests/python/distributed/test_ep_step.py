@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pathlib
+import re
 import tempfile
 
 import pytest
@@ -170,6 +171,8 @@ def stored(layer):
         pytest.param("gpt_oss", "graph", [2, 4], marks=pytest.mark.slow),
         pytest.param("qwen3_moe", "whole_step", [2, 3, 4], marks=pytest.mark.slow),
         pytest.param("gpt_oss", "whole_step", [2, 3, 4], marks=pytest.mark.slow),
+        # Against one process in the same mode.
+        pytest.param("qwen3_moe", "inductor", [2], marks=pytest.mark.slow),
     ],
 )
 def test_spread_experts_train_to_the_bits_of_whole_ones(family, mode, sizes, folder):
@@ -195,7 +198,7 @@ def refused(world, folder):
     other = build(folder, "qwen3_moe")
     mg.shard(other, world)
     found.append(message(lambda: mg.expert_parallel(other, world)))
-    found.append(message(lambda: model.save_pretrained(f"{folder}/never-{world.rank}")))
+    found.append(message(lambda: model.save_pretrained(f"{folder}/unwritten-{world.rank}")))
     unlike = build(folder, "qwen3_moe")
     with torch.no_grad():
         next(p for name, p in unlike.named_parameters() if "experts" in name and p.requires_grad)[0, 0] += (
@@ -214,7 +217,7 @@ def test_what_is_refused(folder):
         assert "are spread over 2 ranks (expert_parallel)" in said[3]
         assert here in said[4]
     assert "wanted monograph.expert_parallel before monograph.shard" in first[5]
-    assert "weight is [16, 64], a share of [32, 64]: each rank has the factors of its own" in first[6]
+    assert re.search(r"weight is \[.*\], a share of \[.*\]: each rank has the factors of its own", first[6])
     assert "wanted monograph.whole_adapter(model) around what writes them" in first[6]
     for said in (first, second):
         assert "with SHA-256" in said[7]

@@ -61,7 +61,8 @@ HUGE_AND_EMPTY = ((2**62, 0), (0, 2**62), (2**40, 0), (0, 2**31, 2**31), (2**31,
 
 def operators() -> list[str]:
     """The names of all operators that the library and its Python files registered, but for regions and
-    experts over ranks: a layer that was taken over calls those (test_regions.py, test_ep_layer.py)."""
+    experts over ranks: a layer that was taken over calls those (test_regions.py, test_ep_hostile.py,
+    test_ep_norm.py)."""
     names = torch._C._dispatch_get_all_op_names()
     found = {name.split("::")[1].split(".")[0] for name in names if name.startswith("monograph::")}
     return sorted(found - {"region", "region_backward", "ep_experts", "ep_experts_backward", "spread_norm"})
