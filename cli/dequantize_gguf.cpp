@@ -74,10 +74,11 @@ int dequantize_gguf(const FolderOptions& options, DType dtype, const Session& se
   if (options.to.empty()) throw UsageError("to", "is empty, wanted a folder");
   const gguf::FileReader file(options.from);
   if (file.header().architecture() == "gpt-oss") {
-    throw Error(options.from +
-                ": general.architecture 'gpt-oss': its experts are one weight of inputs by gate and "
-                "up in turns in transformers, which is not written; train on the file as it is, or "
-                "take the folder that it was made from");
+    throw Error(
+        options.from +
+        ": general.architecture 'gpt-oss': its experts are one weight of inputs by gate and "
+        "up in turns in transformers, which is not written; train on the file as it is, or "
+        "take the folder that it was made from");
   }
   const gguf::ImportPlan plan = gguf::plan_import(file);
   std::vector<safetensors::FilePlan> files = safetensors::plan_shards(

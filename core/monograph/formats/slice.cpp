@@ -80,7 +80,9 @@ PackedGrids alternating(const PackedGrids& even, const PackedGrids& odd) {
   const PackedView &a = even.first, &b = odd.first;
   const FormatInfo* info = find_format(a.format);
   const FormatInfo* other = find_format(b.format);
-  const auto name = [](const FormatInfo* found) { return found == nullptr ? "plain" : found->name; };
+  const auto name = [](const FormatInfo* found) {
+    return found == nullptr ? "plain" : found->name;
+  };
   if (info != other || info == nullptr || info->shape != BlockShape::kInterleaved)
     throw Error(std::string("rows of ") + name(info) + " and of " + name(other) +
                 " cannot alternate, wanted one format of ggml's blocks");

@@ -15,7 +15,7 @@ from support.gguf_models import model_of, save
 from support.llama_cpp_model import NAMES
 from support.native_tool import run, run_json
 
-ALL = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"]
+ALL = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"]
 
 
 @pytest.fixture(scope="module")
