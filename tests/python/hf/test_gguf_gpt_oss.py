@@ -1,6 +1,8 @@
 """gpt-oss from a GGUF file alone: experts in MXFP4, gate and up as two stacks whose rows alternate."""
 
 import copy
+import json
+import pathlib
 import re
 
 import gguf
@@ -17,7 +19,8 @@ from monograph.hf.transformers.planned_model import planned_model
 from monograph.memory.mapped_memory import MappedMemory
 from monograph.nn import PackedEmbedding, PackedExperts, QuantLinear
 from monograph.training import TrainStep
-from support.gguf_bases import mixed_base, rewrite
+from support.gguf_bases import GPT_OSS, SIZES, mixed_base, rewrite
+from support.gguf_by_package import tiny, write_by_package
 from support.native_tool import run, run_json
 
 IDS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(1))
@@ -273,3 +276,76 @@ def test_the_tool_reads_it(base, folder, tmp_path):
     message = run("dequantize", file, tmp_path / "out", code=3).stderr
     assert "gpt-oss" in message
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A file of the gguf package with other pairs."""
+    model, place = tiny("GptOss", **(SIZES | GPT_OSS)), tmp_path_factory.mktemp("pairs")
+    count = iter(range(100))
+
+    def write(change):
+        file = place / f"{next(count)}.gguf"
+        write_by_package(model, file, "gpt-oss", change)
+        return file
+
+    return write
+
+
+def pair(key, value):
+    def change(writer):
+        writer.kv_data[0][key].value = value
+
+    return change
+
+
+def test_pairs_that_say_more(written):
+    file = written(lambda w: (w.add_rope_scaling_yarn_beta_fast(16.0), w.add_sliding_window_pattern(1)))
+    config = transformers.AutoConfig.from_pretrained(gguf_folder(file))
+    assert config.rope_parameters["beta_fast"] == 16.0
+    assert config.layer_types == ["full_attention"] * 2
+
+    def without_yarn(writer):
+        for key in ("type", "factor", "original_context_length"):
+            del writer.kv_data[0][f"gpt-oss.rope.scaling.{key}"]
+
+    config = transformers.AutoConfig.from_pretrained(gguf_folder(written(without_yarn)))
+    assert config.rope_parameters["rope_type"] == "default"
+    assert config.rope_parameters["rope_theta"] == 150000.0
+
+
+REFUSED = [
+    (pair("gpt-oss.expert_used_count", 7), "gpt-oss.expert_used_count is 7, of 6 experts"),
+    (pair("gpt-oss.expert_count", 5), "gpt-oss.expert_count is 5, by the tensors 6"),
+    (pair("gpt-oss.rope.scaling.type", "longrope"), "is 'longrope', known are none, linear, yarn"),
+    (pair("gpt-oss.attention.sliding_window", 0), "gpt-oss.attention.sliding_window is 0"),
+    (lambda w: w.add_rope_freq_base_swa(10000.0), "gpt-oss.rope.freq_base_swa is not gpt-oss.rope.freq_base"),
+    (lambda w: w.add_float32("gpt-oss.swiglu_limit", 5.0), "key 'gpt-oss.swiglu_limit': transformers'"),
+    (lambda w: w.add_expert_shared_count(1), "key 'gpt-oss.expert_shared_count': transformers'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_pairs_that_no_setting_gives_are_named(written, change, message):
+    with pytest.raises((ValueError, RuntimeError), match=re.escape(message)):
+        mg.from_pretrained(written(change))
+
+
+@pytest.mark.parametrize(
+    "name", ["blk.1.attn_sinks.weight", "blk.0.ffn_up_exps.bias", "blk.1.post_attention_norm.weight"]
+)
+def test_tensors_that_are_missing_are_named(written, name):
+    file = written(lambda writer: None)
+    file.write_bytes(file.read_bytes().replace(name.encode(), name[:-1].encode() + b"?"))
+    with pytest.raises((ValueError, RuntimeError), match=re.escape(f"tensor '{name}' is missing")):
+        mg.from_pretrained(file)
+
+
+def test_words_are_cut_as_o200k_has_them(written):
+    file = written(pair("tokenizer.ggml.pre", "gpt-4o"))
+    stored = json.loads((pathlib.Path(gguf_folder(file)) / "tokenizer.json").read_text())
+    assert stored["normalizer"] is None
+    assert stored["model"]["ignore_merges"] is False
+    words = transformers.AutoTokenizer.from_pretrained(gguf_folder(file)).backend_tokenizer.pre_tokenizer
+    found = [word for word, _ in words.pre_tokenize_str("Don't STOP 12345 camelCase\n\n x/\n")]
+    assert found == ["Don't", "ĠSTOP", "Ġ", "123", "45", "Ġcamel", "Case", "ĊĊ", "Ġx", "/Ċ"]
