@@ -57,6 +57,7 @@ def folder(tmp_path_factory):
         make_tiny(FIRST[recipe], root / name)
     (root / "gguf").mkdir()
     mixed_base("Qwen3", root / "gguf")[0].rename(root / "my-llama-Q8_0.gguf")
+    mixed_base("Qwen3Moe", root / "gguf-moe")[0].rename(root / "my-qwen3-30b-a3b-Q4_K_M.gguf")
     (root / "scratch").mkdir()
     return root
 
