@@ -18,6 +18,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
+import monograph as mg
 from monograph.__main__ import main
 from monograph.cli import native
 from monograph.cli.plan_ranks import main as plan
@@ -174,6 +175,8 @@ def folder(tmp_path_factory):
             LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False),
         )
         model.save_pretrained(root / name)
+    plain = make_model(root / "my-llama", max_position_embeddings=4096)
+    mg.calibrate(plain, [{"input_ids": torch.arange(64)[None]}], root / "my-lora")
     for method in ("gptq", "awq"):
         write_words(root / "my-llama", root / f"my-llama-{method}", Words(method, group=32))
     run("export", root / "my-llama", root / "my-llama-Q8_0.gguf", "--type", "q8_0")

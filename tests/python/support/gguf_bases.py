@@ -27,7 +27,7 @@ MIXTURE = {
     "ffn_up": "q4_k", "ffn_down": "q6_k", "token_embd": "q6_k", "output": "q6_k", "attn_qkv": "q5_k",
     "ffn_gate_exps": "q4_k", "ffn_up_exps": "q5_k", "ffn_down_exps": "q6_k",
 }  # fmt: skip
-BY_PACKAGE = ("Qwen2", "Phi3", "Qwen3Moe", "GptOss")  # which `monograph export` does not write
+BY_PACKAGE = ("Qwen2", "Phi3", "Qwen3Moe", "GptOss")  # not by `monograph export`, though it knows Qwen3Moe
 PHI_NAMES = NAMES | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 GPT_OSS = {
