@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from monograph.distributed import World, check_same_values, padded
+from monograph.distributed.expert_group import ExpertGroup
 from monograph.distributed.same_models import check_same_adapters
 from monograph.memory.base_memory import base_memory_of
 from monograph.ops.seeded_dropout import seed_dropouts
@@ -42,6 +43,18 @@ WITH_REGIONS = ("graph", "whole_step")
 WHOLE = ("whole_step", "inductor_whole_step")
 
 
+OVER_SPREAD_EXPERTS = ("graph", "whole_step", "inductor", "eager")  # compared with one process
+
+
+def _refuse_over_spread_experts(mode: str) -> None:
+    """A compiler of another mode may leave out or move a call on one rank, for which the others then wait."""
+    if mode not in OVER_SPREAD_EXPERTS:
+        raise ValueError(
+            f"mode is {mode!r} and experts are spread over ranks (expert_parallel), wanted one of "
+            f"{', '.join(OVER_SPREAD_EXPERTS)}"
+        )
+
+
 class ModelLoss(nn.Module):
     """The model with its loss as one module, whose parameters `functional_call` can replace."""
 
@@ -63,6 +76,7 @@ class StepGraphs:
     _module: ModelLoss
     _compile: dict[str, Any]  # options of torch.compile
     _sharded: bool
+    _experts: ExpertGroup | None  # the ranks over which experts are spread
     _routers: Any
     _told_kinds: bool
     _loss_scaling: bool | None
@@ -76,6 +90,8 @@ class StepGraphs:
 
     def _attach(self, state: FlatParameters) -> None:
         """All that follows from the model's parameters and modules but for graphs."""
+        if self._experts is not None:
+            _refuse_over_spread_experts(self.mode)
         self.state = state
         self.device = state.flat.device  # batches are moved there
         check_same_adapters(self.model, self.world)

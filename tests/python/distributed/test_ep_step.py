@@ -180,6 +180,7 @@ def test_spread_experts_train_to_the_bits_of_whole_ones(family, mode, sizes, fol
     assert found[0] == []
 
 
+@pytest.mark.slow
 def test_a_whole_adapter_over_spread_experts_trains_to_the_same_bits(folder):
     found = run_ranks(2, "distributed/test_ep_step:compared", folder, "qwen3_moe", "eager", [2], False)
     assert found[0] == []
@@ -199,6 +200,8 @@ def refused(world, folder):
     mg.shard(other, world)
     found.append(message(lambda: mg.expert_parallel(other, world)))
     found.append(message(lambda: model.save_pretrained(f"{folder}/unwritten-{world.rank}")))
+    for mode in ("per_layer", "inductor_whole_step"):
+        found.append(message(lambda mode=mode: TrainStep(model, mode=mode, world=world)))
     unlike = build(folder, "qwen3_moe")
     with torch.no_grad():
         next(p for name, p in unlike.named_parameters() if "experts" in name and p.requires_grad)[0, 0] += (
@@ -220,8 +223,11 @@ def test_what_is_refused(folder):
     assert re.search(r"weight is \[.*\], a share of \[.*\]: each rank has the factors of its own", first[6])
     assert "wanted monograph.whole_adapter(model) around what writes them" in first[6]
     for said in (first, second):
-        assert "with SHA-256" in said[7]
-        assert "wanted the same on all ranks" in said[7]
+        for mode, told in zip(("per_layer", "inductor_whole_step"), said[7:9], strict=True):
+            assert f"mode is '{mode}' and experts are spread over ranks" in told
+            assert "wanted one of graph, whole_step, inductor, eager" in told
+        assert "with SHA-256" in said[9]
+        assert "wanted the same on all ranks" in said[9]
 
 
 def drifted(world, folder):
