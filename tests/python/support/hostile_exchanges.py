@@ -26,7 +26,7 @@ _NONE = 4711  # a group that nobody has made
 
 def valid(r: Random, rank: int, ranks: int, group: int) -> list[Any]:
     """Of `ep_experts`; the same layer on every rank, tokens of its own."""
-    count, inner, hidden, k = r.choice((2, 3, 5)), 32, 64, r.choice((1, 2))
+    count, inner, hidden, k = ranks + r.choice((0, 1, 3)), 32, 64, r.choice((1, 2))
     activation, dtype, low_rank = r.randrange(4), r.choice(DTYPES[:2]), r.choice((1, 3))
     own = owned(rank, ranks, count)
     layer: list[Any] = []
