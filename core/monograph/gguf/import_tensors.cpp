@@ -25,7 +25,8 @@ class Checker {
   void run() {
     want("token_embd.weight", {s_.vocabulary, s_.hidden});
     want("output_norm.weight", {s_.hidden});
-    if (found_.contains("output.weight")) {
+    // Without it the embedding is the head, but llama.cpp opens no gpt-oss like that.
+    if (s_.gpt_oss || found_.contains("output.weight")) {
       want("output.weight", {s_.vocabulary, s_.hidden});
     }
     wanted_.insert("rope_freqs.weight");

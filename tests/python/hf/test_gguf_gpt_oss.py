@@ -341,6 +341,15 @@ def test_tensors_that_are_missing_are_named(written, name):
         mg.from_pretrained(file)
 
 
+def test_the_head_is_never_the_embedding(written):
+    file = written(lambda writer: None)
+    name = (13).to_bytes(8, "little") + b"output.weight"
+    assert file.read_bytes().count(name) == 1
+    file.write_bytes(file.read_bytes().replace(name, name[:-1] + b"?"))
+    with pytest.raises((ValueError, RuntimeError), match=r"tensor 'output\.weight' is missing"):
+        mg.from_pretrained(file)
+
+
 def test_words_are_cut_as_o200k_has_them(written):
     file = written(pair("tokenizer.ggml.pre", "gpt-4o"))
     stored = json.loads((pathlib.Path(gguf_folder(file)) / "tokenizer.json").read_text())

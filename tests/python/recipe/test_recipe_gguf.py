@@ -1,6 +1,7 @@
 """base_model: FILE.gguf in a recipe: checked, trained, resumed, generated from, served; what is refused."""
 
 import json
+import struct
 import subprocess
 import sys
 
@@ -102,6 +103,19 @@ def test_another_file_is_refused_when_resumed(tmp_path, capsys):
     write(root, recipe | {"max_steps": 4, "auto_resume_from_checkpoints": True})
     assert main(["train", str(root / "recipe.yml")]) != 0
     assert "hash" in capsys.readouterr().err
+
+
+def test_other_settings_of_the_same_tensors_are_refused_when_resumed(tmp_path, capsys):
+    root = made(tmp_path, max_steps=2)
+    assert main(["train", str(root / "recipe.yml")]) == 0
+    raw, key = bytearray((root / "it.gguf").read_bytes()), b"attention.layer_norm_rms_epsilon"
+    at = raw.index(key) + len(key) + 4  # behind the number of its type
+    raw[at : at + 4] = struct.pack("<f", 0.5)
+    (root / "it.gguf").write_bytes(raw)
+    recipe = json.loads((root / "recipe.yml").read_text())
+    write(root, recipe | {"max_steps": 4, "auto_resume_from_checkpoints": True})
+    assert main(["train", str(root / "recipe.yml")]) != 0
+    assert "config.json of base_model is" in capsys.readouterr().err
 
 
 def test_the_adapter_answers_and_is_served(trained, capsys):

@@ -153,13 +153,18 @@ CONFIG_OF_BASE = "config.json of base_model"
 
 
 def config_sha256(folder: str) -> dict[str, str]:
-    """Of a base that is a folder: forward follows its config.json as much as its tensors. The one that stands
-    for a GGUF file has no say, and may come from another version."""
+    """Of a base's config.json, which forward follows as much as the tensors; of a GGUF file's settings, where
+    that lies left out. Empty for a folder without one."""
     path = os.path.join(folder, "config.json")
-    if stored_path(folder) != folder or not os.path.isfile(path):
+    if not os.path.isfile(path):
         return {}
     with open(path, "rb") as file:
-        return {CONFIG_OF_BASE: hashlib.sha256(file.read()).hexdigest()}
+        found = file.read()
+    if stored_path(folder) != folder:
+        config = json.loads(found)
+        del config["quantization_config"]["file"]
+        found = json.dumps(config, sort_keys=True).encode()
+    return {CONFIG_OF_BASE: hashlib.sha256(found).hexdigest()}
 
 
 @functools.lru_cache(maxsize=8)
