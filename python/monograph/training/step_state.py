@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from monograph.distributed.expert_group import ExpertGroup
 from monograph.distributed.replica_check import fingerprint
 from monograph.training.flat_parameters import FlatParameters
 from monograph.training.loss_scale import LossScale
@@ -15,15 +14,14 @@ class StepState:
 
     state: FlatParameters
     loss_scale: LossScale | None
-    _owners: ExpertGroup | None  # the ranks over which factors of experts are cut; None if they are not
 
     def fingerprint(self) -> int:
         """Of the trained parameters, the same on all ranks. A collective where factors of experts are cut."""
-        found = fingerprint(self.state.shared(self.state.flat))
-        if self._owners is None:
+        found, owners = fingerprint(self.state.shared(self.state.flat)), self.state.owners
+        if owners is None:
             return found
         own = torch.tensor([fingerprint(self.state.own(self.state.flat))])
-        return hash((found, *self._owners.gathered(own)[:, 0].tolist())) >> 1
+        return hash((found, *owners.gathered(own)[:, 0].tolist())) >> 1
 
     def alike_on_ranks(self) -> dict[str, torch.Tensor]:
         """The state without shares of factors, for which a number of each owner stands. A collective where
@@ -32,9 +30,9 @@ class StepState:
         parts = {"flat": state.flat, "exp_avg": state.exp_avg, "exp_avg_sq": state.exp_avg_sq}
         found = {name: state.shared(part) for name, part in parts.items()} | {"steps": state.steps}
         found |= {} if self.loss_scale is None else self.loss_scale.state_dict()
-        if self._owners is not None:
+        if state.owners is not None:
             own = torch.tensor([fingerprint(state.own(part)) for part in parts.values()])
-            found["owners"] = self._owners.gathered(own)
+            found["owners"] = state.owners.gathered(own)
         return found
 
     def state_dict(self) -> dict[str, torch.Tensor]:
