@@ -13,30 +13,24 @@ import monograph as mg
 from monograph.hf.transformers.planned_model import planned_model
 from monograph.memory.mapped_memory import MappedMemory
 from monograph.nn import PackedExperts
-from monograph.training import TrainStep
-from support.gguf_bases import mixed_base, rewrite
+from support.gguf_bases import mixed_base
+from support.gguf_mixtures import (
+    EXPERTS,
+    IDS,
+    TARGETS,
+    changed,
+    check_gradients,
+    check_merging_in_memory,
+    check_one_graph_and_one_adapter,
+    layers_of,
+)
 from support.native_tool import run, run_json
-
-IDS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(1))
-BATCH = {"input_ids": IDS, "labels": IDS}
-EXPERTS = ("gate_up_proj", "down_proj")
-TARGETS = [f"mlp.experts.{name}" for name in EXPERTS]
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A mixture of types, and transformers' model with the values that the gguf package decodes."""
     return mixed_base("Qwen3Moe", tmp_path_factory.mktemp("moe"))
-
-
-def layers_of(model):
-    return {path: m for path, m in model.named_modules() if isinstance(m, PackedExperts)}
-
-
-def adapted(folder, **options):
-    torch.manual_seed(0)
-    model = mg.from_pretrained(folder, **options)
-    return mg.add_lora(model, LoraConfig(r=4, target_modules="all-linear"), experts=True)
 
 
 def test_values_and_logits_are_those_of_the_file(base):
@@ -71,87 +65,29 @@ def test_every_byte_of_the_stacks_stays_in_the_file(base):
 
 
 def test_gradients_are_those_of_transformers_and_peft(base):
-    """Against transformers' own experts on the decoded weights, with PEFT's W + B A, float32."""
-    file, wanted = base
-    config = LoraConfig(r=4, target_modules=["q_proj", "o_proj"], target_parameters=TARGETS)
-    found = []
-    for model in (mg.from_pretrained(file, dtype=torch.float32), wanted):
-        torch.manual_seed(0)
-        tuned = get_peft_model(model, config)
-        generator = torch.Generator().manual_seed(2)
-        for name, p in tuned.named_parameters():
-            if "lora_" in name:
-                p.data.copy_(torch.randn(p.shape, generator=generator) * 0.05)
-        loss = tuned(input_ids=IDS, labels=IDS).loss
-        loss.backward()
-        found.append(
-            {"loss": loss.detach()} | {n: p.grad for n, p in tuned.named_parameters() if p.requires_grad}
-        )
-        tuned.unload()
-    ours, theirs = found
-    assert len(ours) == 1 + 2 * 2 * 4
-    assert ours.keys() == theirs.keys()
-    for key, one in ours.items():
-        assert (one - theirs[key]).norm() <= 1e-3 * theirs[key].norm(), key
+    check_gradients(*base)
 
 
 @pytest.mark.slow
 def test_one_graph_and_the_adapter_of_the_decoded_folder_to_the_bit(base, tmp_path):
     file, _ = base
     before = file.read_bytes()
-    run("dequantize", file, tmp_path / "dense")
-    trained, losses = [], []
-    for folder, options in ((file, {}), (tmp_path / "dense", {"experts_implementation": "monograph"})):
-        model = adapted(folder, **options)
-        step = TrainStep(model)
-        losses.append([step([BATCH], 5e-3).loss.item() for _ in range(4)])
-        report = mg.doctor(model, [BATCH, BATCH])
-        assert not [*report.breaks, *report.recompiles, *report.weight_copies]
-        trained.append({name: p for name, p in model.named_parameters() if p.requires_grad})
-    assert losses[0] == losses[1]
-    assert losses[0][-1] < 0.9 * losses[0][0]
-    ours, theirs = trained
+    dense = tmp_path / "dense"
+    run("dequantize", file, dense)
+    ours = check_one_graph_and_one_adapter([(file, {}), (dense, {"experts_implementation": "monograph"})])
     assert len(ours) == 2 * 2 * 6  # a and b of four linear layers and two stacks, in two layers
-    assert all(torch.equal(one, theirs[name]) for name, one in ours.items())
     assert file.read_bytes() == before
 
 
 def test_merging_and_unmerging_in_memory(base):
-    file, _ = base
-    model = adapted(file, dtype=torch.float32)
-    for name, p in model.named_parameters():
-        if "lora_B" in name:
-            p.data.normal_(std=0.05)
-    with torch.no_grad():
-        apart = model(IDS).logits
-        model.merge_adapter()
-        torch.testing.assert_close(model(IDS).logits, apart, rtol=1e-3, atol=2e-2)
-        model.unmerge_adapter()
-        assert torch.equal(model(IDS).logits, apart)
-
-
-def changed(base, kinds):
-    """The file with other types for some stacks of the first layer."""
-    file = base[0]
-    blocks = {}
-    for tensor in gguf.GGUFReader(file).tensors:
-        kind = kinds.get(tensor.name)
-        if kind is not None:
-            values = gguf.quants.dequantize(np.asarray(tensor.data), tensor.tensor_type)
-            blocks[tensor.name] = (
-                kind,
-                gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind.upper()]),
-            )
-    made = file.parent / "changed.gguf"
-    rewrite(file, made, blocks)
-    return made
+    check_merging_in_memory(base[0])
 
 
 PLAIN = {f"blk.0.ffn_{part}_exps.weight": "f32" for part in ("gate", "up", "down")}
 
 
 def test_plain_stacks_beside_packed_ones(base):
-    file = changed(base, PLAIN)
+    file = changed(base[0], PLAIN)
     model = mg.from_pretrained(file, dtype=torch.float32)
     assert [type(layer.mlp.experts) is PackedExperts for layer in model.model.layers] == [False, True]
     with torch.no_grad():
@@ -159,7 +95,7 @@ def test_plain_stacks_beside_packed_ones(base):
 
 
 def test_mxfp4_beside_other_blocks(base):
-    file = changed(base, {f"blk.1.ffn_{part}_exps.weight": "mxfp4" for part in ("up", "down")})
+    file = changed(base[0], {f"blk.1.ffn_{part}_exps.weight": "mxfp4" for part in ("up", "down")})
     layer = list(layers_of(mg.from_pretrained(file, dtype=torch.float32)).values())[1]
     gate, up = layer.packed("gate_up_proj").gate, layer.packed("gate_up_proj").up
     kinds = (gate.format.name, up.format.name, layer.packed("down_proj").format.name)
@@ -170,7 +106,7 @@ def test_mxfp4_beside_other_blocks(base):
 
 
 def test_what_is_not_trained_as_it_lies_is_named(base):
-    file = changed(base, {"blk.0.ffn_up_exps.weight": "f32"})
+    file = changed(base[0], {"blk.0.ffn_up_exps.weight": "f32"})
     message = "model.layers.0.mlp.experts: gate is q4_k and up f32, wanted both packed or both plain"
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         mg.from_pretrained(file)
@@ -220,7 +156,7 @@ def values_of(file):
 
 def test_experts_are_merged_into_the_file(base, tmp_path):
     """Plain floats to the last bit but one; codes keep the change: its share along W' - W."""
-    file = changed(base, PLAIN)
+    file = changed(base[0], PLAIN)
     model = mg.from_pretrained(base[0])
     torch.manual_seed(0)
     config = LoraConfig(r=4, lora_alpha=4, target_modules=["q_proj"], target_parameters=TARGETS)

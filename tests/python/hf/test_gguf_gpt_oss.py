@@ -10,23 +10,27 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig
 from safetensors.torch import load_file
 
 import monograph as mg
 from monograph.hf.transformers.gguf_folder import gguf_folder
 from monograph.hf.transformers.planned_model import planned_model
 from monograph.memory.mapped_memory import MappedMemory
-from monograph.nn import PackedEmbedding, PackedExperts, QuantLinear
-from monograph.training import TrainStep
-from support.gguf_bases import GPT_OSS, SIZES, mixed_base, rewrite
+from monograph.nn import PackedEmbedding, QuantLinear
+from support.gguf_bases import GPT_OSS, SIZES, mixed_base
 from support.gguf_by_package import tiny, write_by_package
+from support.gguf_mixtures import (
+    EXPERTS,
+    IDS,
+    adapted,
+    changed,
+    check_gradients,
+    check_merging_in_memory,
+    check_one_graph_and_one_adapter,
+    layers_of,
+)
 from support.native_tool import run, run_json
-
-IDS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(1))
-BATCH = {"input_ids": IDS, "labels": IDS}
-EXPERTS = ("gate_up_proj", "down_proj")
-TARGETS = [f"mlp.experts.{name}" for name in EXPERTS]
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +45,6 @@ def folder(base, tmp_path_factory):
     place = tmp_path_factory.mktemp("decoded")
     copy.deepcopy(base[1]).to(torch.bfloat16).save_pretrained(place)
     return place
-
-
-def layers_of(model):
-    return {path: m for path, m in model.named_modules() if isinstance(m, PackedExperts)}
-
-
-def adapted(source, **options):
-    torch.manual_seed(0)
-    model = mg.from_pretrained(source, **options)
-    return mg.add_lora(model, LoraConfig(r=4, target_modules="all-linear"), experts=True)
 
 
 def test_values_are_those_of_the_gguf_package(base):
@@ -70,7 +64,7 @@ def test_values_are_those_of_the_gguf_package(base):
             assert torch.equal(getattr(layer, name) * 1, state[f"{path}.{name}"])
     plain = {path for path, p in model.named_parameters() if p.dtype is not torch.uint8}
     ends = ("gate_up_proj_bias", "down_proj_bias", "sinks", "router.weight", "router.bias", "q_proj.bias")
-    assert all(f"model.layers.1.{part}" in plain for part in (*(f"mlp.experts.{e}" for e in ends[:2]),))
+    assert all(f"model.layers.1.mlp.experts.{end}" in plain for end in ends[:2])
     assert all(any(path.endswith(end) for path in plain) for end in ends)
     for path in plain:
         assert torch.equal(model.get_parameter(path).data, state[path]), path
@@ -110,47 +104,14 @@ def test_every_byte_of_the_stacks_stays_in_the_file(base):
 
 
 def test_gradients_are_those_of_transformers_and_peft(base):
-    """Against transformers' own experts on the decoded weights, with PEFT's W + B A, float32."""
-    file, wanted = base
-    config = LoraConfig(r=4, target_modules=["q_proj", "o_proj"], target_parameters=TARGETS)
-    found = []
-    for model in (mg.from_pretrained(file, dtype=torch.float32), wanted):
-        torch.manual_seed(0)
-        tuned = get_peft_model(model, config)
-        generator = torch.Generator().manual_seed(2)
-        for name, p in tuned.named_parameters():
-            if "lora_" in name:
-                p.data.copy_(torch.randn(p.shape, generator=generator) * 0.05)
-        loss = tuned(input_ids=IDS, labels=IDS).loss
-        loss.backward()
-        found.append(
-            {"loss": loss.detach()} | {n: p.grad for n, p in tuned.named_parameters() if p.requires_grad}
-        )
-        tuned.unload()
-    ours, theirs = found
-    assert len(ours) == 1 + 2 * 2 * 4
-    assert ours.keys() == theirs.keys()
-    for key, one in ours.items():
-        assert (one - theirs[key]).norm() <= 1e-3 * theirs[key].norm(), key
+    check_gradients(*base)
 
 
 @pytest.mark.slow
 def test_one_graph_and_the_adapter_of_the_decoded_folder_to_the_bit(base, folder):
     file, _ = base
     before = file.read_bytes()
-    trained, losses = [], []
-    for source, options in ((file, {}), (folder, {"experts_implementation": "monograph"})):
-        model = adapted(source, **options)
-        step = TrainStep(model)
-        losses.append([step([BATCH], 5e-3).loss.item() for _ in range(4)])
-        report = mg.doctor(model, [BATCH, BATCH])
-        assert not [*report.breaks, *report.recompiles, *report.weight_copies]
-        trained.append({name: p for name, p in model.named_parameters() if p.requires_grad})
-    assert losses[0] == losses[1]
-    assert losses[0][-1] < 0.9 * losses[0][0]
-    ours, theirs = trained
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(one, theirs[name]) for name, one in ours.items())
+    check_one_graph_and_one_adapter([(file, {}), (folder, {"experts_implementation": "monograph"})])
     assert file.read_bytes() == before
 
 
@@ -165,17 +126,7 @@ def test_the_file_of_an_adapter_is_that_of_the_folder(base, folder, tmp_path):
 
 
 def test_merging_and_unmerging_in_memory(base):
-    file, _ = base
-    model = adapted(file, dtype=torch.float32)
-    for name, p in model.named_parameters():
-        if "lora_B" in name:
-            p.data.normal_(std=0.05)
-    with torch.no_grad():
-        apart = model(IDS).logits
-        model.merge_adapter()
-        torch.testing.assert_close(model(IDS).logits, apart, rtol=1e-3, atol=2e-2)
-        model.unmerge_adapter()
-        assert torch.equal(model(IDS).logits, apart)
+    check_merging_in_memory(base[0])
 
 
 def test_a_plan_has_the_stored_tensors(base):
@@ -184,23 +135,6 @@ def test_a_plan_has_the_stored_tensors(base):
         assert layer.gate_up_proj_gate_values.device.type == "meta"
     shapes = [{name: p.shape for name, p in model.named_parameters()} for model in (planned, loaded)]
     assert shapes[0] == shapes[1]
-
-
-def changed(base, kinds):
-    """The file with other types for some stacks."""
-    file = base[0]
-    blocks = {}
-    for tensor in gguf.GGUFReader(file).tensors:
-        kind = kinds.get(tensor.name)
-        if kind is not None:
-            values = gguf.quants.dequantize(np.asarray(tensor.data), tensor.tensor_type)
-            blocks[tensor.name] = (
-                kind,
-                gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind.upper()]),
-            )
-    made = file.parent / "changed.gguf"
-    rewrite(file, made, blocks)
-    return made
 
 
 def test_lora_on_experts_is_neither_converted_nor_merged_and_on_attention_both(base, tmp_path):
@@ -233,7 +167,7 @@ def test_lora_on_experts_is_neither_converted_nor_merged_and_on_attention_both(b
 
 @pytest.mark.parametrize("parts", [("gate", "up", "down"), ("gate", "up"), ("down",)], ids="-".join)
 def test_plain_stacks_beside_packed_ones(base, parts):
-    file = changed(base, {f"blk.0.ffn_{part}_exps.weight": "f32" for part in parts})
+    file = changed(base[0], {f"blk.0.ffn_{part}_exps.weight": "f32" for part in parts})
     model = mg.from_pretrained(file, dtype=torch.float32)
     with torch.no_grad():
         torch.testing.assert_close(model(IDS).logits, base[1](IDS).logits, rtol=1e-4, atol=1e-3)
@@ -241,7 +175,7 @@ def test_plain_stacks_beside_packed_ones(base, parts):
 
 def test_other_blocks_for_both(base):
     """Gate and up in one other type."""
-    file = changed(base, {f"blk.0.ffn_{part}_exps.weight": "q8_0" for part in ("gate", "up")})
+    file = changed(base[0], {f"blk.0.ffn_{part}_exps.weight": "q8_0" for part in ("gate", "up")})
     model, want = mg.from_pretrained(file, dtype=torch.float32), {}
     for tensor in gguf.GGUFReader(file).tensors:
         if tensor.name.startswith("blk.0.") and tensor.name.endswith("_exps.weight"):
@@ -255,7 +189,7 @@ def test_other_blocks_for_both(base):
 
 def test_what_is_not_trained_as_it_lies_is_named(base, tmp_path):
     for kind, wanted in (("q8_0", "wanted one type: their rows alternate"), ("f32", "wanted both packed or")):
-        file = changed(base, {"blk.0.ffn_up_exps.weight": kind})
+        file = changed(base[0], {"blk.0.ffn_up_exps.weight": kind})
         message = f"model.layers.0.mlp.experts: gate is ggml_mxfp4 and up {kind}, {wanted}"
         with pytest.raises(ValueError, match=re.escape(message)) as error:
             mg.from_pretrained(file)
@@ -269,7 +203,7 @@ def test_the_tool_reads_it(base, folder, tmp_path):
     tensors = {one["name"]: one["format"] for one in run_json("inspect", file)["weights"]}
     assert tensors["blk.1.ffn_up_exps.weight"] == "mxfp4"
     assert run("verify", file, code=0)
-    other = changed(base, {"blk.0.ffn_up_exps.weight": "q8_0"})
+    other = changed(base[0], {"blk.0.ffn_up_exps.weight": "q8_0"})
     assert run_json("diff", file, file)["mismatches"] == 0
     rows = run_json("diff", file, other, "--tolerance", 0.02)["weights"]
     assert {row["state"] for row in rows if row["name"] == "blk.0.ffn_up_exps.weight"} == {"within tolerance"}
