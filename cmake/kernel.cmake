@@ -14,8 +14,8 @@ endif()
 set(MONOGRAPH_FLAGS_scalar "")
 set(MONOGRAPH_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi2)
 set(MONOGRAPH_FLAGS_avx512 ${MONOGRAPH_FLAGS_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl)
-set(MONOGRAPH_FLAGS_avx512_bf16 ${MONOGRAPH_FLAGS_avx512} -mavx512bf16 -mavx512vbmi)
-set(MONOGRAPH_FLAGS_amx ${MONOGRAPH_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16 -mamx-int8)
+set(MONOGRAPH_FLAGS_avx512_bf16 ${MONOGRAPH_FLAGS_avx512} -mavx512bf16)
+set(MONOGRAPH_FLAGS_amx ${MONOGRAPH_FLAGS_avx512_bf16} -mavx512vbmi -mamx-tile -mamx-bf16 -mamx-int8)
 
 set(MONOGRAPH_WATCHED_ISAS ${MONOGRAPH_ISAS} CACHE STRING "Instruction sets whose units a sanitizer watches")
 

@@ -22,6 +22,15 @@ bool has_amx() {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
+// Intel's cores from Sapphire Rapids on, which are those with FP16, start VDPBF16PS every second
+// cycle where they start two multiply-adds every cycle: half the products. One whose tiles a
+// hypervisor or an old kernel withholds is faster without.
+bool has_slow_bf16() {
+  unsigned eax, ebx, ecx, edx;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
+  return __builtin_cpu_is("intel") && (edx >> 23 & 1) != 0;
+}
+
 Isa detect() {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
@@ -32,9 +41,9 @@ Isa detect() {
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
       !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
     return Isa::kAvx2;
-  if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vbmi"))
-    return Isa::kAvx512;
-  return has_amx() ? Isa::kAmx : Isa::kAvx512Bf16;
+  if (!__builtin_cpu_supports("avx512bf16")) return Isa::kAvx512;
+  if (__builtin_cpu_supports("avx512vbmi") && has_amx()) return Isa::kAmx;
+  return has_slow_bf16() ? Isa::kAvx512 : Isa::kAvx512Bf16;
 }
 
 }  // namespace

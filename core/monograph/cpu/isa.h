@@ -18,8 +18,8 @@ enum class Isa : std::uint8_t {
   // x86-64: 1 to 31.
   kAvx2 = 1,        // AVX2, FMA, F16C, BMI2
   kAvx512 = 2,      // F, BW, DQ, VL as on Skylake
-  kAvx512Bf16 = 3,  // adds BF16 and VBMI
-  kAmx = 4,         // adds AMX tiles with bf16 and int8, permission granted by the kernel
+  kAvx512Bf16 = 3,  // adds BF16, on a CPU where its product is not slower than fp32's
+  kAmx = 4,         // adds VBMI and AMX tiles with bf16 and int8, permission granted by the kernel
 
   // AArch64: 32 to 63, none yet.
 };

@@ -89,6 +89,20 @@ class Transposer {
   std::vector<std::byte> run_;
 };
 
+void read_in_turns(const Weight& weight, std::uint64_t begin, std::uint64_t end, DType dtype,
+                   std::byte* to) {
+  const std::vector<Weight>& sources = weight.composed->sources;
+  const std::uint64_t cols = weight.shape.back(), pair = 2 * sources.front().elements;
+  while (begin < end) {
+    const std::uint64_t row = begin % pair / cols, col = begin % cols;
+    const std::uint64_t count = std::min(cols - col, end - begin);
+    const std::uint64_t first = row / 2 * cols + col;
+    read_elements(sources[begin / pair * 2 + row % 2], first, first + count, dtype, to);
+    begin += count;
+    to += count * size_bytes(dtype);
+  }
+}
+
 std::span<const std::uint8_t> share(std::span<const std::uint8_t> bytes, std::uint64_t elements,
                                     std::uint64_t begin, std::uint64_t end) {
   const auto at = [&](std::uint64_t element) {
@@ -111,7 +125,10 @@ std::vector<std::span<const std::uint8_t>> ComposedWeight::bytes(std::uint64_t b
   std::vector<std::span<const std::uint8_t>> spans;
   const std::uint64_t each = sources.front().elements;
   if (each == 0 || begin == end) return spans;
-  if (transposed) {
+  if (alternate) {
+    begin = begin / (2 * each) * (2 * each);
+    end = (end + 2 * each - 1) / (2 * each) * (2 * each);
+  } else if (transposed) {
     const std::vector<std::uint64_t>& shape = sources.front().shape;
     const std::uint64_t matrix = shape[shape.size() - 2] * shape.back();
     begin = begin / matrix * matrix;
@@ -127,20 +144,27 @@ std::vector<std::span<const std::uint8_t>> ComposedWeight::bytes(std::uint64_t b
 
 Weight stacked(std::string name, std::vector<std::uint64_t> shape, std::vector<Weight> sources) {
   MONOGRAPH_ASSERT(!sources.empty());
-  return seen_as(std::move(name), std::move(shape), {std::move(sources), false});
+  return seen_as(std::move(name), std::move(shape), {std::move(sources), false, false});
+}
+
+Weight stacked_in_turns(std::string name, std::vector<std::uint64_t> shape,
+                        std::vector<Weight> sources) {
+  MONOGRAPH_ASSERT(!sources.empty() && sources.size() % 2 == 0);
+  return seen_as(std::move(name), std::move(shape), {std::move(sources), false, true});
 }
 
 Weight transposed(const Weight& weight) {
   MONOGRAPH_ASSERT(weight.shape.size() >= 2);
   std::vector<std::uint64_t> shape = weight.shape;
   std::swap(shape[shape.size() - 2], shape.back());
-  return seen_as(weight.name, std::move(shape), {{weight}, true});
+  return seen_as(weight.name, std::move(shape), {{weight}, true, false});
 }
 
 void read_composed(const Weight& weight, std::uint64_t begin, std::uint64_t end, DType dtype,
                    void* out) {
   auto* to = static_cast<std::byte*>(out);
   if (weight.composed->transposed) return Transposer(weight, dtype).read(begin, end, to);
+  if (weight.composed->alternate) return read_in_turns(weight, begin, end, dtype, to);
   const std::uint64_t each = weight.composed->sources.front().elements;
   while (begin < end) {
     const std::uint64_t first = begin % each, count = std::min(each - first, end - begin);

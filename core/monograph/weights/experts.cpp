@@ -93,7 +93,7 @@ std::string why_not(const Matrices& matrices) {
   return {};
 }
 
-Weight stack_of(const std::string& module, const Matrices& matrices, bool down) {
+Weight stack_of(const std::string& module, const Matrices& matrices, bool down, bool in_turns) {
   std::vector<Weight> sources;
   const bool gated = !down && matrices.contains("gate");
   for (const auto& [expert, weight] : matrices.at(down ? "down" : "up")) {
@@ -102,11 +102,13 @@ Weight stack_of(const std::string& module, const Matrices& matrices, bool down) 
   }
   const std::vector<std::uint64_t>& one = sources.front().shape;
   const std::uint64_t experts = matrices.at("down").size();
-  return stacked(module + (down    ? ".down_proj"
-                           : gated ? ".gate_up_proj"
-                                   : ".up_proj"),
-                 {experts, gated ? 2 * one[0] : one[0], one[1]}, std::move(sources));
+  const std::string name = module + (down ? ".down_proj" : gated ? ".gate_up_proj" : ".up_proj");
+  const std::vector<std::uint64_t> shape = {experts, gated ? 2 * one[0] : one[0], one[1]};
+  return gated && in_turns ? stacked_in_turns(name, shape, std::move(sources))
+                           : stacked(name, shape, std::move(sources));
 }
+
+bool is_of_gguf(const Weight& weight) { return weight.quant_method == "GGUF"; }
 
 }  // namespace
 
@@ -235,6 +237,7 @@ ExpertStacks stack_experts(const std::vector<Weight>& weights, const json::Value
       const char next = weight.name[std::min(at + kExperts.size(), weight.name.size() - 1)];
       const bool of_one = next >= '0' && next <= '9';
       const bool matrix = weight.shape.size() >= 2 && !weight.name.ends_with("_bias");
+      if (is_of_gguf(weight) && weight.name.ends_with(".bias")) continue;
       if (of_one || matrix) {
         const std::string where =
             of_one ? weight.name.substr(0, at + kExperts.size() - 1) : weight.name;
@@ -248,7 +251,8 @@ ExpertStacks stack_experts(const std::vector<Weight>& weights, const json::Value
   const bool interleaved = layout != nullptr && layout->gate_up == GateUp::kInterleaved;
   for (const auto& [module, matrices] : modules) {
     if (result.refused.contains(module)) continue;
-    if (interleaved) {
+    // A GGUF file has gate and up apart, as no folder of such a model has.
+    if (interleaved && !is_of_gguf(*members[module].front())) {
       result.refused[module] = "experts are stored one by one, and model_type " +
                                text::in_quotes(layout->model_type) + " has them in a stack";
       continue;
@@ -257,7 +261,9 @@ ExpertStacks stack_experts(const std::vector<Weight>& weights, const json::Value
       result.refused[module] = why;
       continue;
     }
-    for (const bool down : {false, true}) result.stacks.push_back(stack_of(module, matrices, down));
+    for (const bool down : {false, true}) {
+      result.stacks.push_back(stack_of(module, matrices, down, interleaved));
+    }
     result.members.insert(members[module].begin(), members[module].end());
   }
   std::sort(result.stacks.begin(), result.stacks.end(),

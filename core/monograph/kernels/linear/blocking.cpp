@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "monograph/base/error.h"
 #include "monograph/base/float_types.h"
@@ -38,10 +39,13 @@ struct PackUnit {
 
 void add_units(const BlockedProduct& product, const Chunk& chunk, std::size_t first,
                std::size_t rows, std::byte* out, std::vector<PackUnit>& units) {
-  const LinearKernels& k = *product.kernels;
-  for (std::size_t row = 0; chunk.count != 0 && row < rows; row += k.block)
-    units.push_back({&product, &chunk, first + row, std::min(k.block, rows - row),
-                     out + row * k.packed_row_bytes(chunk.count)});
+  const std::size_t height = product.kernels->block;
+  const BlockSpan span = product.blocks_of(chunk, first, rows);
+  for (std::size_t b = span.begin; chunk.count != 0 && b < span.end; ++b) {
+    const std::size_t row = b * height;
+    units.push_back({&product, &chunk, first + row, std::min(height, rows - row), out});
+    out += product.block_bytes(chunk);
+  }
 }
 
 // Rows that lie apart are brought together first; the kernels know one stride.
@@ -108,13 +112,23 @@ void keep_rows(BlockedProduct& product) {
   product.out_rows = kept.data() + 2 * rows;
 }
 
+// The most blocks that a chunk meets in a pass.
+std::size_t most_blocks(const BlockedProduct& product, const Chunk& chunk) {
+  const std::size_t all = product.blocks(product.blocking.rows);
+  return chunk.range == nullptr ? all : std::min(all, product.blocks(chunk.range->rows) + 1);
+}
+
 void group_chunks(BlockedProduct& product) {
   const LinearKernels& k = *product.kernels;
   std::size_t used = 0;
   product.loads.push_back({0, 0});
   for (std::size_t i = 0; i < product.chunks.size(); ++i) {
-    const std::size_t bytes = product.blocking.rows * k.packed_row_bytes(product.chunks[i].count);
-    const bool full = i - product.loads.back().first == k.load_chunks;
+    const Chunk& chunk = product.chunks[i];
+    const std::size_t bytes = most_blocks(product, chunk) * product.block_bytes(chunk);
+    const std::size_t before = product.loads.back().first;
+    // Chunks of ranges together are about one for all rows.
+    const bool joins = chunk.range != nullptr && product.chunks[before].range != nullptr;
+    const bool full = i - before >= k.load_chunks && !joins;
     if (used != 0 && (full || used + bytes > product.blocking.left_bytes)) {
       product.loads.push_back({i, i});
       used = 0;
@@ -123,6 +137,43 @@ void group_chunks(BlockedProduct& product) {
     used += bytes;
     product.loads.back().last = i + 1;
   }
+}
+
+// Of the pass that begins at row `first`.
+RowParts cut_blocks(const BlockedProduct& product, std::size_t first) {
+  const std::size_t height = product.kernels->block;
+  const std::size_t end = std::min(first + product.blocking.rows, product.rows);
+  const std::size_t blocks = product.blocks(end - first);
+  RowParts cut = {{}, {0}, blocks};
+  const RowRange* range = product.given->ranges.data();
+  for (std::size_t b = 0; b < blocks; ++b) {
+    const std::size_t begin = first + b * height, stop = std::min(begin + height, end);
+    bool first_sums = true;
+    for (std::size_t row = begin; row < stop;) {
+      while (range->end() <= row) ++range;
+      const std::size_t to = std::min(range->end(), stop);
+      std::size_t slot = b;
+      if (!range->terms.empty() && !std::exchange(first_sums, false)) slot = cut.slots++;
+      cut.parts.push_back({range, row - begin, to - begin, slot});
+      row = to;
+    }
+    cut.of_block.push_back(cut.parts.size());
+  }
+  return cut;
+}
+
+void check_ranges(const LinearProduct& given) {
+  std::size_t next = 0;
+  bool in_order = given.ranges.size() <= kMostRanges;
+  for (const RowRange& range : given.ranges) {
+    in_order = in_order && range.first == next;
+    next = range.end();
+  }
+  if (given.ranges.empty() ||
+      (in_order && next == given.rows && given.left_rows == nullptr && given.out_rows == nullptr &&
+       given.bias == nullptr && given.gain == nullptr))
+    return;
+  throw Error("linear: the ranges of rows do not make up the product");
 }
 
 }  // namespace
@@ -145,17 +196,19 @@ class BlockedProducts::Batch {
                         {},       nullptr,          0};
     for (std::size_t i = 0; i < product.chunks.size();) {
       const LinearTerm* const term = product.chunks[i].term;
-      std::optional<std::size_t> at = find(product, term, first, rows);
+      const bool ranged = product.chunks[i].range != nullptr;
+      std::optional<std::size_t> at;
+      if (!ranged) at = find(product, term, first, rows);
       const bool is_new = !at;
       if (is_new) {
         at = used_;
-        packed_.push_back({&product, term, first, rows, used_});
+        if (!ranged) packed_.push_back({&product, term, first, rows, used_});
       }
       std::byte* out = shared_ + *at;
       for (; i < product.chunks.size() && product.chunks[i].term == term; ++i) {
         stage.left.push_back(out);
         if (is_new) add_units(product, product.chunks[i], first, rows, out, units_);
-        out += product.packed_bytes(product.chunks[i], rows);
+        out += product.packed_bytes(product.chunks[i], first, rows);
       }
       if (is_new) used_ = line_aligned(static_cast<std::size_t>(out - shared_));
     }
@@ -203,8 +256,8 @@ class BlockedProducts::Batch {
   std::size_t bytes_of(const BlockedProduct& product, std::size_t first, std::size_t rows) const {
     std::size_t bytes = 0;
     for (const Chunk& chunk : product.chunks)
-      if (!find(product, chunk.term, first, rows))
-        bytes += line_aligned(product.packed_bytes(chunk, rows));
+      if (chunk.range != nullptr || !find(product, chunk.term, first, rows))
+        bytes += line_aligned(product.packed_bytes(chunk, first, rows));
     return bytes;
   }
 
@@ -223,25 +276,33 @@ BlockedProducts::BlockedProducts(const LinearKernels& kernels, std::size_t eleme
   for (const LinearProduct& given : products) {
     BlockedProduct product = {&given,         &kernels, {}, given.rows, given.left_rows,
                               given.out_rows, nullptr,  {}, {},         {}};
+    check_ranges(given);
     keep_rows(product);
     if (product.rows == 0 || given.out.cols == 0) continue;
     product.kernels = &kernels.for_rows(product.rows);
     product.blocking = choose_blocking(*product.kernels, product.rows, cache_bytes());
-    for (const LinearTerm& term : given.terms) add_term(product, term);
+    for (const LinearTerm& term : given.terms) add_term(product, term, nullptr);
     // Nothing to sum: one empty chunk still gives zeros and the bias.
     if (product.chunks.empty()) product.chunks.push_back({nullptr, 0, 0, 0, nullptr});
+    for (const RowRange& range : given.ranges)
+      for (const LinearTerm& term : range.terms)
+        if (range.rows != 0) add_term(product, term, &range);
     group_chunks(product);
+    for (std::size_t row = 0; !given.ranges.empty() && row < product.rows;
+         row += product.blocking.rows)
+      product.passes.push_back(cut_blocks(product, row));
     products_.push_back(std::move(product));
   }
 }
 
-void BlockedProducts::add_term(BlockedProduct& product, const LinearTerm& term) {
+void BlockedProducts::add_term(BlockedProduct& product, const LinearTerm& term,
+                               const RowRange* range) {
   const LinearKernels& k = *product.kernels;
   if (k.decoder(term.weight.packed.format) == nullptr)
     throw Error("linear: no variant for this format");
   const CodeTables* tables = tables_of(k, term.weight);
   for (std::size_t r = 0; r < term.left.cols; r += k.chunk)
-    product.chunks.push_back({&term, r, std::min(k.chunk, term.left.cols - r), 0, tables});
+    product.chunks.push_back({&term, r, std::min(k.chunk, term.left.cols - r), 0, tables, range});
 }
 
 // They depend on the format and, if it has one, the scale of the matrix.
@@ -303,7 +364,7 @@ void BlockedProducts::run_waiting(const BlockedProduct& product, std::size_t fir
   float* const sums = reinterpret_cast<float*>(shared + blocking.left_bytes);
   const std::size_t panels = product.panels();
   const std::size_t most =
-      std::max<std::size_t>(blocking.sums_bytes / product.sums_bytes(blocking.rows), 1);
+      std::max<std::size_t>(blocking.sums_bytes / product.sums_bytes(first, blocking.rows), 1);
   const std::size_t together = even_piece(panels, most, 1);
   for (std::size_t p = 0; p < panels; p += together) {
     const std::size_t count = std::min(together, panels - p);

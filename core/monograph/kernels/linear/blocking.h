@@ -73,7 +73,8 @@ class BlockedProducts {
     std::unique_ptr<CodeTables> filled;
   };
 
-  void add_term(BlockedProduct& product, const LinearTerm& term);
+  // `range`: the rows it is for, or nullptr for all.
+  void add_term(BlockedProduct& product, const LinearTerm& term, const RowRange* range);
   const CodeTables* tables_of(const LinearKernels& kernels, const LinearWeight& weight);
   void run_block(const LinearKernels& kernels, std::size_t block, std::byte* shared,
                  ParallelFor parallel_for) const;

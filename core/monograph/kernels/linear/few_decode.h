@@ -31,6 +31,10 @@ struct FewOrderOf;
 //   e4m3(p), e8m0(p)      a vector of scales, stored as bytes
 //   one_nan(x)            every NaN as 0x7fc00000
 //   transpose(v)          as many vectors as there are lanes, rows to columns
+//   kTerms                of the reduction in a word of the left operand and of the weight: 1, or 2
+//   add_products(x, w, sum)   in each lane, to a sum those of a word's terms
+//   kTerms                terms of the reduction in a word, 32 bits of an operand: 1, or 2 of bf16
+//   add_products(x, w, sum)   sum and in each lane the products of the terms of two words
 template <class V, bool kHalves = false>
 struct FewOrder;
 

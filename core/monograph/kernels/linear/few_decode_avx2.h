@@ -15,6 +15,11 @@ struct FewOrder<simd::Avx2, kHalves> {
   using V = simd::Avx2;
   using L = Lanes<V>;
 
+  static constexpr std::size_t kTerms = 1;
+  [[gnu::always_inline]] static __m256 add_products(__m256 x, __m256 w, __m256 sum) {
+    return L::fma(x, w, sum);
+  }
+
   static constexpr std::size_t place(std::size_t element) {
     return kHalves ? element / 2 + element % 2 * 4 : element;
   }

@@ -19,6 +19,11 @@ struct FewOrder<simd::Avx512> {
   using V = simd::Avx512;
   using L = Lanes<V>;
 
+  static constexpr std::size_t kTerms = 1;
+  [[gnu::always_inline]] static __m512 add_products(__m512 x, __m512 w, __m512 sum) {
+    return L::fma(x, w, sum);
+  }
+
   static constexpr std::size_t place(std::size_t element) {
     return element < 8 ? 2 * element : 2 * element - 15;
   }

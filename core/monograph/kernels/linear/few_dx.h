@@ -23,7 +23,8 @@ struct FewDx {
   static constexpr std::size_t kRows = last_of(kCounts);
   static constexpr std::size_t kLanes = L::kLanes;
   static constexpr std::size_t kPanel = FewBlock<V>::kDxPanel;
-  static constexpr std::size_t kChunk = VectorSizes<V>::kDxChunk;
+  static constexpr std::size_t kTerms = Order::kTerms;
+  static constexpr std::size_t kChunk = VectorSizes<V>::kDxChunk * kTerms;
   static constexpr std::size_t kChain = VectorSizes<V>::kDxChain;
   // Vectors with accumulators, four at most, for kM rows of the left operand.
   template <std::size_t kM>
@@ -58,7 +59,7 @@ struct FewDx {
     unrolled<kM>([&](auto m) __attribute__((always_inline)) {
       const F32 one = L::set(g[m]);
       unrolled<kSteps<kM>>([&](auto t) __attribute__((always_inline)) {
-        sums[m][t] = L::fma(one, w[t], sums[m][t]);
+        sums[m][t] = Order::add_products(one, w[t], sums[m][t]);
       });
     });
   }
@@ -148,7 +149,7 @@ struct FewDx {
     }
   }
 
-  // The same from memory: kColumns of `rows` rows, [row][kPiece], in places.
+  // The same from memory: kColumns of `rows` words of rows, [word][kPiece], in places.
   template <std::size_t kM>
   [[gnu::noinline]] static void buffered_chain(const float* buffer, std::size_t rows,
                                                const float* g, float* totals, bool first) {
@@ -187,7 +188,7 @@ struct FewDx {
       const std::size_t count = decode.width - p < kPiece ? decode.width - p : kPiece;
       job.place_rows(*decode.weight, job.dtype, row, rows, decode.first + p, count, buffer, kPiece);
       for (std::size_t col = 0; col < count; col += kColumns)
-        buffered_chain<kM>(buffer + col, rows, g, totals + p + col, first);
+        buffered_chain<kM>(buffer + col, (rows + kTerms - 1) / kTerms, g, totals + p + col, first);
     }
   }
 
@@ -199,8 +200,9 @@ struct FewDx {
     const float* g = reinterpret_cast<const float*>(job.multiply.left);
     alignas(64) float totals[kM * kPanel];
     const std::size_t whole = whole_units<F, kM>(job);
-    for (std::size_t i = 0; i < decode.count; i += kChain, g += kChain * kM) {
-      const std::size_t rows = decode.count - i < kChain ? decode.count - i : kChain;
+    constexpr std::size_t kRowsOfChain = kChain * kTerms;
+    for (std::size_t i = 0; i < decode.count; i += kRowsOfChain, g += kChain * kM) {
+      const std::size_t rows = decode.count - i < kRowsOfChain ? decode.count - i : kRowsOfChain;
       const std::size_t row = decode.begin + i;
       if constexpr (kInRegisters<F>)
         if (whole != 0) {
@@ -232,6 +234,7 @@ inline constexpr LinearKernels kFewDxKernels = {.block = Kernels::kRows,
                                                 .pack = Kernels::template pack<T>,
                                                 .multiply = multiply_nothing<Kernels, V, T>,
                                                 .decoder = dx_decoder<V, T>,
+                                                .finish = finish_rows<V, T, Kernels::kPanel>,
                                                 .load_chunks = 1,
                                                 .direct = few_direct<Kernels, V, T>};
 

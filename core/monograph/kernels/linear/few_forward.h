@@ -21,10 +21,13 @@ struct FewForward {
   static constexpr auto& kCounts = FewBlock<V>::kCounts;
   static constexpr std::size_t kRows = last_of(kCounts);
   static constexpr std::size_t kLanes = L::kLanes;
-  static constexpr std::size_t kChunk = VectorSizes<V>::kForwardChunk;
+  static constexpr std::size_t kTerms = Order::kTerms;
+  static constexpr std::size_t kChunk = VectorSizes<V>::kForwardChunk * kTerms;
   static constexpr std::size_t kPanel = 32;
   static constexpr std::size_t kJob = 4096;  // of the reduction
   static constexpr std::size_t kSegmentBytes = 16 << 10;
+
+  static constexpr std::size_t words_of(std::size_t count) { return (count + kTerms - 1) / kTerms; }
 
   // [vector][row][lane], in places, filled up with rows of zeros.
   template <class T>
@@ -132,7 +135,7 @@ struct FewForward {
               unrolled<kTogether * kM>([&](auto i) __attribute__((always_inline)) {
                 constexpr std::size_t t = i / kM, m = i % kM;
                 const float* at = x + ((first + t) * kM + m) * kLanes;
-                sums[m][r] = L::fma(L::load(at), w[t], sums[m][r]);
+                sums[m][r] = Order::add_products(L::load(at), w[t], sums[m][r]);
               });
               keep_loads_apart();
             });
@@ -143,18 +146,18 @@ struct FewForward {
     }
   }
 
-  // At most a chunk of `rows` rows, from memory: [row][kChunk], in places.
+  // At most a chunk of `rows` rows, from memory: [row][words of a chunk], in places.
   template <std::size_t kM>
   [[gnu::noinline]] static void buffered_dots(const float* buffer, std::size_t rows,
                                               std::size_t count, const float* x, float* c,
                                               bool accumulate) {
     Sums<kM> sums;
     clear<kM>(sums);
-    for (std::size_t k = 0; k < count; k += kLanes, x += kLanes * kM)
+    for (std::size_t k = 0; k < words_of(count); k += kLanes, x += kLanes * kM)
       unrolled<kWeightRows<kM>>([&](auto r) __attribute__((always_inline)) {
-        const F32 w = L::load(buffer + (r < rows ? r : 0) * kChunk + k);
+        const F32 w = L::load(buffer + (r < rows ? r : 0) * words_of(kChunk) + k);
         unrolled<kM>([&](auto m) __attribute__((always_inline)) {
-          sums[m][r] = L::fma(L::load(x + m * kLanes), w, sums[m][r]);
+          sums[m][r] = Order::add_products(L::load(x + m * kLanes), w, sums[m][r]);
         });
       });
     add_lanes<kM>(sums, rows, c, accumulate);
@@ -184,12 +187,12 @@ struct FewForward {
   template <std::size_t kM>
   [[gnu::noinline]] static void any_chunk(const FewJob& job, std::size_t n, std::size_t rows,
                                           std::size_t begin, std::size_t count) {
-    alignas(64) float buffer[kWeightRows<kM> * kChunk];
+    alignas(64) float buffer[kWeightRows<kM> * words_of(kChunk)];
     const DecodeJob& decode = job.decode;
     job.place_rows(*decode.weight, job.dtype, decode.first + n, rows, decode.begin + begin, count,
-                   buffer, kChunk);
+                   buffer, words_of(kChunk));
     buffered_dots<kM>(buffer, rows, count,
-                      reinterpret_cast<const float*>(job.multiply.left) + begin * kM,
+                      reinterpret_cast<const float*>(job.multiply.left) + words_of(begin) * kM,
                       job.multiply.c + n, job.multiply.accumulate || begin != 0);
   }
 
@@ -197,7 +200,7 @@ struct FewForward {
   template <class F, std::size_t kM>
   static void panel(const FewJob& job) {
     constexpr std::size_t kW = kWeightRows<kM>;
-    constexpr std::size_t kFit = kSegmentBytes / sizeof(float) / kM / kChunk;
+    constexpr std::size_t kFit = kSegmentBytes / sizeof(float) / kM / words_of(kChunk);
     constexpr std::size_t kSegment = (kFit == 0 ? 1 : kFit) * kChunk;
     const DecodeJob& decode = job.decode;
     [[maybe_unused]] const bool known =
@@ -229,6 +232,7 @@ inline constexpr LinearKernels kFewForwardKernels = {.block = Kernels::kRows,
                                                      .pack = Kernels::template pack<T>,
                                                      .multiply = multiply_nothing<Kernels, V, T>,
                                                      .decoder = forward_decoder<V, T>,
+                                                     .finish = finish_rows<V, T, Kernels::kPanel>,
                                                      .direct = few_direct<Kernels, V, T>};
 
 }  // namespace monograph

@@ -40,16 +40,20 @@ struct FewJob {
 
 // One product: Kernels::panel<F, kM>(job) for the kernel that has so many rows, then what remains.
 template <class Kernels, class V, class F, class T>
-void multiply_few(const MultiplyJob& multiply, const DecodeJob& decode) {
-  using Order = typename FewOrderOf<V, T>::Type;
-  const FewJob job = {multiply, decode, dtype_of<T>,
-                      placed_rows<RowsOf<F>, Order, T>(*decode.weight)};
-  const std::size_t rows = filled_rows(multiply.rows, Kernels::kCounts);
+[[gnu::always_inline]] inline void multiply_placed(const FewJob& job) {
+  const std::size_t rows = filled_rows(job.multiply.rows, Kernels::kCounts);
   unrolled<std::size(Kernels::kCounts)>([&](auto i) __attribute__((always_inline)) {
     constexpr std::size_t kM = Kernels::kCounts[i];
     if (rows == kM) Kernels::template panel<Decoded<F, T>, kM>(job);
   });
-  if (multiply.finish != nullptr) finish_rows<V, T, Kernels::kPanel>(*multiply.finish);
+  const FinishJob* const finish = job.multiply.finish;
+  if (finish != nullptr) finish_rows<V, T, Kernels::kPanel>(*finish);
+}
+template <class Kernels, class V, class F, class T>
+void multiply_few(const MultiplyJob& multiply, const DecodeJob& decode) {
+  using Order = typename FewOrderOf<V, T>::Type;
+  multiply_placed<Kernels, V, F, T>(
+      {multiply, decode, dtype_of<T>, placed_rows<RowsOf<F>, Order, T>(*decode.weight)});
 }
 
 // `width` rows of the left operand from `first` on, no more than lanes, as [reduction][row], filled

@@ -266,7 +266,8 @@ inline constexpr LinearKernels kForwardKernels = {
     .panel_step_bytes = VectorSizes<V>::kForwardPanel* RegisterBlock<V>::L::kLanes * 4,
     .pack = pack_forward_rows<V, T>,
     .multiply = multiply_forward<V, T>,
-    .decoder = forward_decoder<V, T>};
+    .decoder = forward_decoder<V, T>,
+    .finish = finish_rows<V, T, VectorSizes<V>::kForwardPanel>};
 
 template <class V, class T>
 inline constexpr LinearKernels kDxKernels = {.block = RegisterBlock<V>::kDxRows,
@@ -277,7 +278,8 @@ inline constexpr LinearKernels kDxKernels = {.block = RegisterBlock<V>::kDxRows,
                                              .panel_step_bytes = VectorSizes<V>::kDxPanel * 4,
                                              .pack = pack_dx_rows<V, T>,
                                              .multiply = multiply_dx<V, T>,
-                                             .decoder = dx_decoder<V, T>};
+                                             .decoder = dx_decoder<V, T>,
+                                             .finish = finish_rows<V, T, VectorSizes<V>::kDxPanel>};
 
 template <class V>
 const LinearKernels* find_linear(DType dtype, Pass pass) {

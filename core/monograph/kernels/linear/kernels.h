@@ -104,6 +104,7 @@ struct LinearKernels {
   Required<void(const PackJob&)> pack;
   Required<void(const MultiplyJob&)> multiply;
   Required<DecodeFn*(Format format)> decoder;  // nullptr for a format it does not know
+  Required<void(const FinishJob&)> finish;     // what `multiply` does last
 
   // What it may leave out.
   std::size_t load_chunks = kAnyChunks;  // at most so many chunks of the left operand are packed

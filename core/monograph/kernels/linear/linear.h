@@ -50,6 +50,11 @@ void linear_dx(DType dtype, std::span<const LinearTerm> terms, const MutableMatr
 void linear_products(DType dtype, Pass pass, std::span<const LinearProduct> products,
                      ParallelFor parallel_for);
 
+// One product with ranges of rows, any number of them, some of which may be empty: adapters beside
+// one weight, which is decoded for all of them. The rows of a range have the bits of a product of
+// these rows alone with the terms, bias and gain of both. Scratch memory as above.
+void linear_ranges(DType dtype, Pass pass, const LinearProduct& product, ParallelFor parallel_for);
+
 struct ByPass {
   DType dtype;
   Pass pass;
@@ -67,5 +72,7 @@ void linear_dx_with(const LinearKernels& kernels, DType dtype, std::span<const L
                     const MutableMatrix& dx, ParallelFor parallel_for);
 void linear_products_with(const LinearKernels& kernels, DType dtype,
                           std::span<const LinearProduct> products, ParallelFor parallel_for);
+void linear_ranges_with(const LinearKernels& kernels, DType dtype, const LinearProduct& product,
+                        ParallelFor parallel_for);
 
 }  // namespace monograph

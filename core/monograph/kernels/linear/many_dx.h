@@ -26,7 +26,8 @@ struct ManyDx {
   static constexpr std::size_t kPanel = 128;
   static constexpr std::size_t kWide = ManyBlock<V>::kDxVectors;
   static constexpr std::size_t kSlice = kWide * kLanes;
-  static constexpr std::size_t kChunk = VectorSizes<V>::kDxChunk;
+  static constexpr std::size_t kChunk = VectorSizes<V>::kDxChunk;  // words
+  static constexpr std::size_t kTerms = Order::kTerms;
   static constexpr std::size_t kDepth = ManyBlock<V>::kDxDepth;
   static constexpr std::size_t kChain = VectorSizes<V>::kDxChain;
   static_assert(kRows % kSubRows == 0 && kPanel % kSlice == 0);
@@ -88,7 +89,7 @@ struct ManyDx {
     }
   }
 
-  // kM rows of kSubRows by a slice; `count` rows of the weight, at most kDepth.
+  // kM rows of kSubRows by a slice; `count` words of rows of the weight, at most kDepth.
   template <std::size_t kM>
   [[gnu::noinline]] static void outer(const float* left, const float* slice, std::size_t count,
                                       float* totals, bool first) {
@@ -108,7 +109,7 @@ struct ManyDx {
         unrolled<kM>([&](auto m) __attribute__((always_inline)) {
           const F32 g = L::set(left[m]);
           unrolled<kWide>([&](auto v) __attribute__((always_inline)) {
-            sums[m][v] = L::fma(g, w[v], sums[m][v]);
+            sums[m][v] = Order::add_products(g, w[v], sums[m][v]);
           });
         });
       }
@@ -180,19 +181,20 @@ struct ManyDx {
     const float* const left = reinterpret_cast<const float*>(job.left);
     const float* const panel = reinterpret_cast<const float*>(job.panel);
     alignas(64) float totals[kSubs][kSubRows * kSlice];
-    if (job.count == 0) std::fill_n(totals[0], kRows * kSlice, 0.0f);
+    const std::size_t words = (job.count + kTerms - 1) / kTerms;
+    if (words == 0) std::fill_n(totals[0], kRows * kSlice, 0.0f);
     const std::size_t subs = (job.rows + kSubRows - 1) / kSubRows;
-    const std::size_t parts = job.count == 0 ? 1 : (job.count + kDepth - 1) / kDepth;
+    const std::size_t parts = words == 0 ? 1 : (words + kDepth - 1) / kDepth;
     for (std::size_t p = 0; p < job.width; p += kSlice) {
       const float* const slice = panel + p / kSlice * kChunk * kSlice;
       for (std::size_t h = 0; h < parts; ++h)
         for (std::size_t s = 0; s < subs; ++s) {
           const std::size_t rows = job.rows - s * kSubRows, i = h * kDepth;
-          const std::size_t count = job.count - i < kDepth ? job.count - i : kDepth;
+          const std::size_t count = words - i < kDepth ? words - i : kDepth;
           float* const sums = job.c + sums_of(s * kSubRows, p);
           if (h == 0 && job.accumulate) prefetch(sums, kSubRows);
-          outer_rows(rows, left + (s * job.count + i) * kSubRows, slice + i * kSlice, count,
-                     totals[s], h == 0);
+          outer_rows(rows, left + (s * words + i) * kSubRows, slice + i * kSlice, count, totals[s],
+                     h == 0);
           if (h + 1 == parts)
             add_totals(totals[s], rows < kSubRows ? rows : kSubRows, sums, job.accumulate);
         }
@@ -212,6 +214,7 @@ inline constexpr LinearKernels kManyDxKernels = {
     .pack = Kernels::template pack<T>,
     .multiply = Kernels::template multiply<T>,
     .decoder = many_decoder<Kernels, T>,
+    .finish = Kernels::template finish<T>,
     .load_chunks = 1,
     .pass_rows = ManyBlock<V>::kPassRows,
     .few_rows = FewBlock<V>::kDxMost,

@@ -42,7 +42,8 @@ struct ManyForward {
   static constexpr std::size_t kVectors = ManyBlock<V>::kVectors;
   static constexpr std::size_t kRows = kVectors * kLanes;
   static constexpr std::size_t kPanel = ManyBlock<V>::kColumns;
-  static constexpr std::size_t kChunk = VectorSizes<V>::kForwardChunk;
+  static constexpr std::size_t kChunk = VectorSizes<V>::kForwardChunk;  // words
+  static constexpr std::size_t kTerms = Order::kTerms;
   using Tree = LaneTree<kLanes>;
 
   static constexpr std::size_t vectors_of(std::size_t rows) { return (rows + kLanes - 1) / kLanes; }
@@ -136,7 +137,7 @@ struct ManyForward {
         unrolled<kPanel>([&](auto n) __attribute__((always_inline)) {
           const F32 one = L::set(w[n * kChunk]);
           unrolled<kV>([&](auto v) __attribute__((always_inline)) {
-            sums[n][v] = L::fma(rows[v], one, sums[n][v]);
+            sums[n][v] = Order::add_products(rows[v], one, sums[n][v]);
           });
         });
       }
@@ -183,7 +184,8 @@ struct ManyForward {
   static void multiply(const MultiplyJob& job) {
     const float* x = reinterpret_cast<const float*>(job.left);
     const float* panel = reinterpret_cast<const float*>(job.panel);
-    const std::size_t steps = vectors_of(job.count), vectors = vectors_of(job.rows);
+    const std::size_t steps = (job.count + kLanes * kTerms - 1) / (kLanes * kTerms);
+    const std::size_t vectors = vectors_of(job.rows);
     if (vectors == 1) tile<1>(x, panel, steps, job.c, job.accumulate);
     if constexpr (kVectors >= 2)
       if (vectors == 2) tile<2>(x, panel, steps, job.c, job.accumulate);
@@ -211,6 +213,7 @@ inline constexpr LinearKernels kManyForwardKernels = {
     .pack = Kernels::template pack<T>,
     .multiply = Kernels::template multiply<T>,
     .decoder = many_decoder<Kernels, T>,
+    .finish = Kernels::template finish<T>,
     .load_chunks = 1,
     .pass_rows = ManyBlock<V>::kPassRows,
     .few_rows = FewBlock<V>::kMost,

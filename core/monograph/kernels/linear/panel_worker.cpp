@@ -22,7 +22,8 @@ struct Item {
 std::size_t local_sums(std::span<const PanelStage> stages) {
   std::size_t most = 0;
   for (const PanelStage& stage : stages)
-    if (stage.sums == nullptr) most = std::max(most, stage.product->sums_bytes(stage.rows));
+    if (stage.sums == nullptr)
+      most = std::max(most, stage.product->sums_bytes(stage.first, stage.rows));
   return most;
 }
 
@@ -75,7 +76,8 @@ class Worker {
       DecodeJob next_job = more ? decode_job(next, other) : DecodeJob{};
       const AheadKernels* ahead = more ? k_.ahead_for(next_job, item.rows) : nullptr;
       if (ahead != nullptr) {
-        DecodeAhead state = {next_job, 0, item.stage->product->blocks(item.rows)};
+        const BlockSpan span = blocks_of(item);
+        DecodeAhead state = {next_job, 0, span.end - span.begin};
         multiply(item, job, [&](const MultiplyJob& multiply) { ahead->multiply(multiply, state); });
         ahead->rest(state);
       } else {
@@ -105,18 +107,36 @@ class Worker {
       if (row >= stop) continue;
       const std::size_t chunk = stage->load.first;
       item = {stage, unit / pieces, chunk, row, stop - row, has_tail(*stage, chunk)};
-      return true;
+      if (with_rows(item)) return true;
     }
     return false;
   }
   bool next_item(std::size_t& from, std::size_t to, Item& item) const {
     item.chunk = item.end();
-    item.tail = has_tail(*item.stage, item.chunk);
-    return item.chunk < item.stage->load.last || first_item(from, to, item);
+    return with_rows(item) || first_item(from, to, item);
+  }
+  // Goes on to a chunk that has something to do with the item's rows.
+  bool with_rows(Item& item) const {
+    for (; item.chunk < item.stage->load.last; ++item.chunk) {
+      const BlockSpan span = blocks_of(item);
+      item.tail = has_tail(*item.stage, item.chunk);
+      if (span.begin < span.end) return true;
+    }
+    return false;
   }
   bool has_tail(const PanelStage& stage, std::size_t chunk) const {
     return k_.takes_tails && chunk + 1 < stage.load.last &&
-           stage.product->chunks[chunk + 1].count <= k_.step;
+           stage.product->chunks[chunk + 1].count <= k_.step &&
+           stage.product->chunks[chunk + 1].range == nullptr;
+  }
+  // Of the stage's.
+  BlockSpan blocks_of(const Item& item) const {
+    const PanelStage& stage = *item.stage;
+    const BlockSpan span =
+        stage.product->blocks_of(stage.product->chunks[item.chunk], stage.first, stage.rows);
+    const std::size_t first = item.row / k_.block;
+    return {std::max(span.begin, first),
+            std::min(span.end, first + stage.product->blocks(item.rows))};
   }
 
   // Behind the panel of its item.
@@ -140,12 +160,14 @@ class Worker {
             chunk.tables};
   }
 
-  float* sums_of(const Item& item) const {
+  // The sums of a panel lie slot by slot: those of the blocks, then those of further ranges.
+  float* sums_of(const Item& item, std::size_t slot) const {
     const PanelStage& stage = *item.stage;
-    if (stage.sums == nullptr) return reinterpret_cast<float*>(local_ + 2 * panel_bytes_);
     const BlockedProduct& product = *stage.product;
-    return stage.sums + item.panel * product.sums_bytes(product.blocking.rows) / sizeof(float) +
-           item.row * k_.panel;
+    const std::size_t at = slot * product.slot_floats();
+    if (stage.sums == nullptr) return reinterpret_cast<float*>(local_ + 2 * panel_bytes_) + at;
+    const std::size_t each = product.sums_bytes(stage.first, product.blocking.rows);
+    return stage.sums + item.panel * each / sizeof(float) + at;
   }
 
   // run(job) for every block of an item.
@@ -154,22 +176,78 @@ class Worker {
     const PanelStage& stage = *item.stage;
     const BlockedProduct& product = *stage.product;
     const BlockedProduct::Chunk& chunk = product.chunks[item.chunk];
-    const std::size_t row_bytes = k_.packed_row_bytes(chunk.count);
-    const std::byte* left = stage.left[item.chunk - stage.load.first] + item.row * row_bytes;
-    float* c = sums_of(item);
-    const bool last = item.end() == product.chunks.size();
+    const std::size_t bytes = product.block_bytes(chunk);
+    const std::size_t packed = product.blocks_of(chunk, stage.first, stage.rows).begin;
+    const std::byte* left = stage.left[item.chunk - stage.load.first];
+    const bool last =
+        item.end() == product.chunks.size() || product.chunks[item.end()].range != chunk.range;
     const std::byte* tail = item.tail ? stage.left[item.chunk + 1 - stage.load.first] : nullptr;
     const std::size_t tail_bytes = k_.packed_row_bytes(k_.step);
-    for (std::size_t r = 0; r < item.rows; r += k_.block) {
-      const std::size_t rows = std::min(k_.block, item.rows - r);
-      float* sums = c + r * k_.panel;
-      const std::size_t row = stage.first + item.row + r;
-      const bool scattered = !consecutive(product.out_rows, row, rows);
-      const FinishJob finish = finish_job(product, sums, row, rows, panel, scattered);
-      run(MultiplyJob{left + r * row_bytes, panel.out, rows, panel.width, chunk.count, sums,
-                      /*accumulate=*/item.chunk != 0, last ? &finish : nullptr,
-                      item.tail ? tail + (item.row + r) * tail_bytes : nullptr});
-      if (last && scattered) scatter(product, finish, row, panel);
+    const BlockSpan span = blocks_of(item);
+    for (std::size_t b = span.begin; b < span.end; ++b) {
+      const std::size_t r = b * k_.block, rows = std::min(k_.block, stage.rows - r);
+      MultiplyJob job = {left + (b - packed) * bytes,
+                         panel.out,
+                         rows,
+                         panel.width,
+                         chunk.count,
+                         sums_of(item, b),
+                         /*accumulate=*/item.chunk != 0,
+                         nullptr,
+                         item.tail ? tail + r * tail_bytes : nullptr};
+      if (product.passes.empty())
+        multiply_rows(product, stage.first + r, panel, last, job, run);
+      else
+        multiply_parts(item, b, panel, last, job, run);
+    }
+  }
+
+  template <class Run>
+  void multiply_rows(const BlockedProduct& product, std::size_t row, const DecodeJob& panel,
+                     bool last, MultiplyJob job, Run&& run) const {
+    const bool scattered = !consecutive(product.out_rows, row, job.rows);
+    const Output output = {product.given->bias, product.given->gain, scattered};
+    const FinishJob finish = finish_job(product, output, job.c, row, job.rows, panel);
+    if (last) job.finish = &finish;
+    run(job);
+    if (last && scattered) scatter(product, finish, row, {0, job.rows}, panel);
+  }
+
+  // The same where rows belong to ranges: after the last chunk for all rows each range has its own
+  // sums, and is finished after its own last chunk.
+  template <class Run>
+  void multiply_parts(const Item& item, std::size_t block, const DecodeJob& panel, bool last,
+                      MultiplyJob job, Run&& run) const {
+    const BlockedProduct& product = *item.stage->product;
+    const RowRange* const range = product.chunks[item.chunk].range;
+    const std::span<const RowPart> parts = product.parts_of(item.stage->first)->of(block);
+    const std::size_t row = item.stage->first + block * k_.block;
+    const auto output_of = [&](const RowPart& part) {
+      return Output{part.range->bias, part.range->gain, part.end - part.first != job.rows};
+    };
+    if (range != nullptr) {
+      const RowPart& part = *std::find_if(parts.begin(), parts.end(),
+                                          [&](const RowPart& p) { return p.range == range; });
+      const Output output = output_of(part);
+      job.c = sums_of(item, part.slot);
+      const FinishJob finish = finish_job(product, output, job.c, row, job.rows, panel);
+      if (last) job.finish = &finish;
+      run(job);
+      if (last && output.apart) scatter(product, finish, row, {part.first, part.end}, panel);
+      return;
+    }
+    run(job);
+    if (!last) return;
+    for (const RowPart& part : parts) {
+      if (!part.range->terms.empty()) {
+        if (part.slot != block)
+          std::memcpy(sums_of(item, part.slot), job.c, product.slot_floats() * sizeof(float));
+        continue;
+      }
+      const Output output = output_of(part);
+      const FinishJob finish = finish_job(product, output, job.c, row, job.rows, panel);
+      k_.finish(finish);
+      if (output.apart) scatter(product, finish, row, {part.first, part.end}, panel);
     }
   }
 
@@ -185,26 +263,34 @@ class Worker {
     return static_cast<std::byte*>(out.data) + (at * out.stride + col) * element_bytes_;
   }
 
-  // Rows that lie apart are finished beside the sums first.
-  FinishJob finish_job(const BlockedProduct& product, const float* c, std::size_t row,
-                       std::size_t rows, const DecodeJob& panel, bool scattered) const {
-    const LinearProduct& given = *product.given;
-    const std::byte* bias = static_cast<const std::byte*>(given.bias);
-    const std::size_t col = panel.first - given.first_col;
+  // `apart`: the rows are finished beside the sums first, and then copied.
+  struct Output {
+    const void* bias;
+    const float* gain;
+    bool apart;
+  };
+  FinishJob finish_job(const BlockedProduct& product, const Output& output, const float* c,
+                       std::size_t row, std::size_t rows, const DecodeJob& panel) const {
+    const std::byte* bias = static_cast<const std::byte*>(output.bias);
+    const std::size_t col = panel.first - product.given->first_col;
     return {c,
-            given.gain == nullptr ? nullptr : given.gain + col,
+            output.gain == nullptr ? nullptr : output.gain + col,
             bias == nullptr ? nullptr : bias + col * element_bytes_,
             rows,
             panel.width,
-            scattered ? local_ + 2 * panel_bytes_ + sums_bytes_ : place(product, row, col),
-            scattered ? k_.panel : given.out.stride};
+            output.apart ? local_ + 2 * panel_bytes_ + sums_bytes_ : place(product, row, col),
+            output.apart ? k_.panel : product.given->out.stride};
   }
 
+  // Rows [first, end) of what was finished apart.
+  struct Rows {
+    std::size_t first, end;
+  };
   void scatter(const BlockedProduct& product, const FinishJob& finish, std::size_t row,
-               const DecodeJob& panel) const {
+               const Rows& rows, const DecodeJob& panel) const {
     const auto* from = static_cast<const std::byte*>(finish.out);
     const std::size_t col = panel.first - product.given->first_col;
-    for (std::size_t i = 0; i < finish.rows; ++i)
+    for (std::size_t i = rows.first; i < rows.end; ++i)
       std::memcpy(place(product, row + i, col), from + i * finish.stride * element_bytes_,
                   finish.width * element_bytes_);
   }

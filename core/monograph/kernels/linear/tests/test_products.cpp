@@ -15,6 +15,7 @@
 #include "monograph/formats/tests/small_weights.h"
 #include "monograph/kernels/dequantize/dequantize.h"
 #include "monograph/kernels/linear/linear.h"
+#include "monograph/kernels/linear/tests/product.h"
 #include "monograph/kernels/linear/tests/random_elements.h"
 
 namespace monograph {
@@ -221,6 +222,25 @@ TEST(LinearProducts, ExpertsOfOneWeightWithGatheredAndSkippedRows) {
 }
 
 // A reduction longer than what is packed at a time, beside a short one; more rows than a block.
+// Two passes over the rows, and on AMX two loads of the reduction: the sums of all panels wait.
+TEST(LinearProducts, DxOfManyRowsHasTheBitsOfAFew) {
+  for (const LinearVariant& variant : linear_variants()) {
+    if (variant.isa > best_isa() || variant.dtype != DType::kBFloat16) continue;
+    if (variant.pass != Pass::kDx) continue;
+    constexpr std::size_t kMany = 1024, kFew = 40, kIn = 1120, kOut = 192;
+    const Rows w = random_rows(variant.dtype, kIn, kOut, 1);
+    const Bytes left = random_elements(variant.dtype, kMany * kIn, 2);
+    LinearWeight weight;
+    weight.dtype = variant.dtype;
+    weight.packed.rows = kIn;
+    weight.packed.cols = kOut;
+    weight.packed.values = w.bytes.data();
+    Bytes many = product(*variant.run, variant.dtype, Pass::kDx, left, kMany, weight);
+    many.resize(w.row_bytes() * kFew);
+    EXPECT_EQ(many, product(*variant.run, variant.dtype, Pass::kDx, left, kFew, weight));
+  }
+}
+
 TEST(LinearProducts, LongReductionsWaitInAList) {
   for (const LinearVariant& variant : linear_variants()) {
     if (variant.isa > best_isa() || variant.dtype != DType::kBFloat16) continue;
