@@ -220,7 +220,8 @@ void declare_folder_options(CommandLine& line, FolderOptions& options) {
 
 int convert_folder(const char* label, const Model& model, std::vector<Conversion> conversions,
                    const std::optional<json::Value>& config, const FolderOptions& options,
-                   const Session& session, const Calibration* calibration) {
+                   const Session& session, const Calibration* calibration,
+                   const std::vector<std::string>& notes) {
   if (options.to.empty()) throw UsageError("to", "is empty, wanted a folder");
   sort_by_source(conversions);
   std::vector<FilePlan> plans = plan(conversions, options.max_shard_bytes);
@@ -235,7 +236,8 @@ int convert_folder(const char* label, const Model& model, std::vector<Conversion
     const auto time = std::chrono::steady_clock::now() - start;
     report.seconds = std::chrono::duration<double>(time).count();
   }
-  print_report(report, options);
+  if (options.json || options.dry_run || !session.quiet) print_report(report, options);
+  for (const std::string& note : notes) session.note("note: " + note);
   if (!options.json && !options.dry_run) {
     const std::string to = shell_word(options.to);
     const bool packed =

@@ -39,9 +39,11 @@ const CalibratedInputs* inputs_of(const Conversion& conversion, const Calibratio
 
 // Writes the folder options.to, or says what it would write under --dry-run; prints the report.
 // `config` is the config.json of the output, if there is one; weights whose inputs `calibration`
-// has, which may be null, are quantised along them.
+// has, which may be null, are quantised along them. `notes` are told behind the report, when
+// nothing can be refused any more.
 int convert_folder(const char* label, const Model& model, std::vector<Conversion> conversions,
                    const std::optional<json::Value>& config, const FolderOptions& options,
-                   const Session& session, const Calibration* calibration = nullptr);
+                   const Session& session, const Calibration* calibration = nullptr,
+                   const std::vector<std::string>& notes = {});
 
 }  // namespace monograph::cli

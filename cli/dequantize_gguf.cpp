@@ -70,17 +70,21 @@ void write_folder(const gguf::FileReader& file, const gguf::ImportPlan& plan,
 
 }  // namespace
 
+void say_next_of_gguf(const gguf::FileReader& file, const Session& session) {
+  try {
+    gguf::plan_import(file);
+  } catch (const Error&) {
+    return;
+  }
+  say_next(session, "monograph dequantize " + shell_word(file.path().string()) + " OUT");
+}
+
 int dequantize_gguf(const FolderOptions& options, DType dtype, const Session& session) {
   if (options.to.empty()) throw UsageError("to", "is empty, wanted a folder");
   const gguf::FileReader file(options.from);
-  if (file.header().architecture() == "gpt-oss") {
-    throw Error(
-        options.from +
-        ": general.architecture 'gpt-oss': its experts are one weight of inputs by gate and "
-        "up in turns in transformers, which is not written; train on the file as it is, or "
-        "take the folder that it was made from");
-  }
-  const gguf::ImportPlan plan = gguf::plan_import(file);
+  const bool in_turns = file.header().architecture() == "gpt-oss";
+  const gguf::ImportPlan plan = in_turns ? gguf::with_stacks_in_turns(file, gguf::plan_import(file))
+                                         : gguf::plan_import(file);
   std::vector<safetensors::FilePlan> files = safetensors::plan_shards(
       gguf::specs_of(plan, dtype), {{"format", "pt"}}, options.max_shard_bytes);
   const Sidecars sidecars = sidecars_of(file, dtype);

@@ -77,9 +77,11 @@ class Export {
     if (!model.config) throw Error(options_.from + ": has no config.json");
     type_ = type_of(options_, model);
     const fs::path config_path = model.folder / "config.json";
+    gguf::ModelConfig config = gguf::read_model_config(*model.config, config_path.string());
+    const bool keeps_mxfp4 = options_.type.empty() && config.is_gpt_oss();
     gguf::ExportPlan plan =
         gguf::plan_export(model.weights, stack_experts(model.weights, *model.config),
-                          gguf::read_model_config(*model.config, config_path.string()), type_);
+                          std::move(config), type_, keeps_mxfp4);
     read_calibration(plan);
     const gguf::Tokenizer tokenizer = read_tokenizer(model, plan.config);
     std::vector<gguf::TensorInfo> infos;
@@ -182,6 +184,7 @@ class Export {
       std::fputs(json::dump(value).c_str(), stdout);
       return;
     }
+    if (session_.quiet && !options_.dry_run) return;
     Table table({"type", ">tensors", ">weights", ">bytes"});
     for (const auto& [name, row] : rows) {
       table.add(
@@ -218,7 +221,7 @@ Run declare(CommandLine& line) {
   line.add_option(
           "--type", options->type,
           "How matrices are stored: f32, f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m, q4_0 or mxfp4; "
-          "default: the float type of the embedding")
+          "default: the float type of the embedding, and of experts of gpt-oss in MXFP4 that")
       .one_of({"f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "mxfp4"})
       .type_name("TYPE");
   line.add_option(
@@ -238,13 +241,15 @@ Run declare(CommandLine& line) {
 const Command kExport = {
     "export",
     "a model folder as one GGUF file for llama.cpp and Ollama",
-    "Write a Llama, Mistral, Mixtral, Qwen3, Qwen3-MoE or Gemma 3 model, plain or packed, as one "
-    "GGUF file with its "
-    "metadata and tokenizer. Packed weights are decoded on the way; norms and biases become f32. "
+    "Write a Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Gemma 3, Phi 3 or gpt-oss model, "
+    "plain or packed, as one GGUF file with its metadata and tokenizer. Packed weights are decoded "
+    "on the way, but for MXFP4 under mxfp4, whose codes and scales are kept; norms, biases and "
+    "routers become f32. "
     "The file appears complete or not at all.\n\n"
     "Rows that are no multiple of 32 become f16 where blocks were asked for; under q4_0 and mxfp4 "
-    "embedding and head become q8_0, under mxfp4 of a mixture all but its experts. A weight in "
-    "MXFP4 keeps its values under mxfp4. q4_k_m, q5_k_m and q6_k give each matrix the type that "
+    "embedding and head become q8_0, under mxfp4 of a mixture all but its experts. Without --type "
+    "the experts of a gpt-oss in MXFP4 stay as they are. q4_k_m, q5_k_m and q6_k give each matrix "
+    "the type that "
     "llama-quantize gives it. Experts become one tensor of a layer for gate, up and down each, "
     "however the folder stores them.\n\n"
     "What llama.cpp would compute otherwise is refused by name: other architectures, settings of "

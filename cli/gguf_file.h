@@ -25,6 +25,9 @@ int inspect_gguf(const std::string& path, const GgufInspection& options, const S
 // The header's rules, then every value: NaN and infinities are findings.
 int verify_gguf(const std::string& path, int jobs, bool scan, bool json, const Session& session);
 
+// Says that a folder can be made of the file, if dequantize_gguf can.
+void say_next_of_gguf(const gguf::FileReader& file, const Session& session);
+
 // Its weights as a folder of safetensors under transformers' names.
 int dequantize_gguf(const FolderOptions& folder, DType dtype, const Session& session);
 

@@ -144,7 +144,7 @@ int inspect_gguf(const std::string& path, const GgufInspection& options, const S
     return kOk;
   }
   print_text(report, file, options);
-  say_next(session, "monograph dequantize " + shell_word(path) + " OUT");
+  say_next_of_gguf(file, session);
   return kOk;
 }
 

@@ -186,7 +186,7 @@ void check_kept(const Weight& weight, Format format, const Options& options) {
 }
 
 void note_calibrated(const Calibration& calibration, const std::vector<Conversion>& conversions,
-                     const Session& session) {
+                     std::vector<std::string>& notes) {
   std::size_t known = 0, unknown = 0;
   for (const Conversion& conversion : conversions) {
     if (conversion.action != Action::kQuantize) continue;
@@ -197,9 +197,9 @@ void note_calibrated(const Calibration& calibration, const std::vector<Conversio
                 std::to_string(unknown) + " weights to quantise");
   }
   if (unknown == 0) return;
-  session.note("note: " + calibration.file().string() + " has no inputs of " +
-               std::to_string(unknown) + " of " + std::to_string(known + unknown) +
-               " weights: they are rounded to the nearest");
+  notes.push_back(calibration.file().string() + " has no inputs of " + std::to_string(unknown) +
+                  " of " + std::to_string(known + unknown) +
+                  " weights: they are rounded to the nearest");
 }
 
 int quantize_folder(const Options& options, const Session& session) {
@@ -242,21 +242,22 @@ int quantize_folder(const Options& options, const Session& session) {
     conversions.push_back(conversion);
   }
   if (!any) throw Error(options.folder.from + ": no weight was chosen to be quantised");
+  std::vector<std::string> notes;
   if (experts_alone) {
-    session.note("note: linear layers stay as they are beside the experts, as gpt-oss is shipped");
+    notes.push_back("linear layers stay as they are beside the experts, as gpt-oss is shipped");
   }
   const bool stacked =
       std::any_of(conversions.begin(), conversions.end(),
                   [](const Conversion& conversion) { return conversion.stack == Stack::kOwn; });
   if (stacked) {
-    session.note(
-        "note: load the stacked experts with Monograph; transformers alone does not know them and "
+    notes.push_back(
+        "load the stacked experts with Monograph; transformers alone does not know them and "
         "starts such experts at random, with no more than a report");
   }
   if (chooser.experts() != 0) {
-    session.note("note: " + std::to_string(chooser.experts()) +
-                 " expert weights stay as they are, for transformers cannot load them packed: "
-                 "--experts stack quantises them for Monograph");
+    notes.push_back(std::to_string(chooser.experts()) +
+                    " expert weights stay as they are, for transformers cannot load them packed: "
+                    "--experts stack quantises them for Monograph");
   }
   std::optional<json::Value> config = model.config;
   if (config) {
@@ -277,10 +278,10 @@ int quantize_folder(const Options& options, const Session& session) {
   std::unique_ptr<Calibration> calibration;
   if (!options.calibration.empty()) {
     calibration = std::make_unique<Calibration>(options.calibration);
-    note_calibrated(*calibration, conversions, session);
+    note_calibrated(*calibration, conversions, notes);
   }
   return convert_folder("quantize", model, std::move(conversions), config, options.folder, session,
-                        calibration.get());
+                        calibration.get(), notes);
 }
 
 Run declare(CommandLine& line) {

@@ -89,11 +89,13 @@ int verify_gguf(const std::string& path, int jobs, bool scan, bool json, const S
   if (!findings.empty()) std::fputs(table.text().c_str(), stdout);
   std::printf("%s: %zu tensors; %zu finding%s\n", printable(path).c_str(), tensors, findings.size(),
               findings.size() == 1 ? "" : "s");
-  say_next(session, findings.empty()
-                        ? "monograph dequantize " + shell_word(path) + " OUT"
-                        : "fetch the file again from where it came, then monograph verify " +
-                              shell_word(path));
-  return findings.empty() ? kOk : kFinding;
+  if (findings.empty()) {
+    say_next_of_gguf(file, session);
+    return kOk;
+  }
+  say_next(session,
+           "fetch the file again from where it came, then monograph verify " + shell_word(path));
+  return kFinding;
 }
 
 }  // namespace monograph::cli

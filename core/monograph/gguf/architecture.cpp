@@ -29,15 +29,22 @@ void add_architecture(Metadata& metadata, const ModelConfig& config) {
   count(".attention.key_length", config.head_dim);
   count(".attention.value_length", config.head_dim);
   number(".attention.layer_norm_rms_epsilon", config.norm_epsilon);
-  if (config.is_gemma()) count(".attention.sliding_window", config.sliding_window);
+  if (config.is_gemma() || config.is_gpt_oss() || config.is_phi()) {
+    count(".attention.sliding_window", config.sliding_window);
+  }
   count(".vocab_size", config.vocabulary);
-  count(".rope.dimension_count", config.head_dim);
+  count(".rope.dimension_count", config.rope.dimensions);
   number(".rope.freq_base", config.rope.theta);
   if (config.rope.scaling == RopeScaling::kLinear || config.rope.scaling == RopeScaling::kYarn) {
     const bool yarn = config.rope.scaling == RopeScaling::kYarn;
     metadata.add(name + ".rope.scaling.type", yarn ? "yarn" : "linear");
     number(".rope.scaling.factor", config.rope.factor);
     if (yarn) count(".rope.scaling.original_context_length", config.rope.original_context);
+  }
+  if (!config.is_phi()) return;
+  count(".rope.scaling.original_context_length", config.rope.original_context);
+  if (config.rope.scaling == RopeScaling::kLongrope) {
+    number(".rope.scaling.attn_factor", config.rope.attention_factor);
   }
 }
 

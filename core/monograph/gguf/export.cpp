@@ -9,6 +9,7 @@
 #include "monograph/base/error.h"
 #include "monograph/cpu/parallel.h"
 #include "monograph/gguf/encode_blocks.h"
+#include "monograph/gguf/mxfp4_blocks.h"
 #include "monograph/gguf/row_order.h"
 #include "monograph/text/utf8.h"
 #include "monograph/weights/page_advice.h"
@@ -34,7 +35,7 @@ struct Encoder {
 };
 
 struct Scratch {
-  std::vector<float> values;
+  std::vector<float> values, run;
   std::vector<std::uint8_t> out;
 };
 
@@ -81,7 +82,9 @@ class Exporter {
     read(tensor, piece, scratch);
     if (tensor.weight != nullptr) check(tensor, piece, scratch.values);
     scratch.out.resize(size_bytes(tensor.info.type, count));
-    if (const auto encoder = encoder_of(piece.tensor)) {
+    if (tensor.keeps_blocks) {
+      copy_blocks(tensor, piece, scratch.out.data());
+    } else if (const auto encoder = encoder_of(piece.tensor)) {
       encoder->encode(tensor.info.type, scratch.values, scratch.out.data());
     } else {
       encode(tensor.info.type, scratch.values.data(), count, scratch.out.data());
@@ -113,7 +116,8 @@ class Exporter {
     const std::uint64_t cols = tensor.info.shape.back();
     scratch.values.resize((piece.end - piece.begin) * cols);
     if (tensor.rows_of_experts.all != 0) {
-      read_experts(tensor, piece, scratch.values.data());
+      tensor.info.shape.size() == 3 ? read_experts(tensor, piece, scratch)
+                                    : read_biases(tensor, piece, scratch.values);
     } else if (tensor.permuted_head_rows == 0) {
       read_values(*tensor.weight, piece.begin * cols, piece.end * cols, scratch.values.data());
       release_around(*tensor.weight, piece.begin * cols, piece.end * cols);
@@ -132,17 +136,54 @@ class Exporter {
     for (float& value : scratch.values) value += 1;
   }
 
-  // Runs of rows that one expert has.
-  static void read_experts(const ExportedTensor& tensor, const Piece& piece, float* out) {
+  // Runs of rows that one expert has. Those between them are read as well: the elements of a
+  // transposed stack lie beside each other by columns.
+  static void read_experts(const ExportedTensor& tensor, const Piece& piece, Scratch& scratch) {
     const std::uint64_t rows = tensor.info.shape[1], cols = tensor.info.shape.back();
     const RowsOfExperts& of = tensor.rows_of_experts;
+    float* out = scratch.values.data();
     for (std::uint64_t row = piece.begin; row < piece.end;) {
       const std::uint64_t end = std::min(piece.end, (row / rows + 1) * rows);
-      const std::uint64_t from = row / rows * of.all + of.first + row % rows;
-      read_values(*tensor.weight, from * cols, (from + end - row) * cols, out);
-      release_around(*tensor.weight, from * cols, (from + end - row) * cols);
+      const std::uint64_t from = row / rows * of.all + of.first + row % rows * of.step;
+      const std::uint64_t count = (end - row - 1) * of.step + 1;
+      std::vector<float>& run = scratch.run;
+      run.resize(of.step == 1 ? 0 : count * cols);
+      read_values(*tensor.weight, from * cols, (from + count) * cols,
+                  of.step == 1 ? out : run.data());
+      release_around(*tensor.weight, from * cols, (from + count) * cols);
+      for (std::uint64_t i = 0; of.step != 1 && i < end - row; ++i) {
+        std::copy_n(run.data() + i * of.step * cols, cols, out + i * cols);
+      }
       out += (end - row) * cols;
       row = end;
+    }
+  }
+
+  // A bias of experts: a row of it is one expert.
+  static void read_biases(const ExportedTensor& tensor, const Piece& piece,
+                          std::vector<float>& values) {
+    const RowsOfExperts& of = tensor.rows_of_experts;
+    const std::uint64_t cols = tensor.info.shape.back();
+    std::vector<float> all(of.all);
+    for (std::uint64_t expert = piece.begin; expert < piece.end; ++expert) {
+      read_values(*tensor.weight, expert * of.all, (expert + 1) * of.all, all.data());
+      for (std::uint64_t i = 0; i < cols; ++i) {
+        values[(expert - piece.begin) * cols + i] = all[of.first + i * of.step];
+      }
+    }
+  }
+
+  static void copy_blocks(const ExportedTensor& tensor, const Piece& piece, std::uint8_t* out) {
+    const std::uint64_t cols = tensor.info.shape.back();
+    const RowsOfExperts& of = tensor.rows_of_experts;
+    for (std::uint64_t row = piece.begin; row < piece.end; ++row) {
+      std::uint64_t from = row;
+      if (of.all != 0) {
+        const std::uint64_t rows = tensor.info.shape[1];
+        from = row / rows * of.all + of.first + row % rows * of.step;
+      }
+      copy_mxfp4_blocks(*tensor.weight, from * cols, (from + 1) * cols, out);
+      out += size_bytes(tensor.info.type, cols);
     }
   }
 

@@ -18,9 +18,10 @@
 namespace monograph::gguf {
 
 // What a tensor has of a stack of experts with gate and up in one: of the `all` rows of each expert
-// those from `first` on. `all` is 0 where a tensor has the rows of its weight in order.
+// those from `first` on, or every `step`-th. `all` is 0 where a tensor has the rows of its weight
+// in order.
 struct RowsOfExperts {
-  std::uint64_t all = 0, first = 0;
+  std::uint64_t all = 0, first = 0, step = 1;
 };
 
 struct ExportedTensor {
@@ -30,6 +31,7 @@ struct ExportedTensor {
   std::uint64_t permuted_head_rows = 0;  // not 0: rows in llama.cpp's order (row_order.h)
   bool add_one = false;                  // Gemma's norms are stored as what is added to one
   RowsOfExperts rows_of_experts;
+  bool keeps_blocks = false;  // of a weight in MXFP4: its codes and scales, not its values
 };
 
 // Rows of all experts, a vector being one.
@@ -46,10 +48,11 @@ struct ExportPlan {
 // Matrices become `type`, vectors f32. As llama.cpp does: rows that are no multiple of the block
 // become f16; under the mixtures, of which TensorType has the type of most matrices, mixture.h.
 // Under q4_0 and mxfp4 embedding and head become q8_0, under mxfp4 of a mixture all but the
-// experts. Every tensor of the architecture must be there in the shape that config.json says, and
-// nothing else. `experts` are those of `weights`. Throws Error.
+// experts. With `keeps_mxfp4` experts that are stored in MXFP4 stay so, whatever `type` is. Every
+// tensor of the architecture must be there in the shape that config.json says, and nothing else.
+// `experts` are those of `weights`. Throws Error.
 ExportPlan plan_export(const std::vector<Weight>& weights, ExpertStacks experts, ModelConfig config,
-                       TensorType type);
+                       TensorType type, bool keeps_mxfp4 = false);
 
 // All of it: general keys, architecture, tokenizer.
 Metadata export_metadata(const ExportPlan& plan, const Tokenizer& tokenizer, TensorType type,

@@ -27,7 +27,8 @@ class Planner {
  public:
   explicit Planner(const FileReader& file) : file_(file), header_(file.header()) {
     const std::string_view name = header_.architecture();
-    architecture_ = find_named_architecture(name);
+    const PairView* experts = header_.find(std::string(name) + ".expert_count");
+    architecture_ = find_named_architecture(name, experts != nullptr && experts->whole() != 0);
     if (architecture_ == nullptr) {
       fail("general.architecture " + in_quotes(name) + ": transformers' names are known for " +
            architecture_names());
@@ -190,7 +191,10 @@ class Importer {
       : file_(file), dtype_(dtype), writer_(writer), options_(options) {
     for (const ImportedTensor& tensor : plan.tensors) {
       const std::uint64_t rows = rows_of(tensor), cols = tensor.shape.back();
-      const std::uint64_t step = std::max<std::uint64_t>(kPieceElements / cols, 1);
+      // Of a transposed stack every row has an element of each row of the file: whole experts.
+      const std::uint64_t step = tensor.stacked && tensor.shape.size() == 3
+                                     ? tensor.shape[1]
+                                     : std::max<std::uint64_t>(kPieceElements / cols, 1);
       for (std::uint64_t begin = 0; begin < rows; begin += step) {
         pieces_.push_back({&tensor, begin, std::min(begin + step, rows)});
       }

@@ -21,6 +21,10 @@ struct ImportedTensor {
   std::string name;                      // in the checkpoint
   std::uint64_t permuted_head_rows = 0;  // not 0: rows in llama.cpp's order (row_order.h)
   bool subtract_one = false;             // Gemma's norms are stored as what is multiplied with
+  // All experts of a layer in one, of weights [experts, inputs, outputs]; outputs take turns with
+  // those of `odd` where that is set.
+  bool stacked = false;
+  const TensorInfo* odd = nullptr;
 };
 
 struct ImportPlan {
@@ -32,6 +36,11 @@ struct ImportPlan {
 // Throws Error for an architecture or a tensor that has no name in transformers, and for heads that
 // do not divide rows. The file must outlive the plan.
 ImportPlan plan_import(const FileReader& file);
+
+// The plan of a gpt-oss with one tensor for the experts of a layer, as transformers stores them:
+// "X.experts.gate_up_proj", its bias "X.experts.gate_up_proj_bias". Throws Error where gate and up
+// differ in shape.
+ImportPlan with_stacks_in_turns(const FileReader& file, ImportPlan plan);
 
 // Rows of the checkpoint's tensor, a vector being one.
 std::uint64_t rows_of(const ImportedTensor& tensor);

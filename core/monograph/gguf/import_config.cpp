@@ -22,15 +22,17 @@ struct Family {
   std::string_view architecture, model_type, model_class;
   bool query_bias;  // q, k and v have biases, whatever config.json says
   bool head_norms;  // of queries and keys
+  bool experts = false;
 };
 constexpr std::array kFamilies = {
     Family{"llama", "llama", "LlamaForCausalLM", false, false},
+    Family{"llama", "mixtral", "MixtralForCausalLM", false, false, true},
     Family{"qwen2", "qwen2", "Qwen2ForCausalLM", true, false},
     Family{"qwen3", "qwen3", "Qwen3ForCausalLM", false, true},
-    Family{"qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM", false, true},
+    Family{"qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM", false, true, true},
     Family{"gemma3", "gemma3_text", "Gemma3ForCausalLM", false, true},
     Family{"phi3", "phi3", "Phi3ForCausalLM", false, false},
-    Family{"gpt-oss", "gpt_oss", "GptOssForCausalLM", false, false},
+    Family{"gpt-oss", "gpt_oss", "GptOssForCausalLM", false, false, true},
 };
 
 // Constants of llama.cpp's graph of gpt-oss: no file has them.
@@ -74,16 +76,7 @@ class Importer : ArchitectureKeys {
       : ArchitectureKeys(file), dtype_(dtype), name_(header_.architecture()) {}
 
   Value make() {
-    const auto* found = std::find_if(kFamilies.begin(), kFamilies.end(),
-                                     [&](const Family& row) { return row.architecture == name_; });
-    if (found == kFamilies.end()) {
-      std::string known;
-      for (const Family& row : kFamilies) {
-        known += (known.empty() ? "" : ", ") + std::string(row.architecture);
-      }
-      fail("general.architecture " + in_quotes(name_) + ", known are " + known);
-    }
-    family_ = found;
+    find_family();
     check_keys();
     read_sizes();
     add_model();
@@ -91,6 +84,7 @@ class Importer : ArchitectureKeys {
     is_phi() ? add_phi_rope(config_, *this, head_dim_) : add_rope(config_, *this, head_dim_);
     if (is_phi()) add_phi();
     if (family_->architecture == "qwen3moe") add_experts();
+    if (is_mixtral()) add_mixtral();
     if (is_gpt_oss()) add_gpt_oss();
     if (is_gemma()) add_gemma();
     add_tokens();
@@ -117,7 +111,21 @@ class Importer : ArchitectureKeys {
   bool is_gemma() const { return family_->architecture == "gemma3"; }
   bool is_phi() const { return family_->architecture == "phi3"; }
   bool is_gpt_oss() const { return family_->architecture == "gpt-oss"; }
-  bool has_experts() const { return family_->architecture == "qwen3moe" || is_gpt_oss(); }
+  bool is_mixtral() const { return family_->model_type == "mixtral"; }
+
+  // Of llama the number of experts tells Mixtral.
+  void find_family() {
+    const PairView* experts = find("expert_count");
+    const bool mixtral = name_ == "llama" && experts != nullptr && experts->whole() != 0;
+    std::string known;
+    for (const Family& row : kFamilies) {
+      const bool of_mixtral = row.model_type == "mixtral";
+      if (row.architecture == name_ && of_mixtral == mixtral) family_ = &row;
+      if (!of_mixtral) known += (known.empty() ? "" : ", ") + std::string(row.architecture);
+    }
+    if (family_ != nullptr) return;
+    fail("general.architecture " + in_quotes(name_) + ", known are " + known);
+  }
 
   void check_keys() const {
     const std::string begin = key_of("");
@@ -135,7 +143,7 @@ class Importer : ArchitectureKeys {
       if (rest.starts_with("rope.scaling.yarn_") && !is_gpt_oss()) {
         fail(std::string(pair.key) + ": is read for gpt-oss alone");
       }
-      if (rest.starts_with("expert_") && !has_experts() && pair.whole() != 0) {
+      if (rest.starts_with("expert_") && !family_->experts && pair.whole() != 0) {
         fail(std::string(pair.key) + " is of a model with experts, which " + std::string(name_) +
              " is not here");
       }
@@ -183,10 +191,11 @@ class Importer : ArchitectureKeys {
     classes.append(Value::string(family_->model_class));
     config_.set("model_type", Value::string(family_->model_type));
     config_.set("hidden_size", whole(hidden_));
-    intermediate_ = is_gpt_oss()  // that of an expert; there is no other
-                        ? tensor("blk.0.ffn_up_exps.weight", 3).shape[1]
-                        : count("feed_forward_length", has_experts() ? 3 * hidden_ : 0);
-    if (!has_experts()) {
+    intermediate_ =
+        is_gpt_oss()  // that of an expert; there is no other
+            ? tensor("blk.0.ffn_up_exps.weight", 3).shape[1]
+            : count("feed_forward_length", family_->experts && !is_mixtral() ? 3 * hidden_ : 0);
+    if (!family_->experts) {
       must_be(key_of("feed_forward_length"), intermediate_,
               tensor("blk.0.ffn_up.weight", 2).shape[0] / (is_phi() ? 2 : 1));
     }
@@ -225,6 +234,10 @@ class Importer : ArchitectureKeys {
       if (!query || output || down) {
         fail("biases of blk.0 are not those of " + std::string(family_->model_type));
       }
+      return;
+    }
+    if (is_mixtral()) {
+      if (query || output) fail("blk.0 has biases of attention, as no Mixtral has");
       return;
     }
     const bool mlp = family_->architecture == "llama";
@@ -268,6 +281,14 @@ class Importer : ArchitectureKeys {
     config_.set("norm_topk_prob", Value::boolean(true));  // always, in llama.cpp
     config_.set("decoder_sparse_step", whole(1));
     config_.set("mlp_only_layers", Value::array());
+  }
+
+  // Its experts have feed_forward_length in llama.cpp, whose graph has no sliding window.
+  void add_mixtral() {
+    config_.set("num_experts_per_tok", whole(read_experts()));
+    config_.set("num_local_experts", whole(experts_));
+    must_be(key_of("feed_forward_length"), intermediate_, expert_intermediate_);
+    config_.set("sliding_window", Value());
   }
 
   void add_gpt_oss() {

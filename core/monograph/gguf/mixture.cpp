@@ -30,6 +30,11 @@ TensorType wanted_type(const ModelConfig& config, TensorType type, std::string_v
     if (values || name.ends_with(".attn_k.weight")) return TensorType::kQ8;
     if (name.ends_with(".attn_output.weight") && type == TensorType::kQ4K) return TensorType::kQ5K;
   }
+  if (name.ends_with(".attn_qkv.weight")) {
+    return type == TensorType::kQ4K   ? TensorType::kQ5K
+           : type == TensorType::kQ5K ? TensorType::kQ6K
+                                      : type;
+  }
   const bool down = name.ends_with(".ffn_down.weight") || name.ends_with(".ffn_down_exps.weight");
   if (!values && !down) return type;
   if (has_more_bits(layer_of(name), config.layers)) return TensorType::kQ6K;

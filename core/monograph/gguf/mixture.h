@@ -27,6 +27,7 @@ constexpr bool is_of_experts(std::string_view name) { return name.ends_with("_ex
 //   attn_v of q4_k_m, the model having 80 layers   q5_k in the other layers, as eight heads share
 //   it
 //     and fewer heads of keys than of queries
+//   attn_qkv of q4_k_m; of q5_k_m                  q5_k; q6_k
 //   attn_v and attn_k of a mixture of 8 experts    q8_0, under every one of the three
 //   attn_output of it under q4_k_m                 q5_k
 //   ffn_down_exps                                  as ffn_down

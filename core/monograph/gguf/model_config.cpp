@@ -1,11 +1,10 @@
 #include "monograph/gguf/model_config.h"
 
 #include <array>
-#include <limits>
+#include <utility>
 
-#include "monograph/base/error.h"
-#include "monograph/text/utf8.h"
-#include "monograph/weights/model_settings.h"
+#include "monograph/gguf/config_settings.h"
+#include "monograph/gguf/model_rope.h"
 
 namespace monograph::gguf {
 namespace {
@@ -17,79 +16,25 @@ using json::Value;
 struct Defaults {
   std::string_view name;  // of the architecture, or below them of a model type of its own
   std::uint64_t heads, kv_heads, head_dim, vocabulary, context;  // 0: must be there, or follows
-  double rope_theta;
+  double rope_theta, norm_epsilon;
   bool tied;
   std::string_view activation;
 };
 constexpr std::array kDefaults = {
-    Defaults{"llama", 0, 0, 0, 0, 0, 10000, false, "silu"},
-    Defaults{"qwen3", 0, 0, 128, 0, 0, 10000, false, "silu"},
-    Defaults{"gemma3", 8, 4, 256, 262208, 131072, 1000000, true, "gelu_pytorch_tanh"},
-    Defaults{"qwen3moe", 0, 4, 0, 0, 0, 10000, false, "silu"},
-    Defaults{"mixtral", 0, 8, 0, 0, 0, 1000000, false, "silu"},
+    Defaults{"llama", 0, 0, 0, 0, 0, 10000, 1e-6, false, "silu"},
+    Defaults{"qwen2", 0, 32, 0, 0, 0, 10000, 1e-6, false, "silu"},
+    Defaults{"qwen3", 0, 0, 128, 0, 0, 10000, 1e-6, false, "silu"},
+    Defaults{"gemma3", 8, 4, 256, 262208, 131072, 1000000, 1e-6, true, "gelu_pytorch_tanh"},
+    Defaults{"qwen3moe", 0, 4, 0, 0, 0, 10000, 1e-6, false, "silu"},
+    Defaults{"mixtral", 0, 8, 0, 0, 0, 1000000, 1e-5, false, "silu"},
+    Defaults{"phi3", 0, 0, 0, 0, 4096, 10000, 1e-5, false, "silu"},
+    Defaults{"gpt-oss", 64, 8, 64, 201088, 131072, 150000, 1e-5, false, "silu"},
 };
+// Constants of llama.cpp's graph of gpt-oss, whose every second layer sees everything.
+constexpr double kGptOssAlpha = 1.702, kGptOssLimit = 7;
+constexpr std::uint64_t kGptOssPeriod = 2, kGptOssWindow = 128;
 
-class Settings {
- public:
-  Settings(const Value& config, std::string_view source) : config_(config), source_(source) {}
-
-  const Value* find(std::string_view key) const { return find_setting(config_, key); }
-
-  std::uint64_t count(std::string_view key, std::uint64_t otherwise = 0) const {
-    const Value* value = find(key);
-    if (value == nullptr && otherwise != 0) return otherwise;
-    const std::uint64_t number = value == nullptr ? 0 : value->as_unsigned().value_or(0);
-    if (number == 0 || number > std::numeric_limits<std::uint32_t>::max()) {
-      fail(std::string(key) + " is " + shown(value) + ", wanted a number from 1 to 2^32 - 1");
-    }
-    return number;
-  }
-
-  double number(std::string_view key, double otherwise) const {
-    const Value* value = find(key);
-    return value == nullptr ? otherwise : positive(key, value);
-  }
-
-  double positive(std::string_view key, const Value* value) const {
-    const double number = value == nullptr ? 0 : value->as_double().value_or(0);
-    if (!(number > 0) || number > std::numeric_limits<float>::max()) {
-      fail(std::string(key) + " is " + shown(value) + ", wanted a positive number");
-    }
-    return number;
-  }
-
-  bool flag(std::string_view key, bool otherwise) const {
-    const Value* value = find(key);
-    return value == nullptr ? otherwise : value->as_bool().value_or(otherwise);
-  }
-
-  std::string_view text(std::string_view key, std::string_view otherwise = {}) const {
-    const Value* value = find(key);
-    return value == nullptr ? otherwise : value->as_string().value_or("");
-  }
-
-  // Throws unless the setting is absent, false, 0 or 1 as `off` says.
-  void must_be_off(std::string_view key) const {
-    const Value* value = find(key);
-    if (value != nullptr && value->as_bool().value_or(true)) {
-      fail(std::string(key) + " is " + shown(value) + ": llama.cpp has nothing for it here");
-    }
-  }
-
-  [[noreturn]] void fail(const std::string& what) const {
-    throw Error(std::string(source_) + ": " + what);
-  }
-
-  static std::string shown(const Value* value) {
-    return value == nullptr ? "missing" : text::in_quotes(json::dump_line(*value));
-  }
-
- private:
-  const Value& config_;
-  std::string_view source_;
-};
-
-const Architecture& architecture_of(const Settings& settings) {
+const Architecture& architecture_of(const ConfigSettings& settings) {
   const std::string_view type = settings.text("model_type");
   const Architecture* found = find_architecture(type);
   if (found == nullptr || found->exported == Exported::kNo) {
@@ -99,84 +44,29 @@ const Architecture& architecture_of(const Settings& settings) {
   return *found;
 }
 
-Rope read_rope(const Settings& settings, const Value* parameters, const Value* scaling,
-               double theta, std::uint64_t context) {
-  Rope rope;
-  rope.theta = theta;
-  const Value* all = scaling != nullptr ? scaling : parameters;
-  if (all == nullptr) return rope;
-  if (!all->is(Kind::kObject)) {
-    settings.fail("rope_scaling is " + Settings::shown(all) + ", wanted an object");
-  }
-  const auto get = [&](std::string_view key) {
-    const Value* value = all->find(key);
-    return value == nullptr || value->is(Kind::kNull) ? nullptr : value;
-  };
-  const Value* type = get("rope_type") != nullptr ? get("rope_type") : get("type");
-  const std::string_view name = type == nullptr ? "default" : type->as_string().value_or("");
-  if (const Value* part = get("partial_rotary_factor")) {
-    if (part->as_double().value_or(0) != 1) {
-      settings.fail("partial_rotary_factor is " + Settings::shown(part) + ", wanted 1");
-    }
-  }
-  if (name == "default") return rope;
-  rope.factor = settings.positive("rope_scaling.factor", get("factor"));
-  if (name == "linear") {
-    rope.scaling = RopeScaling::kLinear;
-    return rope;
-  }
-  if (name != "llama3" && name != "yarn") {
-    settings.fail("rope_type is " + text::in_quotes(name) +
-                  ", export to GGUF knows default, linear, llama3, yarn");
-  }
-  const Value* original = get("original_max_position_embeddings");
-  rope.original_context = original == nullptr ? 0 : original->as_unsigned().value_or(0);
-  if (rope.original_context == 0 && name == "yarn") rope.original_context = context;
-  if (rope.original_context == 0) {
-    settings.fail("rope_scaling.original_max_position_embeddings is " + Settings::shown(original) +
-                  ", wanted a number above 0");
-  }
-  if (name == "yarn") {
-    rope.scaling = RopeScaling::kYarn;
-    // llama.cpp has the usual ones.
-    for (const std::string_view key : {"attention_factor", "mscale", "mscale_all_dim"}) {
-      if (get(key) != nullptr)
-        settings.fail("rope_scaling." + std::string(key) + " is set: wanted none");
-    }
-    const auto usual = [&](std::string_view key, double wanted) {
-      const Value* value = get(key);
-      if (value != nullptr && value->as_double().value_or(0) != wanted) {
-        settings.fail("rope_scaling." + std::string(key) + " is " + Settings::shown(value) +
-                      ", wanted " + std::to_string(static_cast<int>(wanted)));
+// Every layer but the last of a period sees the window alone in llama.cpp.
+void check_sliding_layers(const ConfigSettings& settings, const ModelConfig& config,
+                          std::uint64_t period, std::uint64_t wanted_period) {
+  const Value* types = settings.find("layer_types");
+  for (std::uint64_t layer = 0; layer < config.layers; ++layer) {
+    const bool full = (layer + 1) % wanted_period == 0;
+    bool found = (layer + 1) % period == 0;
+    if (types != nullptr) {
+      if (!types->is(Kind::kArray) || types->items().size() != config.layers) {
+        settings.fail("layer_types must have a name for each of " + std::to_string(config.layers) +
+                      " layers");
       }
-    };
-    usual("beta_fast", 32);
-    usual("beta_slow", 1);
-    const Value* truncated = get("truncate");
-    if (truncated != nullptr && !truncated->as_bool().value_or(false)) {
-      settings.fail("rope_scaling.truncate is " + Settings::shown(truncated) + ", wanted true");
+      found = types->items()[layer].as_string().value_or("") != "sliding_attention";
     }
-    return rope;
+    if (found != full) {
+      settings.fail("layer " + std::to_string(layer) + " has " + (found ? "full" : "sliding") +
+                    " attention, llama.cpp has full attention in every " +
+                    (wanted_period == kGemmaPeriod ? "sixth" : "second"));
+    }
   }
-  rope.scaling = RopeScaling::kLlama3;
-  rope.low_freq_factor = settings.positive("rope_scaling.low_freq_factor", get("low_freq_factor"));
-  rope.high_freq_factor =
-      settings.positive("rope_scaling.high_freq_factor", get("high_freq_factor"));
-  if (rope.high_freq_factor <= rope.low_freq_factor) {
-    settings.fail("rope_scaling.high_freq_factor is not above low_freq_factor");
-  }
-  return rope;
 }
 
-// The base of a set of rope_parameters, else of the key that came before them.
-double theta_of(const Settings& settings, const Value* parameters, std::string_view key,
-                double otherwise) {
-  const Value* theta = parameters == nullptr ? nullptr : parameters->find("rope_theta");
-  return theta == nullptr ? settings.number(key, otherwise)
-                          : settings.positive("rope_theta", theta);
-}
-
-void read_gemma(const Settings& settings, const Value* parameters, ModelConfig& config) {
+void read_gemma(const ConfigSettings& settings, const Value* parameters, ModelConfig& config) {
   const Value* local = parameters == nullptr ? nullptr : parameters->find("sliding_attention");
   const double local_theta = theta_of(settings, local, "rope_local_base_freq", kGemmaLocalTheta);
   if (local_theta != kGemmaLocalTheta) {
@@ -185,7 +75,7 @@ void read_gemma(const Settings& settings, const Value* parameters, ModelConfig& 
   }
   if (const Value* type = local == nullptr ? nullptr : local->find("rope_type")) {
     if (type->as_string().value_or("") != "default") {
-      settings.fail("rope_type of sliding layers is " + Settings::shown(type) +
+      settings.fail("rope_type of sliding layers is " + ConfigSettings::shown(type) +
                     ", wanted \"default\"");
     }
   }
@@ -205,28 +95,50 @@ void read_gemma(const Settings& settings, const Value* parameters, ModelConfig& 
       settings.count(settings.find("sliding_window_pattern") != nullptr ? "sliding_window_pattern"
                                                                         : "_sliding_window_pattern",
                      kGemmaPeriod);
-  const Value* types = settings.find("layer_types");
-  for (std::uint64_t layer = 0; layer < config.layers; ++layer) {
-    const bool full = (layer + 1) % kGemmaPeriod == 0;
-    bool found = (layer + 1) % period == 0;
-    if (types != nullptr) {
-      if (!types->is(Kind::kArray) || types->items().size() != config.layers) {
-        settings.fail("layer_types must have a name for each of " + std::to_string(config.layers) +
-                      " layers");
-      }
-      found = types->items()[layer].as_string().value_or("") != "sliding_attention";
+  check_sliding_layers(settings, config, period, kGemmaPeriod);
+}
+
+void read_gpt_oss(const ConfigSettings& settings, ModelConfig& config) {
+  config.sliding_window = settings.count("sliding_window", kGptOssWindow);
+  check_sliding_layers(settings, config, kGptOssPeriod, kGptOssPeriod);
+  if (!settings.flag("attention_bias", true)) {
+    settings.fail("attention_bias is false, llama.cpp has biases in every gpt-oss");
+  }
+  if (config.tied) {
+    settings.fail("tie_word_embeddings is true, llama.cpp opens no gpt-oss without a head");
+  }
+  for (const auto& [key, wanted] :
+       {std::pair("swiglu_alpha", kGptOssAlpha), std::pair("swiglu_limit", kGptOssLimit)}) {
+    if (const double found = settings.number(key, wanted); found != wanted) {
+      settings.fail(std::string(key) + " is " + std::to_string(found) + ", llama.cpp has " +
+                    std::to_string(wanted));
     }
-    if (found != full) {
-      settings.fail("layer " + std::to_string(layer) + " has " + (found ? "full" : "sliding") +
-                    " attention, llama.cpp has full attention in every sixth");
-    }
+  }
+  if (config.rope.scaling == RopeScaling::kYarn) {
+    config.notes.emplace_back(
+        "llama.cpp rounds the borders of yarn's ramp, transformers does not: frequencies between "
+        "them differ");
+  }
+}
+
+void read_phi(const ConfigSettings& settings, ModelConfig& config) {
+  if (settings.find("sliding_window") != nullptr) {
+    config.sliding_window = settings.count("sliding_window");
+    config.notes.push_back("llama.cpp has no sliding window for Phi 3: beyond " +
+                           std::to_string(config.sliding_window) +
+                           " tokens it sees more than transformers does");
+  }
+  if (config.rope.scaling == RopeScaling::kLongrope) {
+    config.notes.push_back("llama.cpp takes the factors of long texts where its context is above " +
+                           std::to_string(config.rope.original_context) +
+                           ", transformers where a text is");
   }
 }
 
 // Every layer has them in llama.cpp, and the weights of those that are chosen add up to 1.
-void read_experts(const Settings& settings, ModelConfig& config) {
+void read_experts(const ConfigSettings& settings, ModelConfig& config) {
   const std::string_view type = config.architecture->model_type;
-  if (type != "qwen3_moe" && type != "mixtral") return;
+  if (type != "qwen3_moe" && type != "mixtral" && type != "gpt_oss") return;
   const std::string_view key =
       settings.find("num_experts") != nullptr ? "num_experts" : "num_local_experts";
   config.experts = settings.count(key);
@@ -236,10 +148,10 @@ void read_experts(const Settings& settings, ModelConfig& config) {
                   std::to_string(config.experts) + " experts");
   }
   config.expert_intermediate =
-      type == "mixtral" ? config.intermediate : settings.count("moe_intermediate_size");
-  if (type == "mixtral") return;
+      type == "qwen3_moe" ? settings.count("moe_intermediate_size") : config.intermediate;
+  if (type != "qwen3_moe") return;
   if (!settings.flag("norm_topk_prob", false)) {
-    settings.fail("norm_topk_prob is " + Settings::shown(settings.find("norm_topk_prob")) +
+    settings.fail("norm_topk_prob is " + ConfigSettings::shown(settings.find("norm_topk_prob")) +
                   ", wanted true: llama.cpp always normalises the weights of the chosen experts");
   }
   if (const std::uint64_t step = settings.count("decoder_sparse_step", 1); step != 1) {
@@ -248,7 +160,7 @@ void read_experts(const Settings& settings, ModelConfig& config) {
   }
   const Value* dense = settings.find("mlp_only_layers");
   if (dense != nullptr && (!dense->is(Kind::kArray) || !dense->items().empty())) {
-    settings.fail("mlp_only_layers is " + Settings::shown(dense) +
+    settings.fail("mlp_only_layers is " + ConfigSettings::shown(dense) +
                   ", wanted []: llama.cpp has experts in every layer");
   }
 }
@@ -256,7 +168,7 @@ void read_experts(const Settings& settings, ModelConfig& config) {
 }  // namespace
 
 ModelConfig read_model_config(const Value& json, std::string_view source) {
-  const Settings settings(json, source);
+  const ConfigSettings settings(json, source);
   ModelConfig config;
   config.architecture = &architecture_of(settings);
   const Defaults* defaults = kDefaults.data();
@@ -275,7 +187,7 @@ ModelConfig read_model_config(const Value& json, std::string_view source) {
       "head_dim", defaults->head_dim != 0 ? defaults->head_dim : config.hidden / config.heads);
   config.vocabulary = settings.count("vocab_size", defaults->vocabulary);
   config.context = settings.count("max_position_embeddings", defaults->context);
-  config.norm_epsilon = settings.number("rms_norm_eps", 1e-6);
+  config.norm_epsilon = settings.number("rms_norm_eps", defaults->norm_epsilon);
   config.tied = settings.flag("tie_word_embeddings", defaults->tied);
   if (config.head_dim % 2 != 0 || config.heads % config.kv_heads != 0) {
     settings.fail("head_dim " + std::to_string(config.head_dim) +
@@ -289,16 +201,20 @@ ModelConfig read_model_config(const Value& json, std::string_view source) {
     settings.fail("hidden_act is " + text::in_quotes(activation) + ", llama.cpp has " +
                   text::in_quotes(defaults->activation));
   }
-  const Value* parameters = settings.find("rope_parameters");
-  const Value* full = parameters == nullptr ? nullptr : parameters->find("full_attention");
-  const Value* global = full != nullptr ? full : parameters;
-  config.rope =
-      read_rope(settings, global, settings.find("rope_scaling"),
-                theta_of(settings, global, "rope_theta", defaults->rope_theta), config.context);
+  if (config.is_phi() && config.head_dim * config.heads != config.hidden) {
+    settings.fail("head_dim " + std::to_string(config.head_dim) + " of " +
+                  std::to_string(config.heads) + " heads is not hidden_size " +
+                  std::to_string(config.hidden) + ", as llama.cpp has it for phi3");
+  }
+  config.rope = read_rope(settings, config, defaults->rope_theta);
   settings.must_be_off("use_sliding_window");
   read_experts(settings, config);
   if (config.is_gemma()) {
-    read_gemma(settings, parameters, config);
+    read_gemma(settings, settings.find("rope_parameters"), config);
+  } else if (config.is_gpt_oss()) {
+    read_gpt_oss(settings, config);
+  } else if (config.is_phi()) {
+    read_phi(settings, config);
   } else if ((config.architecture->model_type == "mistral" ||
               config.architecture->model_type == "mixtral") &&
              settings.find("sliding_window") != nullptr) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <span>
+#include <utility>
 
 namespace monograph::gguf {
 namespace {
@@ -11,12 +12,12 @@ constexpr std::array kArchitectures = {
     Architecture{"gemma", "gemma", false, Exported::kNo},
     Architecture{"gemma2", "gemma2", false, Exported::kNo},
     Architecture{"gemma3_text", "gemma3", false, Exported::kYes},
-    Architecture{"gpt_oss", "gpt-oss", false, Exported::kNo},
+    Architecture{"gpt_oss", "gpt-oss", false, Exported::kYes},
     Architecture{"llama", "llama", true, Exported::kYes},
     Architecture{"mistral", "llama", true, Exported::kYes},
     Architecture{"mixtral", "llama", true, Exported::kYes},
-    Architecture{"phi3", "phi3", false, Exported::kNo},
-    Architecture{"qwen2", "qwen2", false, Exported::kNo},
+    Architecture{"phi3", "phi3", false, Exported::kYes},
+    Architecture{"qwen2", "qwen2", false, Exported::kYes},
     Architecture{"qwen2_moe", "qwen2moe", false, Exported::kNo},
     Architecture{"qwen3", "qwen3", false, Exported::kYes},
     Architecture{"qwen3_moe", "qwen3moe", false, Exported::kYes},
@@ -65,6 +66,8 @@ constexpr std::array kGptOssNorms = {
     Name{"input_layernorm", "attn_norm"},
     Name{"post_attention_layernorm", "post_attention_norm"},
 };
+// What belongs to a module and is none.
+constexpr std::array kGptOssParameters = {Name{"self_attn.sinks", "attn_sinks"}};
 constexpr std::array kTopNorms = {Name{"norm", "output_norm"}};
 constexpr std::array<std::string_view, 4> kPrefixes = {"model.language_model.",
                                                        "language_model.model.", "model.", ""};
@@ -113,6 +116,23 @@ bool has_norms_behind(const Architecture& architecture) {
 
 bool is_gpt_oss(const Architecture& architecture) { return architecture.name == "gpt-oss"; }
 
+bool is_mixtral(const Architecture& architecture) { return architecture.model_type == "mixtral"; }
+
+// Below a layer, with a star for the number of the expert; nothing if it is no stack of experts.
+std::optional<std::string> experts_name(const Architecture& architecture, std::string_view tensor) {
+  const bool mixtral = is_mixtral(architecture);
+  if (!mixtral && !is_gpt_oss(architecture) && !architecture.name.ends_with("moe")) {
+    return std::nullopt;
+  }
+  for (const auto& [projection, numbered] :
+       {std::pair("gate", "w1"), std::pair("up", "w3"), std::pair("down", "w2")}) {
+    if (tensor != "ffn_" + std::string(projection) + "_exps") continue;
+    return mixtral ? "block_sparse_moe.experts.*." + std::string(numbered)
+                   : "mlp.experts.*." + std::string(projection) + "_proj";
+  }
+  return std::nullopt;
+}
+
 std::span<const Name> norms_of(const Architecture& architecture) {
   if (is_gpt_oss(architecture)) return kGptOssNorms;
   if (has_norms_behind(architecture)) return kGemmaNorms;
@@ -138,7 +158,8 @@ const Architecture* find_architecture(std::string_view model_type) {
   return found == kArchitectures.end() ? nullptr : found;
 }
 
-const Architecture* find_named_architecture(std::string_view name) {
+const Architecture* find_named_architecture(std::string_view name, bool has_experts) {
+  if (has_experts && name == "llama") return find_architecture("mixtral");
   const auto* found = std::find_if(kArchitectures.begin(), kArchitectures.end(),
                                    [&](const Architecture& row) { return row.name == name; });
   return found == kArchitectures.end() ? nullptr : found;
@@ -170,6 +191,12 @@ std::optional<std::string> norm_name(const Architecture& architecture, std::stri
   return tensor_name(module, kTopNorms, norms_of(architecture), {});
 }
 
+std::optional<std::string> parameter_name(const Architecture& architecture,
+                                          std::string_view parameter) {
+  if (!is_gpt_oss(architecture)) return std::nullopt;
+  return tensor_name(parameter, {}, kGptOssParameters, {});
+}
+
 std::optional<std::string> module_name(const Architecture& architecture, std::string_view tensor) {
   if (tensor == "output") return "lm_head";
   for (const std::span<const Name> names :
@@ -188,13 +215,11 @@ std::optional<std::string> module_name(const Architecture& architecture, std::st
   if (architecture.name == "phi3" && rest == "ffn_up") return layer + "mlp.gate_up_proj";
   const bool gpt_oss = is_gpt_oss(architecture);
   if (gpt_oss && rest == "ffn_gate_inp") return layer + "mlp.router";
-  if (gpt_oss && rest == "attn_sinks") return layer + "self_attn.sinks";
-  if (gpt_oss || architecture.name.ends_with("moe")) {
-    for (const char* projection : {"gate", "up", "down"}) {
-      if (rest != "ffn_" + std::string(projection) + "_exps") continue;
-      return layer + "mlp.experts.*." + projection + "_proj";
-    }
+  if (const auto found = gpt_oss ? look_back(kGptOssParameters, rest) : std::nullopt) {
+    return layer + *found;
   }
+  if (is_mixtral(architecture) && rest == "ffn_gate_inp") return layer + "block_sparse_moe.gate";
+  if (const auto experts = experts_name(architecture, rest)) return layer + *experts;
   for (const std::span<const Name> names :
        {std::span<const Name>(kLayerNames), norms_of(architecture)}) {
     if (const auto found = look_back(names, rest)) return layer + *found;

@@ -5,6 +5,7 @@
 #include "monograph/base/error.h"
 #include "monograph/gguf/export.h"
 #include "monograph/gguf/mixture.h"
+#include "monograph/gguf/mxfp4_blocks.h"
 #include "monograph/text/utf8.h"
 
 namespace monograph::gguf {
@@ -36,8 +37,8 @@ struct Source {
 class Planner {
  public:
   Planner(const std::vector<Weight>& weights, ExpertStacks experts, ModelConfig config,
-          TensorType type)
-      : type_(type) {
+          TensorType type, bool keeps_mxfp4)
+      : type_(type), keeps_mxfp4_(keeps_mxfp4) {
     plan_.config = std::move(config);
     plan_.experts = std::make_shared<const ExpertStacks>(std::move(experts));
     if (!plan_.experts->refused.empty()) {
@@ -52,22 +53,17 @@ class Planner {
 
   ExportPlan make() {
     const ModelConfig& c = plan_.config;
-    const std::uint64_t queries = c.heads * c.head_dim, keys = c.kv_heads * c.head_dim;
     add("token_embd.weight", {c.vocabulary, c.hidden});
     for (std::uint64_t layer = 0; layer < c.layers; ++layer) {
       const std::string block = "blk." + std::to_string(layer) + ".";
       add(block + "attn_norm.weight", {c.hidden});
-      add_linear(block + "attn_q", queries, c.hidden);
-      add_linear(block + "attn_k", keys, c.hidden);
-      add_linear(block + "attn_v", keys, c.hidden);
-      add_linear(block + "attn_output", c.hidden, queries);
-      if (c.has_head_norms()) {
-        add(block + "attn_q_norm.weight", {c.head_dim});
-        add(block + "attn_k_norm.weight", {c.head_dim});
-      }
-      add(block + "ffn_norm.weight", {c.hidden});
+      add_attention(block);
+      add(block + (c.is_gpt_oss() ? "post_attention_norm.weight" : "ffn_norm.weight"), {c.hidden});
       if (c.experts != 0) {
         add_experts(block);
+      } else if (c.is_phi()) {
+        add_linear(block + "ffn_up", 2 * c.intermediate, c.hidden);
+        add_linear(block + "ffn_down", c.hidden, c.intermediate);
       } else {
         add_linear(block + "ffn_gate", c.intermediate, c.hidden);
         add_linear(block + "ffn_up", c.intermediate, c.hidden);
@@ -80,12 +76,9 @@ class Planner {
     }
     add("output_norm.weight", {c.hidden});
     if (!c.tied) add("output.weight", {c.vocabulary, c.hidden});
-    if (std::vector<float> factors = rope_factors(c); !factors.empty()) {
-      ExportedTensor& tensor = plan_.tensors.emplace_back();
-      tensor.info.name = "rope_freqs.weight";
-      tensor.info.shape = {factors.size()};
-      tensor.values = std::move(factors);
-    }
+    add_values("rope_freqs.weight", rope_factors(c));
+    add_values("rope_factors_long.weight", c.rope.long_factors);
+    add_values("rope_factors_short.weight", c.rope.short_factors);
     if (c.tied && found_.contains("output.weight")) {
       plan_.left_out.push_back(found_.extract("output.weight").mapped().weight->name);
     }
@@ -109,6 +102,7 @@ class Planner {
       return;
     }
     if (ends(name, ".rotary_emb.inv_freq")) return;  // of old Llama folders; it is computed
+    if (plan_.config.is_gpt_oss() && sort_in_parameter(weight)) return;
     std::optional<std::string> tensor = matrix_name(module);
     if (!tensor && kind == ".weight") tensor = norm_name(*plan_.config.architecture, module);
     if (!tensor || (kind != ".weight" && kind != ".bias")) refuse(weight);
@@ -120,6 +114,27 @@ class Planner {
     if (added) return;
     throw Error("weights " + in_quotes(other->second.weight->name) + " and " +
                 in_quotes(source.weight->name) + " are both " + in_quotes(other->first));
+  }
+
+  // Of gpt-oss what belongs to no module, but to attention and to all experts.
+  bool sort_in_parameter(const Weight& weight) {
+    const std::string_view name = weight.name;
+    if (const auto tensor = parameter_name(*plan_.config.architecture, name)) {
+      sort_in(*tensor + ".weight", {&weight, {}});
+      return true;
+    }
+    const bool pair = ends(name, ".experts.gate_up_proj_bias");
+    if (!pair && !ends(name, ".experts.down_proj_bias")) return false;
+    const std::string_view module = name.substr(0, name.rfind('.'));
+    for (const auto& [projection, first] : {std::pair("gate", 0), std::pair("up", 1)}) {
+      const auto tensor = matrix_name(module, pair ? projection : "down");
+      if (!tensor || weight.shape.size() != 2 || weight.shape[1] % 2 != 0) refuse(weight);
+      RowsOfExperts rows;
+      if (pair) rows = {weight.shape[1], static_cast<std::uint64_t>(first), 2};
+      sort_in(*tensor + ".bias", {&weight, rows});
+      if (!pair) break;
+    }
+    return true;
   }
 
   // Gate and up of a stack become two tensors.
@@ -134,16 +149,44 @@ class Planner {
     if (parameter == "down_proj") return sort_in(tensor("down"), {&stack, {}});
     if (parameter != "gate_up_proj" || stack.shape[1] % 2 != 0) refuse(stack);
     const std::uint64_t all = stack.shape[1];
-    sort_in(tensor("gate"), {&stack, {all, 0}});
-    sort_in(tensor("up"), {&stack, {all, all / 2}});
+    const bool in_turns = plan_.config.is_gpt_oss();
+    sort_in(tensor("gate"), {&stack, {all, 0, in_turns ? 2U : 1U}});
+    sort_in(tensor("up"), {&stack, {all, in_turns ? 1 : all / 2, in_turns ? 2U : 1U}});
+  }
+
+  void add_values(const char* name, std::vector<float> values) {
+    if (values.empty()) return;
+    ExportedTensor& tensor = plan_.tensors.emplace_back();
+    tensor.info.name = name;
+    tensor.info.shape = {values.size()};
+    tensor.values = std::move(values);
+  }
+
+  void add_attention(const std::string& block) {
+    const ModelConfig& c = plan_.config;
+    const std::uint64_t queries = c.heads * c.head_dim, keys = c.kv_heads * c.head_dim;
+    if (c.is_phi()) {
+      add_linear(block + "attn_qkv", queries + 2 * keys, c.hidden);
+    } else {
+      add_linear(block + "attn_q", queries, c.hidden);
+      add_linear(block + "attn_k", keys, c.hidden);
+      add_linear(block + "attn_v", keys, c.hidden);
+    }
+    add_linear(block + "attn_output", c.hidden, queries);
+    if (c.is_gpt_oss()) add(block + "attn_sinks.weight", {c.heads});
+    if (!c.has_head_norms()) return;
+    add(block + "attn_q_norm.weight", {c.head_dim});
+    add(block + "attn_k_norm.weight", {c.head_dim});
   }
 
   void add_linear(const std::string& name, std::uint64_t rows, std::uint64_t cols) {
     add(name + ".weight", {rows, cols});
-    // Of the known architectures llama.cpp's "llama" alone adds them.
-    if (plan_.config.architecture->name == "llama" && found_.contains(name + ".bias")) {
-      add(name + ".bias", {rows});
-    }
+    // llama.cpp's "llama" adds those that are there, qwen2 and gpt-oss have them always.
+    const std::string_view architecture = plan_.config.architecture->name;
+    const bool optional = architecture == "llama" && found_.contains(name + ".bias");
+    const bool of_qwen = architecture == "qwen2" && name.find(".attn_") != std::string::npos &&
+                         !ends(name, ".attn_output");
+    if (optional || of_qwen || plan_.config.is_gpt_oss()) add(name + ".bias", {rows});
   }
 
   void add_experts(const std::string& block) {
@@ -152,6 +195,11 @@ class Planner {
     add(block + "ffn_gate_exps.weight", {c.experts, c.expert_intermediate, c.hidden});
     add(block + "ffn_up_exps.weight", {c.experts, c.expert_intermediate, c.hidden});
     add(block + "ffn_down_exps.weight", {c.experts, c.hidden, c.expert_intermediate});
+    if (!c.is_gpt_oss()) return;
+    add(block + "ffn_gate_inp.bias", {c.experts});
+    add(block + "ffn_gate_exps.bias", {c.experts, c.expert_intermediate});
+    add(block + "ffn_up_exps.bias", {c.experts, c.expert_intermediate});
+    add(block + "ffn_down_exps.bias", {c.experts, c.hidden});
   }
 
   void add(const std::string& name, const Shape& shape) {
@@ -167,7 +215,9 @@ class Planner {
                   std::string(weight.format) + " (" + std::string(weight.quant_method) + ")");
     }
     ExportedTensor& tensor = plan_.tensors.emplace_back();
-    tensor.info = {name, type_for(name, shape), shape};
+    const bool mxfp4 = has_mxfp4_blocks(weight);
+    const bool kept = mxfp4 && keeps_mxfp4_ && is_of_experts(name);
+    tensor.info = {name, kept ? TensorType::kMxfp4 : type_for(name, shape), shape};
     tensor.weight = &weight;
     tensor.rows_of_experts = node.mapped().rows;
     tensor.add_one = plan_.config.is_gemma() && ends(name, "norm.weight");
@@ -176,10 +226,12 @@ class Planner {
     if (plan_.config.architecture->rotates_neighbours && permuted) {
       tensor.permuted_head_rows = plan_.config.head_dim;
     }
+    tensor.keeps_blocks =
+        mxfp4 && tensor.info.type == TensorType::kMxfp4 && tensor.permuted_head_rows == 0;
   }
 
   TensorType type_for(const std::string& name, const Shape& shape) {
-    if (shape.size() < 2 || is_router(name)) return TensorType::kF32;
+    if (shape.size() < 2 || is_router(name) || ends(name, ".bias")) return TensorType::kF32;
     const bool four_bits = type_ == TensorType::kQ4 || type_ == TensorType::kMxfp4;
     const bool outer = name == "token_embd.weight" || name == "output.weight";
     const bool shared =
@@ -196,6 +248,7 @@ class Planner {
   }
 
   TensorType type_;
+  bool keeps_mxfp4_;
   ExportPlan plan_;
   std::map<std::string, Source> found_;  // by llama.cpp's name, until they are placed
 };
@@ -209,8 +262,8 @@ std::uint64_t rows_of(const ExportedTensor& tensor) {
 }
 
 ExportPlan plan_export(const std::vector<Weight>& weights, ExpertStacks experts, ModelConfig config,
-                       TensorType type) {
-  return Planner(weights, std::move(experts), std::move(config), type).make();
+                       TensorType type, bool keeps_mxfp4) {
+  return Planner(weights, std::move(experts), std::move(config), type, keeps_mxfp4).make();
 }
 
 Metadata export_metadata(const ExportPlan& plan, const Tokenizer& tokenizer, TensorType type,

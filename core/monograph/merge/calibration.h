@@ -39,7 +39,8 @@ struct CalibratedInputs {
 class Calibration {
  public:
   // Throws Error naming the tensor: another version, a module without one of its two tensors, a
-  // type or shape other than those above, a number that is not finite, a negative diagonal.
+  // type or shape other than those above, a number that is not finite, a negative diagonal, a
+  // sketch that contradicts its diagonal.
   explicit Calibration(const std::filesystem::path& file);
 
   const std::filesystem::path& file() const { return reader_->path(); }
@@ -57,6 +58,7 @@ class Calibration {
  private:
   [[noreturn]] void fail(std::string_view tensor, const std::string& what) const;
   void add(const std::string& module);
+  void check_agreement(std::string_view sketch, const CalibratedInputs& inputs) const;
 
   std::unique_ptr<safetensors::Reader> reader_;  // does not move
   std::map<std::string, CalibratedInputs, std::less<>> modules_;

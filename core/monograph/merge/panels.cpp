@@ -129,12 +129,13 @@ LowRankFactors MergedPanels::low_rank_factors(std::size_t matrix) const {
   for (const Term& term : terms_) {
     const LowRankChange& change = *term.change;
     const std::size_t expert = change.first_expert + matrix / of_expert_;
-    const std::size_t before = change.first_row + matrix % of_expert_ * matrix_rows_;
+    const std::size_t part = matrix % of_expert_ * matrix_rows_;
     for (std::size_t k = 0; k < change.rank; ++k, ++at) {
       for (std::size_t i = 0; i < factors.rows; ++i) {
+        const std::size_t row = change.first_row + (part + i) * change.row_step;
         factors.left[i * factors.rank + at] =
-            change.factor * (change.transposed ? of_a(change, expert, k, before + i)
-                                               : of_b(change, expert, k, before + i));
+            change.factor *
+            (change.transposed ? of_a(change, expert, k, row) : of_b(change, expert, k, row));
       }
       for (std::size_t j = 0; j < factors.cols; ++j) {
         const double value =
@@ -250,7 +251,7 @@ void MergedPanels::add_terms(std::size_t first, std::size_t last,
     if (term.right.empty()) own = unpack_right(change, expert);
     left.resize((last - first) * rank);
     for (std::size_t i = first; i < last; ++i) {
-      const std::size_t row = change.first_row + part + i - before;
+      const std::size_t row = change.first_row + (part + i - before) * change.row_step;
       for (std::size_t k = 0; k < rank; ++k) {
         left[(i - first) * rank + k] =
             change.transposed ? of_a(change, expert, k, row) : of_b(change, expert, k, row);

@@ -31,8 +31,8 @@ struct LowRankChange {
   bool transposed = false;  // the weight is [inputs, outputs]: embeddings and fan_in_fan_out
   std::uint64_t rank = 0;
   // Of a parameter of experts: how many, and the one whose matrix the weight, or the first of its
-  // matrices, is; its first row is this row of the parameter's matrix.
-  std::uint64_t experts = 1, first_expert = 0, first_row = 0;
+  // matrices, is; its first row is this row of the parameter's matrix, the next is so many behind.
+  std::uint64_t experts = 1, first_expert = 0, first_row = 0, row_step = 1;
 };
 
 struct BiasChange {

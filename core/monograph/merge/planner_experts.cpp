@@ -146,7 +146,9 @@ void Planner::add_lora_one_by_one(const Weight& stack, LowRankChange change, boo
     if (weight.replacement != nullptr) fail(weight.name, "is replaced and changed by LoRA");
     change.transposed = is_transposed;
     change.first_expert = i / each;
-    change.first_row = i % each * weight.shape[0];
+    const bool in_turns = stack.composed != nullptr && stack.composed->alternate;
+    change.first_row = i % each * (in_turns ? 1 : weight.shape[0]);
+    change.row_step = in_turns ? each : 1;
     weight.low_rank.push_back(change);
   }
 }

@@ -124,8 +124,9 @@ void ServingForm::add_placed(const PlacedFactors& placed) {
 
 void ServingForm::add_single_experts(const PlacedFactors& placed, double scale) {
   for (std::uint64_t expert = 0; expert < placed.experts; ++expert) {
-    for (const ExpertPart& part : parts_of(placed)) {
-      const std::optional<std::string> module = single_expert(*check_.base, placed, expert, part);
+    for (const ExpertPart& part : parts_of(*check_.base, placed)) {
+      const std::optional<std::string> module =
+          single_expert(*check_.base, placed, expert, part, check_.server);
       if (!module) fail(placed.factors->a->name(), "its experts have no modules of their own");
       ServedPair pair;
       pair.module = *module;
@@ -135,6 +136,7 @@ void ServingForm::add_single_experts(const PlacedFactors& placed, double scale) 
       pair.scale = scale;
       pair.expert = expert;
       pair.first_row = part.first_row;
+      pair.row_step = part.row_step;
       pairs_.push_back(std::move(pair));
     }
   }
@@ -211,7 +213,7 @@ std::vector<float> ServingForm::left(const ServedPair& pair) const {
     for (std::uint64_t row = 0; row < pair.outputs; ++row) {
       for (std::uint64_t j = 0; j < rank; ++j) {
         out[row * rank_ * experts + j * experts + expert] =
-            scaled(values[(pair.first_row + row) * rank + j], pair.scale);
+            scaled(values[(pair.first_row + row * pair.row_step) * rank + j], pair.scale);
       }
     }
   }

@@ -23,7 +23,7 @@ struct ServedPair {
   const PlacedFactors* source = nullptr;  // null: zeros, for a server that wants LoRA here
   double scale = 1;                       // that is folded into B
   // Of experts: which one, and the rows of its matrix; a stack keeps all of them.
-  std::uint64_t expert = 0, first_row = 0, stacked = 0;
+  std::uint64_t expert = 0, first_row = 0, row_step = 1, stacked = 0;
   DType a_type = DType::kFloat32, b_type = DType::kFloat32;
 
   std::string a_name() const;

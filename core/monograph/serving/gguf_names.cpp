@@ -30,8 +30,8 @@ std::optional<GgufPlace> gguf_place(const BaseModules& base, const PlacedFactors
     const std::optional<ExpertName> expert = parse_expert_name(placed.matrix.stored + ".weight");
     return gguf_place(base, placed.matrix.stored, expert ? expert->projection : "");
   }
-  const ExpertPart part = parts_of(placed).front();
-  const std::optional<std::string> single = single_expert(base, placed, 0, part);
+  const ExpertPart part = parts_of(base, placed).front();
+  const std::optional<std::string> single = single_expert(base, placed, 0, part, Server::kLlamaCpp);
   if (!single) return std::nullopt;
   return gguf_place(base, *single, part.projection);
 }

@@ -51,21 +51,32 @@ std::vector<std::string> required_with(const BaseModules& base, Server server,
   return required;
 }
 
-std::vector<ExpertPart> parts_of(const PlacedFactors& placed) {
+std::vector<ExpertPart> parts_of(const BaseModules& base, const PlacedFactors& placed) {
   const std::uint64_t rows = placed.outputs();
   if (placed.parameter == "down_proj") return {{"down", 0, rows}};
   if (placed.parameter == "up_proj") return {{"up", 0, rows}};
+  const ExpertLayout* layout = base.expert_layout();
+  if (layout != nullptr && layout->gate_up == GateUp::kInterleaved) {
+    return {{"gate", 0, rows / 2, 2}, {"up", 1, rows / 2, 2}};
+  }
   return {{"gate", 0, rows / 2}, {"up", rows / 2, rows / 2}};
 }
 
 std::optional<std::string> single_expert(const BaseModules& base, const PlacedFactors& placed,
-                                         std::uint64_t expert, const ExpertPart& part) {
+                                         std::uint64_t expert, const ExpertPart& part,
+                                         Server server) {
   const ExpertLayout* layout = base.expert_layout();
-  if (layout != nullptr &&
-      (layout->modules == ExpertModules::kNone || layout->gate_up != GateUp::kHalves)) {
-    return std::nullopt;
-  }
+  const bool in_turns = layout != nullptr && layout->gate_up == GateUp::kInterleaved;
+  const bool modules = layout == nullptr || layout->modules != ExpertModules::kNone;
+  if (server != Server::kLlamaCpp && (!modules || in_turns)) return std::nullopt;
   const Weight& stack = *placed.matrix.weight;
+  if (!modules || in_turns) {
+    // llama.cpp has gate and up apart in every model: names that its tensors follow from.
+    const std::size_t dot = stack.name.rfind('.');
+    if (dot == std::string::npos) return std::nullopt;
+    return stack.name.substr(0, dot + 1) + std::to_string(expert) + "." +
+           std::string(part.projection) + "_proj";
+  }
   if (!stack.composed || stack.composed->transposed) {
     constexpr std::string_view kEnd = ".experts.";
     const std::size_t at = stack.name.rfind(kEnd);

@@ -351,7 +351,8 @@ class Checker {
   bool can_be_single(const PlacedFactors& placed) const {
     return server_ == kLlamaCpp
                ? gguf_place(base_, placed).has_value()
-               : single_expert(base_, placed, 0, parts_of(placed).front()).has_value();
+               : single_expert(base_, placed, 0, parts_of(base_, placed).front(), server_)
+                     .has_value();
   }
 
   void check_tied(const PlacedFactors& placed) {

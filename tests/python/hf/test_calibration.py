@@ -64,6 +64,23 @@ def test_the_sketch_against_the_best_of_its_rank(kind):
         assert left.diagonal().sum() < 0.1 * exact.diagonal().sum()
 
 
+@pytest.mark.parametrize("kind", ["falling", "few directions", "channels", "tiny"])
+@pytest.mark.parametrize("inputs", [96, 384])
+def test_no_column_of_a_sketch_exceeds_its_diagonal(kind, inputs):
+    """Which the native tool holds files to, with an eighth to spare (core/monograph/merge/calibration.h)."""
+    generator = torch.Generator().manual_seed(inputs)
+    x = torch.randn(1500, inputs, generator=generator, dtype=torch.float64)
+    turn, _ = torch.linalg.qr(torch.randn(inputs, inputs, generator=generator, dtype=torch.float64))
+    x = {
+        "falling": lambda: x * 1.2 ** (-torch.arange(inputs) / 2) @ turn,  # below the least that is kept
+        "few directions": lambda: 1000 * x[:, :4] @ turn[:4] + 0.1 * x,
+        "channels": lambda: x * torch.logspace(0, -6, inputs),
+        "tiny": lambda: 1e-18 * x,
+    }[kind]()
+    rows, diagonal = sketch_of(x.float(), parts=3)
+    assert (rows.double().square().sum(0) <= (1 + 1e-5) * diagonal.double()).all()
+
+
 def test_what_a_sketch_refuses():
     sketch = InputSketch(8)
     with pytest.raises(ValueError, match="no inputs were seen"):

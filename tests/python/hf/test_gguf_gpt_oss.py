@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
 import monograph as mg
@@ -137,7 +137,7 @@ def test_a_plan_has_the_stored_tensors(base):
     assert shapes[0] == shapes[1]
 
 
-def test_lora_on_experts_is_neither_converted_nor_merged_and_on_attention_both(base, tmp_path):
+def test_lora_is_merged_into_the_tensors_it_changes(base, tmp_path):
     file = base[0]
     for name, experts in (("attention", False), ("all", True)):
         torch.manual_seed(0)
@@ -147,22 +147,45 @@ def test_lora_on_experts_is_neither_converted_nor_merged_and_on_attention_both(b
             if "lora_B" in key:
                 p.data.normal_(std=0.05)
         model.save_pretrained(tmp_path / name)
-        code, adapter = 3 if experts else 0, tmp_path / name
-        lora, merged = tmp_path / f"lora-{name}.gguf", tmp_path / f"{name}.gguf"
-        convert = ("adapter", "convert", file, adapter, "--for", "llama.cpp", "--out", lora)
-        said = [
-            run(*convert, code=code).stderr,
-            run("merge", file, "--adapter", adapter, "--out", merged, code=code).stderr,
-        ]
-        assert [lora.exists(), merged.exists()] == [not experts] * 2
-        if experts:
-            assert all("model.layers.0.mlp.experts'" in one for one in said)
-    before, after = (
-        {t.name: t.data.tobytes() for t in gguf.GGUFReader(one).tensors}
-        for one in (file, tmp_path / "attention.gguf")
-    )
-    differ = {name for name, data in before.items() if after[name] != data}
-    assert differ == {f"blk.{i}.attn_{part}.weight" for i in range(2) for part in ("q", "k", "v", "output")}
+        adapter, merged = tmp_path / name, tmp_path / f"{name}.gguf"
+        lora = tmp_path / f"lora-{name}.gguf"
+        run("adapter", "convert", file, adapter, "--for", "llama.cpp", "--out", lora)
+        run("merge", file, "--adapter", adapter, "--out", merged)
+        before, after = (
+            {t.name: t.data.tobytes() for t in gguf.GGUFReader(one).tensors} for one in (file, merged)
+        )
+        differ = {name for name, data in before.items() if after[name] != data}
+        parts = [f"attn_{part}" for part in ("q", "k", "v", "output")]
+        parts += [f"ffn_{part}_exps" for part in ("gate", "up", "down")] if experts else []
+        assert differ == {f"blk.{i}.{part}.weight" for i in range(2) for part in parts}
+        factors = {tensor.name.rsplit(".", 1)[0] for tensor in gguf.GGUFReader(lora).tensors}
+        assert factors == differ
+
+
+def test_every_row_of_experts_is_merged_with_its_own(base, tmp_path):
+    """In plain floats: gate and up of the new file are what PEFT merges, rows in turns."""
+    kinds = {f"blk.{i}.ffn_{part}_exps.weight": "f32" for i in range(2) for part in ("gate", "up", "down")}
+    file = changed(base[0], kinds)
+    torch.manual_seed(0)
+    model = mg.from_pretrained(file, dtype=torch.float32)
+    targets = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    model = get_peft_model(model, LoraConfig(r=4, target_modules=[], target_parameters=targets))
+    for key, p in model.named_parameters():
+        if "lora_B" in key:
+            p.data.normal_(std=0.05)
+    model.save_pretrained(tmp_path / "adapter")
+    run("merge", file, "--adapter", tmp_path / "adapter", "--out", tmp_path / "merged.gguf")
+    model.merge_adapter()
+    reader = gguf.GGUFReader(tmp_path / "merged.gguf")
+    found = {tensor.name: torch.tensor(tensor.data) for tensor in reader.tensors}
+    state = {name: p.detach().transpose(1, 2) for name, p in model.named_parameters() if p.dim() == 3}
+    assert len(state) == 4
+    for name, value in state.items():
+        block = f"blk.{name.split('layers.')[1].split('.')[0]}.ffn_"
+        parts = {"down": value} if "down_proj" in name else {"gate": value[:, ::2], "up": value[:, 1::2]}
+        for part, wanted in parts.items():
+            merged = found[f"{block}{part}_exps.weight"]
+            torch.testing.assert_close(merged, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("parts", [("gate", "up", "down"), ("gate", "up"), ("down",)], ids="-".join)
@@ -207,9 +230,33 @@ def test_the_tool_reads_it(base, folder, tmp_path):
     assert run_json("diff", file, file)["mismatches"] == 0
     rows = run_json("diff", file, other, "--tolerance", 0.02)["weights"]
     assert {row["state"] for row in rows if row["name"] == "blk.0.ffn_up_exps.weight"} == {"within tolerance"}
-    message = run("dequantize", file, tmp_path / "out", code=3).stderr
-    assert "gpt-oss" in message
-    assert not (tmp_path / "out").exists()
+
+
+def test_the_folder_of_the_file_is_that_of_transformers(base, tmp_path):
+    """`monograph dequantize`: experts in stacks, inputs for rows, gate and up in turns."""
+    run("dequantize", base[0], tmp_path / "out", "--to", "fp32")
+    found, wanted = load_file(tmp_path / "out" / "model.safetensors"), base[1].state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(values, wanted[name]) for name, values in found.items())
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(IDS).logits, base[1](IDS).logits)
+    files = []
+    for jobs in (1, 3):
+        run("dequantize", base[0], tmp_path / f"{jobs}", "--jobs", jobs)
+        files.append((tmp_path / f"{jobs}" / "model.safetensors").read_bytes())
+    assert files[0] == files[1]
+
+
+def test_a_packed_router_and_packed_biases_are_named(base):
+    for name, message in (
+        ("blk.1.ffn_gate_inp.weight", "model.layers.1.mlp.router.weight is q8_0, wanted f32, f16, bf16"),
+        ("blk.0.ffn_up_exps.bias", "experts.*.up_proj.bias is q8_0, wanted f32, f16, bf16"),
+    ):
+        file = changed(base[0], {name: "q8_0"})
+        with pytest.raises(ValueError, match=re.escape(message)) as error:
+            mg.from_pretrained(file)
+        assert "changed.gguf" in str(error.value)
 
 
 @pytest.fixture(scope="module")

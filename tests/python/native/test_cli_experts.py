@@ -268,3 +268,14 @@ def test_what_cannot_be_stacked_is_refused_by_name(folders, tmp_path):
         "gate_up_proj': an expert has 192 elements, format nf4 wants a multiple of the block of 128"
         in message
     )
+
+
+def test_a_refusal_comes_without_notes_and_quiet_without_a_table(folders, tmp_path):
+    folder, out = folders["qwen3"], tmp_path / "out"
+    command = ["quantize", folder, out, "--to", "nf4", "--experts", "stack"]
+    assert "note: load the stacked experts with Monograph" in run(*command).stderr
+    refused = run(*command, code=3).stderr
+    assert "exists; choose another name" in refused
+    assert "note:" not in refused
+    done = run(*command, "--force", "--quiet")
+    assert done.stdout == done.stderr == ""

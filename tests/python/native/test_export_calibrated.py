@@ -244,7 +244,7 @@ HOSTILE = {
     "other inputs": (
         edited(
             lambda state, _: state.update(
-                {Q + ".sketch": torch.ones(4, 128), Q + ".diagonal": torch.ones(128)}
+                {Q + ".sketch": torch.ones(1, 128), Q + ".diagonal": torch.ones(128)}
             )
         ),
         "has a sketch of 128 inputs, the weight has 256",
@@ -258,9 +258,14 @@ HOSTILE = {
         "module 'model.layers.7.mlp.up_proj' is no weight of this model",
     ),
     "no module": (edited(lambda state, _: [state.pop(name) for name in list(state)]), "inputs of none"),
+    "a contradiction": (
+        edited(lambda state, _: state[Q + ".sketch"].mul_(1.5)),
+        f"tensor '{Q}.sketch': the squares of column ",
+    ),
+    "no inputs but a sketch": (edited(lambda state, _: state[Q + ".diagonal"].zero_()), "its diagonal, 0.0"),
     "no tensor of a calibration": (put("model.norm.weight", torch.ones(256)), "neither MODULE.sketch"),
 }
-ONE = {".sketch": torch.ones(4, 256), ".diagonal": torch.ones(256)}
+ONE = {".sketch": torch.ones(1, 256), ".diagonal": torch.ones(256)}
 
 
 @pytest.mark.parametrize("case", HOSTILE)
@@ -274,6 +279,24 @@ def test_what_is_wrong_with_a_calibration_is_named(dense, tmp_path, case):
     assert "changed.safetensors" in error
     assert words in error, error
     assert not list(tmp_path.glob("*.gguf"))
+
+
+def test_quantize_refuses_a_sketch_that_contradicts_its_diagonal(dense, tmp_path):
+    """It rounded to nonsense and ended with 0."""
+    _, place = dense
+    change, words = HOSTILE["a contradiction"]
+    change(place / "calibration.safetensors", tmp_path / "changed.safetensors")
+    command = ["quantize", place / "model", tmp_path / "out", "--to", "nf4", "--calibration"]
+    assert words in run(*command, tmp_path / "changed.safetensors", code=3).stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_quiet_prints_no_table(dense, tmp_path):
+    _, place = dense
+    command = ["export", place / "model", tmp_path / "it.gguf", "--type", "q8_0", "--quiet"]
+    assert "q8_0" in run(*command, "--dry-run").stdout
+    done = run(*command)
+    assert done.stdout == done.stderr == ""
 
 
 def test_plain_floats_and_missing_files_are_refused(dense, tmp_path):

@@ -5,6 +5,7 @@ test_export_llama_cpp.py.
 """
 
 import json
+import re
 
 import gguf
 import numpy as np
@@ -13,7 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+import monograph as mg
+from monograph.nn import PackedExperts
 from support.ggml_library import decoded, ggml
+from support.gguf_mixtures import changed
 from support.gguf_models import model_of, save
 from support.llama_cpp_model import tensors
 from support.measured_runs import measured_all
@@ -123,12 +127,10 @@ def test_every_storage_gives_the_same_file(tmp_path, folders, name, kind):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_file_is_read_back_as_the_same_model(tmp_path, folders, name):
-    """`monograph dequantize FILE.gguf`: equal weights, settings and logits. Mixtral is not read back."""
+    """`monograph dequantize FILE.gguf`: equal weights, settings and logits; and opened as it lies."""
     model, folder = folders[name]
     run("export", folder, tmp_path / "it.gguf", "--type", "f32")
     assert run_json("verify", tmp_path / "it.gguf")["findings"] == []
-    if name == "Mixtral":
-        return
     run("dequantize", tmp_path / "it.gguf", tmp_path / "back", "--to", "fp32")
     before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "back"))
     assert before.keys() == after.keys()
@@ -137,6 +139,24 @@ def test_the_file_is_read_back_as_the_same_model(tmp_path, folders, name):
     ids = torch.arange(3, 40)[None]
     with torch.inference_mode():
         assert torch.equal(model(ids).logits, other(ids).logits)
+    assert run_json("diff", tmp_path / "it.gguf", folder)["mismatches"] == 0
+    run("export", folder, tmp_path / "it.gguf", "--type", "q8_0", "--force")
+    run("dequantize", tmp_path / "it.gguf", tmp_path / "q8_0", "--to", "fp32")
+    packed = mg.from_pretrained(tmp_path / "it.gguf", dtype=torch.float32)
+    assert sum(isinstance(module, PackedExperts) for module in packed.modules()) == 2
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "q8_0", dtype=torch.float32).eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(packed(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_packed_router_is_named(tmp_path, folders, name):
+    run("export", folders[name][1], tmp_path / "it.gguf", "--type", "q8_0")
+    file = changed(tmp_path / "it.gguf", {"blk.1.ffn_gate_inp.weight": "q8_0"})
+    message = "model.layers.1.mlp.gate.weight is q8_0, wanted f32, f16, bf16: routers are never packed"
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        mg.from_pretrained(file)
+    assert "changed.gguf" in str(error.value)
 
 
 @pytest.fixture(scope="module")

@@ -218,7 +218,7 @@ def no_end(config):
 
 ROPE = {"rope_theta": 10000.0, "factor": 2.0}
 REFUSED = {
-    "experts": ("Qwen3", "config.json", settings(model_type="olmoe"), "knows gemma3_text, llama"),
+    "experts": ("Qwen3", "config.json", settings(model_type="olmoe"), "knows gemma3_text, gpt_oss, llama"),
     "unknown": ("Llama", "config.json", settings(model_type="phi3"), "phi3"),
     "rope": ("Llama", "config.json", settings(rope_parameters=ROPE | {"rope_type": "dynamic"}), "dynamic"),
     "activation": ("Llama", "config.json", settings(hidden_act="gelu"), "gelu"),

@@ -12,7 +12,10 @@ from support.native_tool import run
 
 pytest.importorskip("xllamacpp")
 # Seeds whose tokens vary and never win narrowly: ggml rounds activations to the type of the weights.
-SEEDS = {"Llama": 9, "Mistral": 0, "Qwen3": 19, "Gemma3": 31, "Qwen3Moe": 32, "Mixtral": 9}
+SEEDS = {
+    "Llama": 9, "Mistral": 0, "Qwen3": 19, "Gemma3": 31, "Qwen3Moe": 32, "Mixtral": 9, "Qwen2": 5, "Phi3": 5,
+    "GptOss": 3,
+}  # fmt: skip
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # Of the log-probabilities of the first token. ggml's GELU, Gemma's, is a table in fp16.
 TOLERANCES = {"f32": 2e-3, "f16": 1e-2, "bf16": 1e-1}

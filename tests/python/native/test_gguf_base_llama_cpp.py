@@ -124,11 +124,11 @@ def test_a_mixture_of_experts(tmp_path, kinds):
 
 @pytest.mark.parametrize("kinds", [{}, GPT_OSS_KINDS], ids=["plain", "mxfp4"])
 def test_gpt_oss(tmp_path, kinds):
-    """LoRA on attention. llama.cpp rounds the borders of yarn's ramp, which the reference does here too. It
-    rounds the inputs of packed weights, the reference does not: there the adapter's change is only seen."""
+    """LoRA on attention and on experts. llama.cpp rounds the borders of yarn's ramp, which the reference does
+    here too. It rounds the inputs of packed weights, the reference does not: there it is only seen."""
     rope = GPT_OSS["rope_parameters"] | {"truncate": True}
     file, decoded = mixed_base("GptOss", tmp_path, kinds, rope_parameters=rope)
-    adapter = trained(file, tmp_path / "adapter", 2)
+    adapter = trained(file, tmp_path / "adapter", 2, experts=True)
     error, change = compared(file, decoded, adapter, tmp_path)
     assert error < (change if kinds else 1e-5)
 

@@ -18,7 +18,7 @@ import torch
 from support.ggml_weights import gguf_values, random_blocks
 from support.gguf_by_package import tiny, write_by_package
 from support.gguf_models import model_of, save
-from support.llama_cpp_model import GEMMA_NAMES, NAMES
+from support.llama_cpp_model import GEMMA_NAMES, NAMES, PHI_NAMES
 from support.native_tool import run
 
 # As llama-quantize's Q4_K_M has them, with types of blocks of 32 beside.
@@ -27,8 +27,7 @@ MIXTURE = {
     "ffn_up": "q4_k", "ffn_down": "q6_k", "token_embd": "q6_k", "output": "q6_k", "attn_qkv": "q5_k",
     "ffn_gate_exps": "q4_k", "ffn_up_exps": "q5_k", "ffn_down_exps": "q6_k",
 }  # fmt: skip
-BY_PACKAGE = ("Qwen2", "Phi3", "Qwen3Moe", "GptOss")  # not by `monograph export`, though it knows Qwen3Moe
-PHI_NAMES = NAMES | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+BY_PACKAGE = ("Qwen2", "Phi3", "Qwen3Moe", "GptOss")  # not by `monograph export`, though it knows them
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 GPT_OSS = {
     "intermediate_size": 256, "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 16,

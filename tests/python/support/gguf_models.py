@@ -10,13 +10,20 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from tokenizers.processors import TemplateProcessing
+from tokenizers.processors import ByteLevel, TemplateProcessing
 
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 LLAMA3, QWEN2 = WORDS % "{1,3}", WORDS % ""
+_UPPER, _LOWER = (rf"[\p{{L{letter}}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]" for letter in "ul")
+_LOWER = _LOWER.replace(r"\p{Lt}", "")
+O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog's 1234 dreams aren't over.\n\n  It's 5! "
 PROMPT = "The dog's 2468 dreams,\n  aren't brown: café ☃"
 VOCABULARY = 400
@@ -48,6 +55,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True,
     },
     "Mixtral": WIDE | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen2": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    # Half of each head turns: 4 factors for long texts and 4 for short ones.
+    "Phi3": {
+        "max_position_embeddings": 512, "original_max_position_embeddings": 256, "sliding_window": 100,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+            "original_max_position_embeddings": 256,
+            "short_factor": [1.0, 1.1, 1.25, 1.5], "long_factor": [1.0, 2.0, 3.0, 4.0],
+        },
+    },
+    "GptOss": WIDE
+    | {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
+    },
 }  # fmt: skip
 
 
@@ -107,9 +129,13 @@ def sentencepiece(*, prepend: bool) -> Tokenizer:
 def tokenizer_of(name: str) -> Tokenizer:
     if name == "Llama":
         return byte_level(LLAMA3, ignore_merges=True, bos=True)
-    if name in ("Qwen3", "Qwen3Moe"):
+    if name.startswith("Qwen"):
         return byte_level(QWEN2, ignore_merges=False, bos=False)
-    return sentencepiece(prepend=name in ("Mistral", "Mixtral"))
+    if name == "GptOss":
+        tokenizer = byte_level(O200K, ignore_merges=False, bos=True)
+        tokenizer.post_processor = ByteLevel(trim_offsets=False)
+        return tokenizer
+    return sentencepiece(prepend=name in ("Mistral", "Mixtral", "Phi3"))
 
 
 def model_of(name: str, dtype: torch.dtype = torch.float32, seed: int = 4, **settings: Any) -> Any:

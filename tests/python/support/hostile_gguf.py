@@ -144,6 +144,49 @@ def _phi(file: File) -> None:
             tensor.shape, tensor.data = [rows, HIDDEN], bytes(rows * HIDDEN // 32 * 34)
 
 
+def _experts(file: File, count: int = 4) -> None:
+    """Each MLP as a stack of several, and routers."""
+    for layer in range(2):
+        for part in ("gate", "up", "down"):
+            tensor = file.tensor(f"blk.{layer}.ffn_{part}.weight")
+            tensor.name = f"blk.{layer}.ffn_{part}_exps.weight".encode()
+            tensor.shape, tensor.data = [count, *tensor.shape], tensor.data * count
+        _more(f"blk.{layer}.ffn_gate_inp.weight".encode(), [count, HIDDEN])(file)
+
+
+def _mixtral(file: File) -> None:
+    _experts(file)
+    file.set("llama.expert_count", U32, 4)
+    file.set("llama.expert_used_count", U32, 2)
+
+
+def _gpt_oss(file: File) -> None:
+    _experts(file)
+    for layer in range(2):
+        block = f"blk.{layer}."
+        file.tensor(block + "ffn_norm.weight").name = (block + "post_attention_norm.weight").encode()
+        for name, shape in {
+            "attn_q.bias": [64], "attn_k.bias": [32], "attn_v.bias": [32], "attn_output.bias": [HIDDEN],
+            "attn_sinks.weight": [4], "ffn_gate_inp.bias": [4], "ffn_gate_exps.bias": [4, WIDE],
+            "ffn_up_exps.bias": [4, WIDE], "ffn_down_exps.bias": [4, HIDDEN],
+        }.items():  # fmt: skip
+            _more((block + name).encode(), shape)(file)
+    _renamed("gpt-oss")(file)
+    for key, number in {"expert_count": 4, "expert_used_count": 2, "attention.sliding_window": 8}.items():
+        file.set(f"gpt-oss.{key}", U32, number)
+
+
+def _less(name: str, rows: int) -> Callable[[File], object]:
+    """A stack whose experts have fewer outputs."""
+
+    def change(file: File) -> None:
+        tensor = file.tensor(name)
+        count, _, cols = tensor.shape
+        tensor.shape, tensor.data = [count, rows, cols], bytes(count * rows * cols // 32 * 34)
+
+    return change
+
+
 _GIVEN = [2, 3, 3] + [1] * (VOCABULARY - 3)
 _PIECES = _all(_tokenizer("model", STRING, "llama"), lambda file: file.drop("tokenizer.ggml.merges"))
 _Q, _NORM = "blk.0.attn_q.weight", "blk.0.attn_norm.weight"
@@ -229,6 +272,18 @@ PLAN = [
     ("heads_of_a_list", "wanted one number for all layers",
      _llama("attention.head_count", ARRAY, Array(U32, [4, 4]))),
     ("a_size_of_heads_that_is_another", "attention.key_length", _llama("attention.key_length", U32, 32)),
+    ("experts_of_two_numbers", "blk.0.ffn_up_exps.weight", _all(
+        _mixtral, _tensor("blk.0.ffn_up_exps.weight", shape=[3, WIDE, HIDDEN], data=bytes(3 * WIDE * 68)))),
+    ("a_hundred_thousand_experts", "100000", _all(_mixtral, _llama("expert_count", U32, 100_000))),
+    ("a_stack_of_two_dimensions", "blk.1.ffn_down_exps.weight", _all(
+        _mixtral, _tensor("blk.1.ffn_down_exps.weight", shape=[4 * HIDDEN, WIDE]))),
+    ("turns_of_two_widths", "wanted one shape", _all(_gpt_oss, _less("blk.1.ffn_up_exps.weight", 64))),
+    ("gates_without_their_other_half", "has no up_proj.weight",
+     _all(_gpt_oss, lambda f: f.leave("blk.0.ffn_up_exps.weight"))),
+    ("a_bias_without_its_other_half", "has no gate_proj.bias",
+     _all(_gpt_oss, lambda f: f.leave("blk.0.ffn_gate_exps.bias"))),
+    ("biases_of_two_widths", "wanted one shape", _all(
+        _gpt_oss, _tensor("blk.0.ffn_up_exps.bias", shape=[4, 32], data=bytes(512)))),
 ]  # fmt: skip
 
 CONFIG = [
@@ -270,7 +325,39 @@ CONFIG = [
      _more(b"rope_freqs.weight", [8], struct.pack("<8f", *[-1.0] * 8))),
     ("rope_factors_of_half_a_head_more", "rope_freqs.weight", _more(b"rope_freqs.weight", [16])),
     ("a_setting_that_is_not_known", "llama.attention.scale", _llama("attention.scale", F32, 2.0)),
-    ("experts_in_a_dense_model", "llama.expert_count", _llama("expert_count", U32, 8)),
+    ("experts_in_a_dense_model", "'blk.0.ffn_up_exps.weight' is missing", _llama("expert_count", U32, 8)),
+    ("experts_in_a_dense_qwen", "qwen3.expert_count",
+     _all(_renamed("qwen3"), _value("qwen3.expert_count", U32, 8))),
+    ("more_experts_than_there_are", "expert_used_count is 5", _all(
+        _mixtral, _llama("expert_used_count", U32, 5))),
+    ("no_expert_is_used", "expert_used_count", _all(_mixtral, _llama("expert_used_count", U32, 0))),
+    ("experts_of_another_width", "feed_forward_length is 95", _all(
+        _mixtral, _llama("feed_forward_length", U32, WIDE - 1))),
+    ("experts_without_a_router", "'blk.1.ffn_gate_inp.weight' is missing", _all(
+        _mixtral, lambda f: f.leave("blk.1.ffn_gate_inp.weight"))),
+    ("a_mixtral_with_biases", "biases of attention", _all(
+        _mixtral, *(_more(f"blk.0.attn_{part}.bias".encode(), [size])
+                    for part, size in (("q", 64), ("k", 32), ("v", 32))))),
+    ("experts_that_are_shared", "llama.expert_shared_count", _all(
+        _mixtral, _llama("expert_shared_count", U32, 1))),
+    ("gpt_oss_without_sinks", "'blk.1.attn_sinks.weight' is missing", _all(
+        _gpt_oss, lambda f: f.leave("blk.1.attn_sinks.weight"))),
+    ("gpt_oss_without_a_head", "'output.weight'", _all(_gpt_oss, lambda f: f.leave("output.weight"))),
+    ("gpt_oss_without_a_window", "attention.sliding_window is 0", _all(
+        _gpt_oss, _value("gpt-oss.attention.sliding_window", U32, 0))),
+    ("gpt_oss_of_two_bases", "rope.freq_base_swa", _all(
+        _gpt_oss, _value("gpt-oss.rope.freq_base_swa", F32, 5.0))),
+    ("gpt_oss_without_biases", "no biases of attention", _all(_gpt_oss, *(
+        (lambda f, name=f"blk.{layer}.attn_{part}.bias": f.leave(name))
+        for layer in range(2) for part in ("q", "k", "v", "output")))),
+    ("a_part_of_a_head_that_is_odd", "rope.dimension_count is 3", _all(
+        _phi, _value("phi3.rope.dimension_count", U32, 3))),
+    ("long_factors_alone", "rope_factors_short.weight", _all(
+        _phi, _more(b"rope_factors_long.weight", [8]))),
+    ("a_factor_of_attention_alone", "attn_factor without rope_factors_long", _all(
+        _phi, _value("phi3.rope.scaling.attn_factor", F32, 1.2))),
+    ("factors_of_another_number", "rope_factors_long.weight: wanted 8", _all(
+        _phi, _more(b"rope_factors_long.weight", [4]), _more(b"rope_factors_short.weight", [4]))),
     ("a_norm_that_is_missing", "blk.1.ffn_norm.weight", lambda f: f.leave("blk.1.ffn_norm.weight")),
     ("an_embedding_that_is_missing", "token_embd.weight", lambda f: f.leave("token_embd.weight")),
     ("a_norm_of_two_dimensions", "blk.0.attn_norm.weight", _tensor(_NORM, shape=[1, HIDDEN])),

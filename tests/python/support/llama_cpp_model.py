@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import torch
 
+from support.gguf_by_package import gpt_oss_tensors
 from support.gguf_files import write_out
 
 NAMES = {
@@ -28,6 +29,8 @@ NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
+PHI_NAMES = NAMES | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+GPT_OSS_NAMES = NAMES | {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
 # Gemma 3 has norms behind its blocks too.
 GEMMA_NAMES = NAMES | {
     "post_attention_layernorm": "post_attention_norm",
@@ -36,7 +39,7 @@ GEMMA_NAMES = NAMES | {
 }
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
-    "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3",
+    "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3", "phi3": "phi3", "gpt_oss": "gpt-oss",
 }  # fmt: skip
 
 
@@ -46,14 +49,17 @@ def turned(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 def tensors(model: Any) -> dict[str, np.ndarray]:
     config = model.config
-    names = GEMMA_NAMES if config.model_type == "gemma3_text" else NAMES
+    own = {"gemma3_text": GEMMA_NAMES, "gpt_oss": GPT_OSS_NAMES, "phi3": PHI_NAMES}
+    names = own.get(config.model_type, NAMES)
     found: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         value = parameter.detach().float()
         if config.model_type == "gemma3_text" and "norm" in name:
             value = value + 1
         stem, kind = name.rsplit(".", 1)
-        if stem == "model.embed_tokens":
+        if config.model_type == "gpt_oss" and (parts := gpt_oss_tensors(name, value)):
+            found |= {f"blk.{name.split('.')[2]}.{part}": stack for part, stack in parts.items()}
+        elif stem == "model.embed_tokens":
             found["token_embd.weight"] = value
         elif stem == "model.norm":
             found["output_norm.weight"] = value

@@ -39,6 +39,18 @@ TEST(GgufImport, TheWayBackOfRowsAndNames) {
               "model.layers.2." + std::string(module));
   }
   EXPECT_EQ(module_name(gpt_oss, "blk.2.ffn_norm"), std::nullopt);
+  EXPECT_EQ(parameter_name(gpt_oss, "model.layers.2.self_attn.sinks"), "blk.2.attn_sinks");
+  EXPECT_EQ(parameter_name(experts, "model.layers.2.self_attn.sinks"), std::nullopt);
+  const Architecture& mixtral = *find_named_architecture("llama", /*has_experts=*/true);
+  EXPECT_EQ(mixtral.model_type, "mixtral");
+  for (const auto& [tensor, module] : {std::pair("ffn_gate_exps", "block_sparse_moe.experts.*.w1"),
+                                       std::pair("ffn_up_exps", "block_sparse_moe.experts.*.w3"),
+                                       std::pair("ffn_down_exps", "block_sparse_moe.experts.*.w2"),
+                                       std::pair("ffn_gate_inp", "block_sparse_moe.gate"),
+                                       std::pair("attn_q", "self_attn.q_proj")}) {
+    EXPECT_EQ(module_name(mixtral, "blk.2." + std::string(tensor)),
+              "model.layers.2." + std::string(module));
+  }
   EXPECT_EQ(module_name(experts, "blk.2.attn_sinks"), std::nullopt);
   EXPECT_EQ(module_name(experts, "blk.x.attn_q"), std::nullopt);
   EXPECT_EQ(module_name(experts, "blk.1.ssm_in"), std::nullopt);

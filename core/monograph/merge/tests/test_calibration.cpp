@@ -101,7 +101,7 @@ TEST(Calibration, IsFoundByTheNamesThatFilesHaveForExperts) {
     for (Stored& tensor : inputs_of(module, 8, 2, 1)) all.push_back(std::move(tensor));
   }
   auto silent = inputs_of("l.0.self_attn.k_proj", 8, 2, 1);
-  std::fill(silent[1].values.begin(), silent[1].values.end(), 0.0f);
+  for (Stored& tensor : silent) std::fill(tensor.values.begin(), tensor.values.end(), 0.0f);
   all.insert(all.end(), silent.begin(), silent.end());
   const Calibration calibration(write_calibration(folder, all));
   for (const char* name :
@@ -155,6 +155,25 @@ TEST(Calibration, RefusesWhatItIsNotByName) {
   bad = good;
   bad[1].values[3] = -1;
   expect(bad, "tensor 'a.diagonal': element 3 is -1.000000, wanted a mean of squares");
+}
+
+TEST(Calibration, RefusesASketchThatContradictsItsDiagonal) {
+  const files::TemporaryFolder folder;
+  const auto read = [&](float factor, std::size_t column) {
+    auto tensors = inputs_of("a", 6, 2, 1);
+    for (const std::size_t row : {0, 1}) tensors[0].values[row * 6 + column] *= factor;
+    return message_of([&] { Calibration(write_calibration(folder, tensors)); });
+  };
+  for (const std::size_t column : {0, 3, 5}) {
+    EXPECT_EQ(read(1.05f, column), "no error");
+    const std::string wanted =
+        "tensor 'a.sketch': the squares of column " + std::to_string(column) + " sum up to ";
+    EXPECT_NE(read(30, column).find(wanted), std::string::npos) << read(30, column);
+  }
+  auto tensors = inputs_of("a", 6, 2, 1);
+  std::fill(tensors[1].values.begin(), tensors[1].values.end(), 0.0f);
+  const std::string found = message_of([&] { Calibration(write_calibration(folder, tensors)); });
+  EXPECT_NE(found.find("wanted at most its diagonal, 0.000000"), std::string::npos) << found;
 }
 
 MergeSettings calibrated(Format format, std::size_t block, const Calibration& calibration) {

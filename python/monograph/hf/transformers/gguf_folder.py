@@ -37,6 +37,8 @@ warnings.filterwarnings("ignore", r"Could not find a config file in .*\.gguf - w
 _TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _EXPERT = re.compile(r"(.*\.experts)\.\d+\.(gate_proj|up_proj|down_proj)\.(weight|bias)")
 _PARTS = ("gate_proj", "up_proj", "down_proj")
+_MIXTRAL = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+_ROUTERS = (".mlp.gate.weight", ".mlp.router.weight")
 # Plain floats that are no weights of modules.
 _PARAMETERS = (*(f".experts.{name}{end}" for name in (PAIR, DOWN) for end in ("", "_bias")), ".sinks")
 _DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -100,8 +102,10 @@ def gguf_tensors(path: str) -> list[dict[str, Any]]:
 def gguf_state(path: str) -> dict[str, torch.Tensor]:
     """A state dict of views of the file: no page of it is read. Plain floats whose rows have another order,
     and norms that are stored with a one added, are new tensors."""
-    tensors = gguf_tensors(path)
-    alternate = _config_of(path)["model_type"] == "gpt_oss"
+    tensors, kind = gguf_tensors(path), _config_of(path)["model_type"]
+    alternate = kind == "gpt_oss"
+    if kind == "mixtral":
+        tensors = [tensor | {"name": _of_mixtral(tensor["name"])} for tensor in tensors]
     mapped = torch.from_file(path, shared=False, size=os.path.getsize(path), dtype=torch.uint8)
     state: dict[str, torch.Tensor] = {}
     stacks: dict[str, list[dict[str, Any]]] = {}
@@ -115,7 +119,12 @@ def gguf_state(path: str) -> dict[str, torch.Tensor]:
         weights = {part: _stack(mapped, stacks[f"{layer}.{part}.weight"]) for part in _PARTS}
         _add_experts(state, layer, weights, path, alternate)
         if f"{layer}.{DOWN}.bias" in stacks:
-            gate, up, down = (_stack(mapped, stacks[f"{layer}.{part}.bias"])[1] for part in _PARTS)
+            biases = [stacks[f"{layer}.{part}.bias"] for part in _PARTS]
+            for part, experts in zip(_PARTS, biases, strict=True):
+                if _kind_of(experts[0]) not in _DENSE:
+                    wanted = f"is {_kind_of(experts[0])}, wanted f32, f16, bf16"
+                    raise ValueError(f"{path}: {layer}.*.{part}.bias {wanted}")
+            gate, up, down = (_stack(mapped, experts)[1] for experts in biases)
             state[f"{layer}.{PAIR}_bias"] = _joined(gate, up, alternate)
             state[f"{layer}.{DOWN}_bias"] = down
     packed = next((key for key in state if key.startswith(f"{_TABLE}_")), None)
@@ -150,6 +159,12 @@ def share_table(model: Any, state: dict[str, torch.Tensor] | None = None) -> Non
         table.is_head = own is not None and state.get(f"{_HEAD}_{kind}") is own
     if table.is_head:
         head.values = table.values
+
+
+def _of_mixtral(name: str) -> str:
+    """Its files have other names than its class."""
+    name = name.replace(".block_sparse_moe.", ".mlp.")
+    return re.sub(r"(\.experts\.\d+)\.(w[123])\.", lambda found: f"{found[1]}.{_MIXTRAL[found[2]]}.", name)
 
 
 def _kind_of(tensor: dict[str, Any]) -> str:
@@ -222,6 +237,8 @@ def _add(state: dict[str, torch.Tensor], tensor: dict[str, Any], found: torch.Te
         if order is not None:
             dense = dense[order.long()]
         state[name] = dense.float() - 1 if tensor.get("subtract_one") else dense
+    elif name.endswith(_ROUTERS):
+        raise ValueError(f"{path}: {name} is {kind}, wanted f32, f16, bf16: routers are never packed")
     elif kind in GGML_FORMATS and len(shape) == 2 and name.endswith(".weight"):
         state[f"{name}_{kind}"] = found.reshape(shape[0], -1)
         if order is not None:
