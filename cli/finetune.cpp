@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -106,10 +107,11 @@ class Metrics {
     files::write_file(path, kept);
   }
   void add(const std::string& line) {
+    errno = 0;
     std::ofstream stream(path_, std::ios::app | std::ios::binary);
     stream << line;
     stream.flush();
-    if (!stream) throw Error(path_.string() + ": cannot be written");
+    if (!stream) throw files::IoError(path_, "cannot be written", errno == 0 ? EIO : errno);
   }
 
  private:
@@ -195,6 +197,7 @@ int finetune(const Options& options, Session& session) {
   if (options.dry_run) return say_what_it_takes(trainer, options, session);
   const OutputLock lock(recipe.output_dir);
   if (const auto from = trainer.resume()) session.note("resumed from " + from->string());
+  for (const std::string& line : trainer.told()) session.note(line);
   session.note(std::to_string(trainer.parameters().values.size()) + " trainable parameters; " +
                std::to_string(trainer.total()) + " steps, " + std::to_string(pool.threads()) +
                " threads");

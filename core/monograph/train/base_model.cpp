@@ -12,6 +12,15 @@
 namespace monograph::train {
 namespace {
 
+// A base that is a file is named as what it is, before something in it is looked for.
+const std::filesystem::path& folder_of(const std::filesystem::path& base) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(base, ignored)) return base;
+  throw Error(
+      base.string() + ": is a file, wanted the folder that monograph quantize makes" +
+      (base.extension() == ".gguf" ? "; monograph train takes a GGUF file as its base" : ""));
+}
+
 json::Value read_json(const std::filesystem::path& path, std::string& sha256) {
   const files::MappedFile file(path);
   const std::span<const std::uint8_t> bytes = file.bytes();
@@ -45,7 +54,7 @@ bool is_harmless(std::string_view name) { return name.ends_with(".rotary_emb.inv
 BaseModel::BaseModel(const std::filesystem::path& folder, DType dtype)
     : folder_(folder.string()),
       dtype_(dtype),
-      json_(read_json(folder / "config.json", config_sha256_)),
+      json_(read_json(folder_of(folder) / "config.json", config_sha256_)),
       config_(read_model_config(json_, (folder / "config.json").string())),
       checkpoint_(safetensors::Checkpoint::open(folder)),
       weights_(list_weights(checkpoint_, &json_)) {

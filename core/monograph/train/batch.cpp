@@ -1,7 +1,10 @@
 #include "monograph/train/batch.h"
 
 #include <algorithm>
+#include <limits>
+#include <string>
 
+#include "monograph/base/error.h"
 #include "monograph/kernels/linear_cross_entropy/linear_cross_entropy.h"
 
 namespace monograph::train {
@@ -11,7 +14,14 @@ std::size_t rounded_up(std::size_t tokens, std::size_t multiple) {
   return std::max<std::size_t>((tokens + multiple - 1) / multiple, 1) * multiple;
 }
 
+// AttentionDocuments counts tokens in 32 bits.
+constexpr std::size_t kMostTokens = std::numeric_limits<std::int32_t>::max();
+
 Batch empty_batch(std::size_t rows, std::size_t length, std::int64_t pad) {
+  if (length > kMostTokens / std::max<std::size_t>(rows, 1))
+    throw Error("a micro-batch has " + std::to_string(rows) + " rows of " + std::to_string(length) +
+                " tokens, wanted " + std::to_string(kMostTokens) +
+                " together at most; lower micro_batch_size or sequence_len");
   Batch batch;
   batch.rows = rows;
   batch.length = length;

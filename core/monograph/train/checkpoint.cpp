@@ -85,40 +85,6 @@ void read_optimizer(const fs::path& path, LoraParameters& parameters) {
       read(prefix + part.name, part.shape, &(*vector)[part.begin], part.size());
 }
 
-std::string shown(const Value* value) {
-  return value == nullptr ? "missing" : json::dump_line(*value);
-}
-
-bool same(const Value& a, const Value& b) {
-  // 12 and 12.0 are one number.
-  if (a.is(json::Kind::kNumber) && b.is(json::Kind::kNumber)) return a.as_double() == b.as_double();
-  return json::dump_line(a) == json::dump_line(b);
-}
-
-void check_run(const Value& state, const RunIdentity& identity, const std::string& source) {
-  const auto differs = [&](const std::string& name, const Value* saved, const Value& own) {
-    throw Error("resume_from_checkpoint: " + name + " is " + shown(&own) + ", " + source + " has " +
-                shown(saved) + "; wanted a checkpoint of this run");
-  };
-  const Value* const order = state.find("order");
-  for (const json::Member& own : identity.order.members()) {
-    const Value* const saved = order == nullptr ? nullptr : order->find(own.key);
-    const bool place = own.key == "epoch" || own.key == "step";
-    if (!place && (saved == nullptr || !same(*saved, own.value)))
-      differs(own.key, saved, own.value);
-  }
-  const Value base = Value::string(identity.base_sha256);
-  const Value* const saved_base = state.find("base_sha256");
-  if (saved_base == nullptr || !same(*saved_base, base))
-    differs("the base's hash", saved_base, base);
-  // A key that the checkpoint does not know was not written by whoever made it.
-  const Value* const keys = state.find("identity");
-  for (const json::Member& own : identity.keys.members()) {
-    const Value* const saved = keys == nullptr ? nullptr : keys->find(own.key);
-    if (saved != nullptr && !same(*saved, own.value)) differs(own.key, saved, own.value);
-  }
-}
-
 std::optional<std::size_t> number_of(const fs::path& folder) {
   const std::string name = folder.filename().string();
   constexpr std::string_view kPrefix = "checkpoint-";
@@ -164,8 +130,8 @@ void write_checkpoint(const LoraParameters& parameters, const AdapterDescription
   staged.commit();
 }
 
-Progress read_checkpoint(const fs::path& folder, const RunIdentity& identity,
-                         LoraParameters& parameters) {
+ReadCheckpoint read_checkpoint(const fs::path& folder, const RunIdentity& identity,
+                               LoraParameters& parameters) {
   for (const char* name : {kState, kOptimizer})
     if (!fs::is_regular_file(folder / name))
       throw Error("resume_from_checkpoint: " + folder.string() + " has no " + name +
@@ -175,17 +141,19 @@ Progress read_checkpoint(const fs::path& folder, const RunIdentity& identity,
   const std::span<const std::uint8_t> bytes = file.bytes();
   const Value state =
       json::parse({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path.string());
-  check_run(state, identity, folder.string());
+  ReadCheckpoint found;
+  found.told = compare_runs(state, identity, folder.string());
   const auto count = [&](const char* name) {
     const Value* const value = state.find(name);
-    const std::optional<std::uint64_t> found = value ? value->as_unsigned() : std::nullopt;
-    if (!found)
-      throw Error(path.string() + ": " + name + " is " + shown(value) + ", wanted a count");
-    return static_cast<std::size_t>(*found);
+    const std::optional<std::uint64_t> written = value ? value->as_unsigned() : std::nullopt;
+    if (!written)
+      throw Error(path.string() + ": " + name + " is " +
+                  (value ? json::dump_line(*value) : "missing") + ", wanted a count");
+    return static_cast<std::size_t>(*written);
   };
-  const Progress progress = {count("step"), count("skipped"), count("skipped_in_a_row")};
+  found.progress = {count("step"), count("skipped"), count("skipped_in_a_row")};
   read_optimizer(folder / kOptimizer, parameters);
-  return progress;
+  return found;
 }
 
 std::optional<LastCheckpoint> last_checkpoint(const fs::path& output_dir) {

@@ -6,10 +6,11 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
-#include "monograph/text/json_document.h"
 #include "monograph/train/adapter_file.h"
 #include "monograph/train/lora_parameters.h"
+#include "monograph/train/run_identity.h"
 
 namespace monograph::train {
 
@@ -17,21 +18,18 @@ struct Progress {
   std::size_t step = 0, skipped = 0, skipped_in_a_row = 0;
 };
 
-// What a run is: a checkpoint of another one is refused.
-struct RunIdentity {
-  json::Value order;        // of the rows: PackedSampler.state_dict
-  std::string base_sha256;  // checkpoint_sha256 of the base
-  json::Value keys;         // of the recipe, and the hash of the tokens
-};
-
 void write_checkpoint(const LoraParameters& parameters, const AdapterDescription& description,
                       const Progress& progress, const RunIdentity& identity,
                       const std::filesystem::path& folder);
 
+struct ReadCheckpoint {
+  Progress progress;
+  std::vector<std::string> told;  // what the run does in another way from here on, a line each
+};
 // Parameters, moments and steps into `parameters`. Throws Error if it is of another run, naming
 // what differs, or not whole.
-Progress read_checkpoint(const std::filesystem::path& folder, const RunIdentity& identity,
-                         LoraParameters& parameters);
+ReadCheckpoint read_checkpoint(const std::filesystem::path& folder, const RunIdentity& identity,
+                               LoraParameters& parameters);
 
 struct LastCheckpoint {
   std::size_t step;

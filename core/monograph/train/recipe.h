@@ -20,13 +20,15 @@ struct Recipe {
   bool packed_base = false;  // adapter: qlora
   std::optional<bool> in_4_bits;
   std::string attention = "monograph";
+  std::string step_mode = "graph";  // of the Python trainer; here there is one step
   LoraSettings lora;
   bool all_linear = false;  // lora_target_linear
   double dropout = 0;
   std::uint64_t seed = 42;
   // Rows
   std::int64_t sequence_len = 2048;
-  bool sample_packing = false, pad_to_sequence_len = false, shuffle = true;
+  bool sample_packing = false, shuffle = true;
+  std::optional<bool> pad_to_sequence_len;
   std::size_t micro_batch_size = 1, gradient_accumulation_steps = 1;
   std::optional<std::size_t> virtual_shards;
   // Steps

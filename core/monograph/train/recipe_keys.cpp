@@ -124,10 +124,13 @@ std::map<std::string, TakeEntry> keys_of_model(Recipe& r) {
            word(e, {"auto"});
          else if (flag(e))
            wrong(e, "auto or false: the native trainer has no Inductor");
+         else
+           r.step_mode = "eager";
        }},
       {"step_mode",
        [&](E e) {
-         word(e, {"graph", "eager"});
+         // torch_compile: false beside it means eager.
+         if (word(e, {"graph", "eager"}) == "eager") r.step_mode = "eager";
        }},
       {"lora_r", [&](E e) { r.lora.rank = count(e, 1, 1 << 20); }},
       {"lora_alpha", [&](E e) { r.lora.alpha = number(e, 1e-300, kMost, "a number above 0"); }},

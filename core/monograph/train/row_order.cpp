@@ -115,7 +115,9 @@ std::vector<std::vector<std::size_t>> RowOrder::step(std::uint64_t epoch, std::s
   std::vector<std::vector<std::size_t>> batches;
   const std::size_t each = settings_.rows_per_batch;
   const std::size_t first = step * settings_.batches_per_step;
-  for (std::size_t i = first; i < first + settings_.batches_per_step; ++i) {
+  // A step may be larger than the epoch by far.
+  for (std::size_t i = first; i < first + settings_.batches_per_step && i * each < rows_.size();
+       ++i) {
     std::vector<std::size_t> documents;
     for (std::size_t row = i * each; row < std::min((i + 1) * each, rows_.size()); ++row)
       documents.insert(documents.end(), rows_[row].begin(), rows_[row].end());

@@ -27,10 +27,11 @@ double half_cosine(double progress) { return 0.5 * (1.0 + std::cos(std::numbers:
 // The share of the peak after the warm-up.
 double decayed(const ScheduleSettings& s, double step, double warmup, double total) {
   const double progress = (step - warmup) / std::max(1.0, total - warmup);
+  const double least = s.least.value_or(0);
   if (s.name == "linear") return 1.0 - progress;
   if (s.name == "rex") {
     const double left = 1.0 - progress;
-    return s.least + (1.0 - s.least) * left / (0.1 + 0.9 * left);
+    return least + (1.0 - least) * left / (0.1 + 0.9 * left);
   }
   if (s.name == "inverse_sqrt") {
     const double scale = warmup == 0 ? 10000 : warmup;
@@ -41,7 +42,7 @@ double decayed(const ScheduleSettings& s, double step, double warmup, double tot
     return half_cosine(std::max(0.0, (step - (total - decay)) / decay));
   }
   // As Python writes it: another grouping would be another rounding.
-  return s.least + (1.0 - s.least) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
+  return least + (1.0 - least) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
 }
 
 }  // namespace

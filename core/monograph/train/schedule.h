@@ -13,7 +13,7 @@ struct ScheduleSettings {
   double learning_rate = 2e-4;  // at its peak
   // cosine, linear, constant, constant_with_warmup, inverse_sqrt, rex, wsd, warmup_stable_decay
   std::string name = "cosine";
-  double least = 0;  // the share of the peak that cosine and rex end at
+  std::optional<double> least;  // the share of the peak that cosine and rex end at; 0 if missing
   std::optional<double> warmup_steps, warmup_ratio;  // steps below 1 are a share
 };
 

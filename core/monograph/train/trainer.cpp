@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "monograph/base/error.h"
 #include "monograph/hash/checkpoint_hash.h"
@@ -9,6 +10,8 @@
 
 namespace monograph::train {
 namespace {
+
+constexpr int kMostSteps = 1 << 24;
 
 RowOrderSettings order_of(const Recipe& recipe, const TokenFile& tokens) {
   RowOrderSettings settings;
@@ -75,6 +78,11 @@ Trainer::Trainer(const Recipe& recipe, const std::filesystem::path& tokens, cons
 
 Epochs Trainer::epochs_of_run() {
   const double whole = std::floor(recipe_.num_epochs), part = recipe_.num_epochs - whole;
+  // Every epoch is packed here; the count of steps is a float32 number.
+  const double about = recipe_.num_epochs * static_cast<double>(order_.steps(0));
+  if (about > kMostSteps && !recipe_.max_steps)
+    throw Error("num_epochs gives some " + std::to_string(std::llround(about)) + " steps, wanted " +
+                std::to_string(kMostSteps) + " at most; lower it, or write max_steps");
   Epochs epochs;
   for (std::size_t epoch = 0; static_cast<double>(epoch) < whole + (part > 0 ? 1 : 0); ++epoch) {
     const std::size_t steps = order_.steps(epoch);
@@ -98,7 +106,7 @@ std::vector<Batch> Trainer::batches_of(std::size_t step) {
     std::vector<Document> documents;
     for (const std::size_t number : numbers) documents.push_back(tokens_[number]);
     const std::size_t rows = recipe_.micro_batch_size;
-    const std::size_t multiple = recipe_.pad_to_sequence_len ? length : 8;
+    const std::size_t multiple = recipe_.pad_to_sequence_len.value_or(false) ? length : 8;
     batches.push_back(recipe_.sample_packing
                           ? packed_batch(documents, length * rows, tokens_.pad_token())
                           : padded_batch(documents, rows, multiple, tokens_.pad_token()));
@@ -173,31 +181,9 @@ std::set<std::size_t> Trainer::save_steps() const {
 
 const RunIdentity& Trainer::identity() {
   if (identity_) return *identity_;
-  using json::Value;
-  const auto count = [](std::size_t n) { return Value::number(static_cast<std::int64_t>(n)); };
-  Value keys = Value::object();
-  keys.set("seed", count(recipe_.seed));
-  keys.set("sequence_len", Value::number(recipe_.sequence_len));
-  keys.set("sample_packing", Value::boolean(recipe_.sample_packing));
-  keys.set("shuffle_merged_datasets", Value::boolean(recipe_.shuffle));
-  keys.set("micro_batch_size", count(recipe_.micro_batch_size));
-  keys.set("gradient_accumulation_steps", count(recipe_.gradient_accumulation_steps));
-  keys.set("lora_r", count(recipe_.lora.rank));
-  keys.set("lora_alpha", Value::number(recipe_.lora.alpha));
-  keys.set("lora_dropout", Value::number(recipe_.dropout));
-  keys.set("peft_use_rslora", Value::boolean(recipe_.lora.rslora));
-  keys.set("weight_decay", Value::number(recipe_.weight_decay));
-  keys.set("adam_beta1", Value::number(recipe_.adam_beta1));
-  keys.set("adam_beta2", Value::number(recipe_.adam_beta2));
-  keys.set("adam_epsilon", Value::number(recipe_.adam_epsilon));
-  keys.set("max_grad_norm", Value::number(recipe_.max_grad_norm));
-  keys.set("virtual_shards", count(recipe_.leaves()));
-  keys.set("bf16", Value::boolean(recipe_.dtype == DType::kBFloat16));
-  keys.set("tokens of datasets", Value::string(tokens_.sha256()));
-  keys.set("config.json of base_model", Value::string(base_.config_sha256()));
   identity_ = {order_.identity(),
                checkpoint_sha256(base_.checkpoint(), workers_.parallel_for, [](std::uint64_t) {}),
-               keys};
+               keys_of_run(recipe_, tokens_.sha256(), base_.config_sha256())};
   return *identity_;
 }
 
@@ -212,7 +198,11 @@ std::filesystem::path Trainer::save() {
 
 std::optional<std::filesystem::path> Trainer::resume() {
   const std::optional<std::filesystem::path> from = checkpoint_to_resume();
-  if (from) progress_ = read_checkpoint(*from, identity(), parameters_);
+  if (from) {
+    ReadCheckpoint read = read_checkpoint(*from, identity(), parameters_);
+    progress_ = read.progress;
+    told_ = std::move(read.told);
+  }
   if (progress_.skipped_in_a_row >= recipe_.max_bad_steps) progress_.skipped_in_a_row = 0;
   // They would be kept in the place of this run's, and be gone on from.
   if (const auto last = last_checkpoint(recipe_.output_dir); last && last->step > progress_.step)

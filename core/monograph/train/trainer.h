@@ -50,6 +50,8 @@ class Trainer {
   // Goes on where the recipe says; the checkpoint, or nothing if the run begins anew. Throws Error
   // if output_dir has checkpoints of later steps: they are of another run.
   std::optional<std::filesystem::path> resume();
+  // What a resumed run does in another way than the run of its checkpoint, a line each.
+  const std::vector<std::string>& told() const { return told_; }
   // The adapter as it is now, into a folder that exists.
   void write(const std::filesystem::path& folder);
 
@@ -71,6 +73,7 @@ class Trainer {
   TrainStep step_;
   std::set<std::size_t> save_at_;
   Progress progress_;
+  std::vector<std::string> told_;
   std::optional<RunIdentity> identity_;  // made when it is asked for: it reads all of the base
 };
 

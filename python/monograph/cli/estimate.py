@@ -6,14 +6,18 @@ follow. Activations are the peak of an eager step with checkpointing whose tenso
 
     python -m monograph estimate Llama-3.1-8B --format nf4 --rank 16 --tokens 4096
     python -m monograph estimate config.json --format mxfp4 --tokens 8192 --no-checkpointing --json
+    python -m monograph estimate Llama-3.1-8B --native
 
+--native counts a step of `monograph finetune` by its own rule, which is that of `finetune --dry-run`.
 Not counted: Python, torch and its compilers (0.5 GB or so), and scratch inside kernels.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from typing import Any
 
 from monograph.cli.command_parser import CommandParser, say_next
 
@@ -26,15 +30,7 @@ def run(arguments: list[str]) -> int:
         print(f"monograph estimate: {wanted} is {found}, wanted 1 or more", file=sys.stderr)
         return 2
     try:
-        found = estimate(
-            options.model,
-            format_name=options.format,
-            double_quant=not options.no_double_quant,
-            rank=options.rank,
-            tokens=options.tokens,
-            checkpointing=not options.no_checkpointing,
-            expert_ranks=options.expert_parallel_size,
-        )
+        found = _found(options)
     except (OSError, ValueError) as error:
         print(f"monograph estimate: {error}", file=sys.stderr)
         return 2
@@ -44,8 +40,31 @@ def run(arguments: list[str]) -> int:
     else:
         for name, size in [*found.items(), ("together", total)]:
             print(f"{name:14}{size / 1e9:>10.3f} GB")
-    say_next(options, "python", "-m", "monograph", "train", "RECIPE.yml", "--base_model", options.model)
+    if options.native:
+        say_next(options, "monograph", "finetune", "RECIPE.yml", "--tokens", "FILE", "--dry-run")
+    else:
+        say_next(options, "python", "-m", "monograph", "train", "RECIPE.yml", "--base_model", options.model)
     return 0
+
+
+def _found(options: argparse.Namespace) -> dict[str, int]:
+    step: dict[str, Any] = {
+        "format_name": options.format,
+        "double_quant": not options.no_double_quant,
+        "rank": options.rank,
+        "tokens": options.tokens,
+        "checkpointing": not options.no_checkpointing,
+    }
+    if not options.native:
+        return estimate(options.model, expert_ranks=options.expert_parallel_size, **step)
+    if options.expert_parallel_size != 1:
+        raise ValueError(
+            f"--expert-parallel-size is {options.expert_parallel_size} beside --native, wanted 1: the native "
+            "trainer is one process"
+        )
+    from monograph.cli.native_bytes import native_bytes
+
+    return native_bytes(options.model, **step)
 
 
 def _parser() -> CommandParser:
@@ -62,6 +81,7 @@ def _parser() -> CommandParser:
     add("--tokens", type=int, default=4096, help="of a micro-batch; default 4096")
     add("--expert-parallel-size", type=int, default=1, help="ranks over which experts are spread; default 1")
     add("--no-checkpointing", action="store_true", help="keep all activations of the forward")
+    add("--native", action="store_true", help="of `monograph finetune`, the trainer without Python")
     return parser
 
 

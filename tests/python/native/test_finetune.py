@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -206,6 +207,52 @@ def test_a_checkpoint_of_another_run_is_refused(world: pathlib.Path, tmp_path: p
     assert len(figures(both.native("out", **again))) == 4
 
 
+CHANGED = {"learning_rate": 0.005, "max_steps": 4, "num_epochs": 2, "lr_scheduler": "linear"}
+CHANGED |= {"warmup_ratio": 0.2, "pad_to_sequence_len": True, "step_mode": "graph"}
+
+
+def test_what_a_resumed_run_does_in_another_way_is_told(
+    world: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the same words, whoever made the checkpoint and whoever goes on."""
+    keys = {"save_steps": 2, "save_strategy": "steps", "sample_packing": False}
+    both = Two(tmp_path, recipe(world, **keys, max_steps=2))
+    begun = {"native": both.native("native"), "python": both.python("python")}
+    saved = [
+        json.loads((folder / "checkpoint-2" / "trainer_state.json").read_text())["identity"]
+        for folder in begun.values()
+    ]
+    assert {key: saved[1][key] for key in saved[0]} == saved[0]
+    for trainer in begun:
+        for maker, folder in begun.items():
+            out = tmp_path / f"{maker}-{trainer}"
+            shutil.copytree(folder / "checkpoint-2", out / "checkpoint-2")
+            config = both.config(output_dir=str(out), resume_from_checkpoint="auto", **CHANGED)
+            capsys.readouterr()
+            if trainer == "native":
+                said = run("finetune", config, "--tokens", both.tokens).stderr
+            else:
+                assert main(["train", config]) == 0
+                said = capsys.readouterr().err
+            told = re.findall(r"(\w+) is \S+ from here on, was \S+", said)
+            assert sorted(told) == sorted(CHANGED), said
+            assert "learning_rate is 0.005 from here on, was 0.01" in said
+    assert len({adapter(tmp_path / f"{maker}-{trainer}") for maker in begun for trainer in begun}) == 1
+
+
+def test_a_checkpoint_of_before_the_keys_is_gone_on_from(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    both = Two(tmp_path, recipe(world, save_steps=2, save_strategy="steps", max_steps=2))
+    out = both.native("out")
+    path = out / "checkpoint-2" / "trainer_state.json"
+    state = json.loads(path.read_text())
+    state["identity"] = {"seed": 42, "weight_decay": 0.01}
+    path.write_text(json.dumps(state))
+    config = both.config(resume_from_checkpoint="auto", **(CHANGED | {"pad_to_sequence_len": None}))
+    done = run("finetune", config, "--tokens", both.tokens, "--output-dir", out)
+    assert "from here on" not in done.stderr
+    assert len(figures(out)) == 4
+
+
 @pytest.mark.parametrize("change", [{}, {"saves_per_epoch": 2, "save_total_limit": 2}, {"save_steps": 0.4}])
 def test_checkpoints_come_when_theirs_do(
     world: pathlib.Path, tmp_path: pathlib.Path, change: dict[str, Any]
@@ -351,9 +398,34 @@ def test_a_run_that_learnt_nothing_is_an_error(world: pathlib.Path, tmp_path: pa
     assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
 
 
+def test_more_steps_than_are_counted_are_refused(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """They were planned for hours, deaf to Ctrl-C."""
+    both = Two(tmp_path, recipe(world, gradient_accumulation_steps=10**9))
+    endless = both.config(num_epochs=10**9, max_steps=None)
+    done = run("finetune", endless, "--tokens", both.tokens, "--dry-run", code=3)
+    assert "num_epochs gives some 1000000000 steps, wanted 16777216 at most" in done.stderr
+    run("finetune", both.config(num_epochs=10**9, max_steps=3), "--tokens", both.tokens, "--dry-run")
+
+
 def test_a_folder_is_no_recipe(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
     done = run("finetune", world / "nf4", "--tokens", tmp_path / "none", code=2)
     assert "nf4' is a folder, wanted a YAML file" in done.stderr
+
+
+def test_a_file_is_no_base(world: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    both = Two(tmp_path, recipe(world, max_steps=1))
+    for name, words in (
+        ("model.gguf", "wanted the folder that monograph quantize makes; monograph train takes a GGUF file"),
+        ("model.safetensors", "is a file, wanted the folder that monograph quantize makes"),
+    ):
+        file = tmp_path / name
+        file.write_bytes(b"GGUF")
+        config = both.config(base_model=str(file))
+        done = run("finetune", config, "--tokens", both.tokens, "--output-dir", tmp_path / "x", code=3)
+        assert f"{file}: is a file" in done.stderr
+        assert words in done.stderr
+        done = run("generate", "--native", file, "--tokens", "1,2", code=3)
+        assert f"{file}: is a file" in done.stderr
 
 
 def test_a_base_that_is_not_packed(world: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -157,9 +157,16 @@ def test_the_same_seed_gives_the_same_tokens(world: tuple[pathlib.Path, pathlib.
     assert drawn[0] == drawn[1] == drawn[2]
     assert native(*world, *prompt, *DRAWN, "--seed", 8) != drawn[0]
     assert native(*world, *prompt, *DRAWN) == native(*world, *prompt, *DRAWN, "--seed", 0)
-    # What is drawn behind tokens is drawn behind them however they came.
-    longer = ("--tokens", words(PROMPT + drawn[0][:9]))
-    assert native(*world, *longer, *DRAWN[:4], "--max-new-tokens", 31, "--seed", 7) == drawn[0][9:]
+
+
+def test_tokens_are_drawn_behind_others_however_these_came(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With AMX the attention of few queries rounds otherwise (core/monograph/train/decoder.h).
+    monkeypatch.setenv("MONOGRAPH_ISA", "avx512")
+    drawn = native(*world, "--tokens", words(PROMPT), *DRAWN, "--seed", 7)
+    longer = ("--tokens", words(PROMPT + drawn[:9]))
+    assert native(*world, *longer, *DRAWN[:4], "--max-new-tokens", 31, "--seed", 7) == drawn[9:]
 
 
 def test_a_prompt_is_answered_as_it_is_alone(world: Any, tmp_path: pathlib.Path) -> None:

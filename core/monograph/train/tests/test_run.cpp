@@ -6,6 +6,7 @@
 #include <string>
 
 #include "monograph/base/error.h"
+#include "monograph/train/batch.h"
 #include "monograph/train/recipe.h"
 #include "monograph/train/recipe_text.h"
 #include "monograph/train/row_order.h"
@@ -181,6 +182,23 @@ TEST(RowOrder, EveryDocumentOnceAnEpoch) {
   EXPECT_NE(epochs[0], epochs[1]);
   EXPECT_TRUE(order.step(0, order.steps(0)).empty());
   EXPECT_THROW(RowOrder({11}, settings).steps(0), Error);
+}
+
+TEST(RowOrder, AStepMayBeLargerThanTheEpochByFar) {
+  RowOrderSettings settings;
+  settings.capacity = 10;
+  settings.batches_per_step = 1'000'000'000'000;
+  RowOrder order({9, 8, 7}, settings);
+  EXPECT_EQ(order.steps(0), 1u);
+  EXPECT_EQ(order.step(0, 0).size(), 3u);
+}
+
+TEST(Batch, MoreTokensThan32BitsCountAreRefused) {
+  const std::int32_t tokens[] = {1, 2, 3};
+  const Document document = {tokens, tokens};
+  EXPECT_THROW(packed_batch({&document, 1}, std::size_t{1} << 31, 0), Error);
+  EXPECT_THROW(padded_batch({&document, 1}, std::size_t{1} << 40, std::size_t{1} << 30, 0), Error);
+  EXPECT_EQ(padded_batch({&document, 1}, 2, 8, 0).tokens(), 16u);
 }
 
 }  // namespace
