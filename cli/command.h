@@ -20,6 +20,7 @@ enum ExitCode : int {
   kBadInput = 3,   // a file breaks a rule (monograph::Error)
   kMismatch = 4,   // a manifest or the two sides of a diff disagree
   kIo = 5,         // disk full, no permission, no such file (IoError)
+  kMemory = 6,     // the system gave no memory
   kInternal = 70,  // our own mistake, or one of a library
   kInterrupted = 130,
 };

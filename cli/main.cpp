@@ -55,6 +55,9 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
+// Before tables of this program are made, which takes memory.
+[[gnu::constructor(101)]] void begin() { end_quietly(); }
+
 int main(int argc, char** argv) {
   take_program_name(argc > 0 ? argv[0] : nullptr);
   int code = kOk;

@@ -29,6 +29,7 @@ constexpr std::array kPythonCommand = {
     PythonCommand{"example", "a small model, data and a recipe to try, offline (Python)"},
     PythonCommand{"preprocess", "tokenise and pack a dataset (Python)"},
     PythonCommand{"train", "fine-tune from a YAML file (Python)"},
+    PythonCommand{"sweep-report", "a table of the adapters of one recipe, the best first (Python)"},
     PythonCommand{"doctor", "report graphs, breaks and recompiles of a training step (Python)"},
     PythonCommand{"estimate", "bytes that training takes: base, adapter, activations (Python)"},
 };
@@ -45,6 +46,7 @@ constexpr std::array kCodes = {
     CodeText{kBadInput, "wrong data: a file breaks a rule of its format"},
     CodeText{kMismatch, "a manifest or the two sides of a diff disagree"},
     CodeText{kIo, "disk full, no permission, no such file, program or package"},
+    CodeText{kMemory, "out of memory"},
     CodeText{kInternal, "failed for a reason that none of these is"},
     CodeText{kInterrupted, "interrupted by Ctrl-C; 143 by SIGTERM"},
 };

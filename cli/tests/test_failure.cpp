@@ -29,7 +29,7 @@ int code_of(const Thrown& thrown, const std::string& said) {
 
 TEST(Failure, EveryKindHasItsCode) {
   EXPECT_EQ(code_of(Error("a file"), "a file"), 3);
-  EXPECT_EQ(code_of(std::bad_alloc(), "out of memory"), 5);
+  EXPECT_EQ(code_of(std::bad_alloc(), "out of memory"), 6);
   const files::IoError full("disk", "cannot write", ENOSPC);
   EXPECT_EQ(code_of(full, full.what()), 5);
   const std::filesystem::filesystem_error gone("gone", std::error_code());

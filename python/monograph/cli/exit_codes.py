@@ -12,6 +12,7 @@ class ExitCode(enum.IntEnum):
     BAD_INPUT = 3
     MISMATCH = 4
     IO = 5
+    MEMORY = 6
     INTERNAL = 70
     INTERRUPTED = 130
 
@@ -23,6 +24,7 @@ MEANINGS = {
     ExitCode.BAD_INPUT: "wrong data: a file breaks a rule of its format",
     ExitCode.MISMATCH: "a manifest or the two sides of a diff disagree",
     ExitCode.IO: "disk full, no permission, no such file, program or package",
+    ExitCode.MEMORY: "out of memory",
     ExitCode.INTERNAL: "failed for a reason that none of these is",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C; 143 by SIGTERM",
 }

@@ -23,7 +23,7 @@ def digest(folder: pathlib.Path) -> dict[str, str] | None:
 
 
 def failing(
-    call: str, at: int | None = None, code: Any = errno.EIO, count: int | None = None
+    call: str, at: int | None = None, code: Any = errno.EIO, count: pathlib.Path | None = None
 ) -> dict[str, str]:
     environment = os.environ | {
         "LD_PRELOAD": str(program("libfailing_calls.so")),
