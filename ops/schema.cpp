@@ -39,6 +39,17 @@ STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
       "linear_shared_dx(Tensor[] dy, Tensor[] values, Tensor[] scales, SymInt[] layouts, "
       "Tensor[] du, Tensor[] a) -> Tensor");
   m.def(
+      "linear_many(Tensor x, Tensor values, Tensor[] scales, SymInt[] layout, Tensor starts, "
+      "Tensor u, Tensor[] b, Tensor[] a, Tensor[] bias, Tensor[] gain) -> Tensor");
+  m.def(
+      "linear_many_dx(Tensor dy, Tensor values, Tensor[] scales, SymInt[] layout, Tensor starts, "
+      "Tensor du, Tensor[] a) -> Tensor");
+  m.def("low_rank_many(Tensor x, Tensor[] factors, Tensor starts, SymInt width) -> Tensor");
+  m.def("low_rank_many_dx(Tensor du, Tensor[] factors, Tensor starts, SymInt width) -> Tensor");
+  m.def(
+      "gram_many(Tensor left, Tensor right, Tensor starts, SymInt[] left_cols, "
+      "SymInt[] right_cols, ScalarType dtype) -> Tensor[]");
+  m.def(
       "linear_cross_entropy(Tensor x, Tensor values, Tensor[] scales, SymInt[] layout, "
       "Tensor? bias, Tensor labels, float softcap, float scale, bool need_dx) "
       "-> (Tensor, Tensor, Tensor)");

@@ -20,6 +20,7 @@ BENCHES = (
     "export_gguf",
     "dequantize",
     "linear",
+    "linear_many",
     "attention",
     "lora",
     "gram",

@@ -5,7 +5,6 @@ A new operator needs a function here, by its name; nothing else.
 
 from __future__ import annotations
 
-import functools
 from random import Random
 from typing import Any
 
@@ -31,37 +30,21 @@ from support.hostile_file_calls import (  # noqa: F401  (found here by the names
     spill_same,
     wait,
 )
-
-FORMATS = ("nf4", "fp4", "mxfp4", "mxfp8", "nvfp4", "nvfp4-divide", "fp8-block", "plain")
-
-
-@functools.cache
-def _packed(name: str, rows: int, cols: int, double: bool) -> mg.PackedWeight:
-    return mg.quantize(floats(Random(rows), rows, cols), name, double_quant=double)
-
-
-def weight(r: Random, rows: int, cols: int, name: str | None = None) -> list[Any]:
-    """[values, scales, layout] in tensors of their own."""
-    name = name or r.choice(FORMATS)
-    if name == "plain":
-        return [floats(r, rows, cols, dtype=r.choice(DTYPES)), [], [0, 0, rows, cols]]
-    double = name in ("nf4", "fp4") and r.random() < 0.5
-    if r.random() < 0.3:  # rows of a larger weight: a layout with a version and, often, an origin
-        before = r.choice((1, 3, 130))
-        packed = _packed(name, before + rows, cols, double).slice_rows(before, rows)
-        layout = [-1, packed.format.number, packed.block_size, 2, rows, cols, packed.origin, 0]
-        return [packed.values.clone(), [s.clone() for s in packed.scales], layout]
-    packed = _packed(name, rows, cols, double)
-    return [packed.values.clone(), [s.clone() for s in packed.scales], list(packed.layout)]
-
-
-def _sizes(r: Random) -> tuple[list[int], int, int]:
-    lead = r.choice(([1], [3], [2, 2], [17]))
-    return lead, r.choice((1, 8, 33)), r.choice((32, 64, 96))
+from support.hostile_many_calls import (  # noqa: F401  (these too)
+    gain_backward_many,
+    gram_many,
+    linear_many,
+    linear_many_dx,
+    low_rank_many,
+    low_rank_many_dx,
+    seeded_dropout_many,
+    sum_rows_many,
+)
+from support.hostile_weights import FORMATS, sizes, weight
 
 
 def linear(r: Random) -> list[Any]:
-    lead, rows, cols = _sizes(r)
+    lead, rows, cols = sizes(r)
     dtype, rank = r.choice(DTYPES), r.choice((1, 4))
     low = r.randrange(3)  # none, u and b, u and b and a
     u, b, a = floats(r, *lead, rank, dtype=dtype), floats(r, rows, rank), floats(r, rank, cols)
@@ -76,7 +59,7 @@ def linear(r: Random) -> list[Any]:
 
 
 def linear_scaled(r: Random) -> list[Any]:
-    lead, rows, cols = _sizes(r)
+    lead, rows, cols = sizes(r)
     dtype, rank = r.choice(DTYPES), r.choice((1, 4))
     x, low = floats(r, *lead, cols, dtype=dtype), floats(r, *lead, rank, dtype=dtype)
     packed = weight(r, rows, cols)
@@ -84,14 +67,14 @@ def linear_scaled(r: Random) -> list[Any]:
 
 
 def gram(r: Random) -> list[Any]:
-    lead, rows, cols = _sizes(r)
+    lead, rows, cols = sizes(r)
     dtype, out = r.choice(DTYPES), r.choice(DTYPES)
     sums = floats(r, rows, cols, dtype=torch.float32) if r.random() < 0.5 else None
     return [floats(r, *lead, rows, dtype=dtype), floats(r, *lead, cols, dtype=dtype), sums, out]
 
 
 def linear_dx(r: Random) -> list[Any]:
-    lead, rows, cols = _sizes(r)
+    lead, rows, cols = sizes(r)
     dtype, rank = r.choice(DTYPES), r.choice((1, 4))
     low = [floats(r, *lead, rank, dtype=dtype), floats(r, rank, cols)] if r.random() < 0.5 else [None, None]
     return [floats(r, *lead, rows, dtype=dtype), *weight(r, rows, cols), *low]
@@ -105,7 +88,7 @@ def _several(r: Random, cols: int) -> tuple[list[int], list[Any]]:
 
 
 def linear_shared(r: Random) -> list[Any]:
-    lead, _, cols = _sizes(r)
+    lead, _, cols = sizes(r)
     dtype, rank = r.choice(DTYPES), 4
     rows, packed = _several(r, cols)
     low = r.randrange(3)
@@ -117,7 +100,7 @@ def linear_shared(r: Random) -> list[Any]:
 
 
 def linear_shared_dx(r: Random) -> list[Any]:
-    lead, _, cols = _sizes(r)
+    lead, _, cols = sizes(r)
     dtype, rank = r.choice(DTYPES), 4
     rows, packed = _several(r, cols)
     low = r.random() < 0.5
@@ -132,7 +115,7 @@ def _labels(r: Random, lead: list[int], rows: int) -> torch.Tensor:
 
 
 def linear_cross_entropy(r: Random) -> list[Any]:
-    lead, rows, cols = _sizes(r)
+    lead, rows, cols = sizes(r)
     dtype = r.choice(DTYPES)
     bias = r.choice((None, floats(r, rows, dtype=dtype)))
     labels = _labels(r, lead, rows)
