@@ -1,6 +1,7 @@
 """Our own step against itself: eager, compiled, and with each allowed option of Inductor flipped alone.
 
     python -m monograph.bench step --case own --steps 300
+    python -m monograph.bench step --case own --steps 300 --peers inductor,epilogue_fusion=false
 
 A small Llama in NF4 with LoRA. Every variant is a process of its own and makes `steps` steps one after the
 other; the second seed (documents and adapter) goes through the variants in reversed order. A line has the
@@ -48,8 +49,16 @@ def variants() -> dict[str, dict[str, Any]]:
     return found
 
 
+def asked(names: list[str] | None) -> dict[str, dict[str, Any]]:
+    """The variants of these names, or all. ValueError for another name."""
+    found = variants()
+    if unknown := [name for name in names or [] if name not in found]:
+        raise ValueError(f"step --case own: --peers has {unknown[0]!r}, wanted some of {', '.join(found)}")
+    return {name: how for name, how in found.items() if not names or name in names}
+
+
 def measure(folder: str, threads: int, arguments: argparse.Namespace, report: Report) -> dict[str, float]:
-    wanted = {n: how for n, how in variants().items() if not arguments.peers or n in arguments.peers}
+    wanted = asked(arguments.peers)
     job = {"folder": folder, "threads": threads, "lengths": LENGTHS, "checkpointing": True}
     job |= {"case": "own", "contender": "ours"}
     summary: dict[str, float] = {}

@@ -214,7 +214,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
                 line = {"case": name, "tokens": tokens, "threads": threads}
                 report.case(line, Paired(best, ratio, 0, 0.0), "ours")
                 summary |= numbers(f"{name}_{threads}_threads", tokens, found)
-        if "own" in (arguments.case or ([] if arguments.quick else ["own"])):
+        if "own" in (arguments.case or ([] if arguments.quick or arguments.peers else ["own"])):
             folder = make_folder(own_step.CONFIG, root / "own")
             summary |= own_step.measure(folder, arguments.threads[0], arguments, report)
         for name in ("a", "b"):

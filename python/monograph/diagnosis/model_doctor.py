@@ -16,6 +16,7 @@ from monograph.diagnosis.sharding import GatherCount, compare_ranks, look_at_sha
 from monograph.diagnosis.tracing import breaks, counting, forget, packed_shapes, recompiles
 from monograph.distributed.fully_sharded import refuse_fully_sharded
 from monograph.distributed.world import World
+from monograph.ops.providers import notes
 from monograph.training.loss import forward_loss
 from monograph.training.micro_batches import mark_lengths
 from monograph.upstream.torch_names import counters, maybe_mark_dynamic
@@ -68,7 +69,7 @@ def doctor(
     def run(batch: Any) -> torch.Tensor:
         return compute(model, batch)
 
-    report = Report(providers=providers_of(parameters[0].device.type))
+    report = Report(providers=providers_of(parameters[0].device.type), notes=notes(parameters[0].device))
     gathers = GatherCount()
     was_training = model.training
     model.train()

@@ -41,7 +41,8 @@ def providers_of(device_type: str) -> dict[str, str]:
 @dataclass
 class Report:
     """What `doctor` found. bytes are for one micro-batch. Regions are layers that are operators; they have
-    inner graphs, one or two per kind of layer. notes: what was asked for and is not so.
+    inner graphs, one or two per kind of layer. notes: what was asked for and is not so, and what those who
+    compute an operator say of the card.
 
     Of a sharded model: shard_bytes that this rank holds, received_bytes that a micro-batch's gathers bring in
     forward and backward, whole_bytes that are not sharded, by reason.

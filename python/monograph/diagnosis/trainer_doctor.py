@@ -21,6 +21,7 @@ from monograph.hf.transformers.activation_checkpointing import (
     disable_checkpointing,
     is_checkpointing,
 )
+from monograph.ops.providers import notes
 from monograph.upstream.accelerate_names import HUNG_ON_MODELS
 from monograph.upstream.torch_names import COMPILED_CALL, counters, original_module
 from monograph.upstream.trl_names import WRITTEN_INTO
@@ -48,8 +49,8 @@ def doctor_trainer(trainer: Trainer, steps: int, inductor: bool, progress: Progr
     if steps < 1:
         raise ValueError(f"doctor: steps is {steps}, wanted 1 or more")
     model: Any = trainer.model
-    where = next(model.parameters()).device.type
-    report = Report(providers=providers_of(where))
+    where = next(model.parameters()).device
+    report = Report(providers=providers_of(where.type), notes=notes(where))
     if (note := unheeded_sharding(asked=bool(trainer.args.fsdp))) is not None:
         report.notes.append(note)
         progress.say(note)

@@ -63,7 +63,7 @@ def _check_parameter(op: str, what: str, parameter: torch.Tensor, x: torch.Tenso
     require(fits, op, f"{what} is {found}, wanted {wanted} as x, or float32")
 
 
-def _check(
+def check_arguments(
     op: str,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -157,7 +157,7 @@ def portable_causal_conv1d(
     keep_state: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator in aten operations, for any device."""
-    _check("causal_conv1d", x, weight, bias, cu, state)
+    check_arguments("causal_conv1d", x, weight, bias, cu, state)
     places = _Places(cu, x.shape[0], weight.shape[1])
     total = _sums(places, x, weight, bias, state)
     y = torch.nn.functional.silu(total) if silu else total
@@ -190,7 +190,7 @@ def portable_causal_conv1d_backward(
     op = "causal_conv1d_backward"
     check_tensors(op, x=x, dy=dy)
     check_optional_tensors(op, x, dfinal=dfinal)
-    _check(op, x, weight, bias, cu, state)
+    check_arguments(op, x, weight, bias, cu, state)
     check_float(op, "dy", dy, x.dtype)
     check_shape(op, "dy", dy, x.shape)
     taps, wide = weight.shape[1], _wide(x.dtype)

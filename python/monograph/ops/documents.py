@@ -37,3 +37,20 @@ def check_offsets(op: str, what: str, offsets: torch.Tensor, tokens: int) -> Non
     found = offsets.tolist()
     in_order = all(a <= b for a, b in zip([0, *found], [*found, tokens], strict=True))
     require(in_order, op, f"{what} is {found}, wanted ascending offsets from 0 to {tokens} tokens")
+
+
+def inside_documents(offsets: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Whether each token belongs to one."""
+    document = document_of(offsets, tokens)
+    return (document >= 0) & (document < offsets.numel() - 1)
+
+
+def chunks_of(offsets: torch.Tensor, size: int) -> torch.Tensor:
+    """(document, number in it) of each chunk of `size` tokens, [chunks, 2] in int64. The host reads how many
+    there are."""
+    counts = (offsets.diff().to(torch.int64) + size - 1) // size
+    ends = counts.cumsum(0)
+    total = int(ends[-1]) if counts.numel() else 0
+    number = torch.arange(total, device=offsets.device)
+    document = torch.searchsorted(ends, number, right=True)
+    return torch.stack((document, number - (ends - counts)[document]), dim=1)

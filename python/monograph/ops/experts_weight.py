@@ -1,18 +1,19 @@
-"""The dense weight of one expert, given as a tensor [1], out of a stack: aten operations, for any device."""
+"""Dense weights of experts, given as a tensor of their numbers, out of a stack: for any device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
-from monograph.ops.argument_checks import grids_of
+from monograph.ops.argument_checks import grids_of, shared_scales
 from monograph.ops.dequantize import PANEL, decode_in_panels, portable_scales
 from monograph.ops.dequantize_blocks import decode_blocks
 from monograph.ops.dequantize_groups import decode_groups
 from monograph.ops.experts_arguments import Stack
 from monograph.ops.formats import BlockShape, format_numbered, value_table
-from monograph.ops.layout import PLAIN
+from monograph.ops.layout import PLAIN, make_layout
 
 
 class StackDecoder:
@@ -33,13 +34,55 @@ class StackDecoder:
         if self.by_rows:  # every matrix has its own bytes
             self.through, self.scales = False, list(scales)
             return
-        grids = grids_of("experts", self.values, scales, layout)
-        per_block = [portable_scales(fmt, own, part.stored_shape(fmt), part.block) for _, own, part in grids]
         # Blocks that run through all experts have one row of scales, others one for each matrix.
         self.through = layout.grid_rows == 0 and fmt.shape is BlockShape.FLAT
-        matrices = 1 if self.through else max(len(grids), self.experts)
-        self.block_scales = torch.cat(per_block).reshape(matrices, -1)
-        self.codes = self.values.reshape(matrices, -1)
+        per_expert = self.rows // layout.grid_rows if layout.grid_rows else 1
+        self.matrices = 1 if self.through else self.experts * per_expert
+        self.scales, self.codes = list(scales), self.values.reshape(self.matrices, -1)
+
+    @cached_property
+    def block_scales(self) -> torch.Tensor:
+        """Of each matrix one number for each block, in float32."""
+        fmt = format_numbered(self.layout.format)
+        grids = grids_of("experts", self.values, self.scales, self.layout)
+        found = [portable_scales(fmt, own, part.stored_shape(fmt), part.block) for _, own, part in grids]
+        return torch.cat(found).reshape(self.matrices, -1)
+
+    def weights(self, experts: torch.Tensor) -> torch.Tensor:
+        """[n, rows, cols] in the dtype of x, by the device's `dequantize` where each expert has its bytes."""
+        if self.layout.format == PLAIN:
+            shape = (self.cols, self.rows) if self.transposed else (self.rows, self.cols)
+            dense = self.values.reshape(self.experts, *shape).index_select(0, experts).to(self.kind)
+            return dense.transpose(1, 2) if self.transposed else dense
+        if (parts := self._bytes_of(experts)) is not None:
+            whole = (experts.shape[0], self.rows, self.cols)
+            layout = make_layout(self.layout.format, self.layout.block, whole, 0, self.layout.grid_rows)
+            return torch.ops.monograph.dequantize(parts[0], parts[1:], layout, self.kind)
+        dense = torch.empty([experts.shape[0], self.rows, self.cols], dtype=self.kind, device=experts.device)
+        for i in range(experts.shape[0]):
+            dense[i] = self._decoded(experts[i : i + 1]).reshape(self.rows, self.cols)
+        return dense
+
+    def _bytes_of(self, experts: torch.Tensor) -> list[torch.Tensor] | None:
+        """Values and scales of these alone; None where blocks or scales are not each expert's own."""
+        fmt, elements = format_numbered(self.layout.format), self.rows * self.cols
+        if self.by_rows:
+            if fmt.shape is BlockShape.INTERLEAVED and self.scales:  # a row map
+                return None
+        elif self.through and (elements % self.layout.block or self.layout.origin):
+            return None
+        scales, shared = self.scales, {}
+        if not self.by_rows:
+            if "float32" in fmt.scale_types:
+                scales = [self.block_scales.view(torch.uint8)]
+            elif self.experts > 1 or self.matrices > 1:
+                shared = shared_scales(self.layout, scales)
+        taken = [self.values.reshape(self.experts, -1).index_select(0, experts).reshape(-1)]
+        for i, scale in enumerate(scales):
+            one = scale.numel() == shared.get(i)
+            own = scale if one else scale.reshape(self.experts, -1).index_select(0, experts)
+            taken.append(own.reshape(-1))
+        return taken
 
     def weight(self, expert: torch.Tensor) -> torch.Tensor:
         """[rows, cols], rounded to the dtype of x and widened again. Both exist for a moment, and a panel's

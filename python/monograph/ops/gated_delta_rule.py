@@ -58,7 +58,7 @@ def gated_delta_rule(
     return torch.ops.monograph.gated_delta_rule(q, k, v, g, beta, cu, state, scale, l2norm, keep_state)
 
 
-def _check(
+def check_arguments(
     op: str,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -235,7 +235,7 @@ def portable_gated_delta_rule(
     keep_state: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator in aten operations, for any device; a document's bits depend on nothing but itself."""
-    _check("gated_delta_rule", q, k, v, g, beta, cu, state, scale)
+    check_arguments("gated_delta_rule", q, k, v, g, beta, cu, state, scale)
     kind, shape = _wide(q), [v.shape[1], q.shape[2], v.shape[2]]
     out = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
     starts = torch.zeros([cu.numel() - 1, *shape], dtype=kind, device=v.device) if state is None else state
@@ -268,7 +268,7 @@ def portable_gated_delta_rule_backward(
     op = "gated_delta_rule_backward"
     check_tensors(op, q=q, dout=dout)
     check_optional_tensors(op, q, dfinal=dfinal)
-    _check(op, q, k, v, g, beta, cu, state, scale)
+    check_arguments(op, q, k, v, g, beta, cu, state, scale)
     check_float(op, "dout", dout, v.dtype)
     check_shape(op, "dout", dout, v.shape)
     kind, shape = _wide(q), [v.shape[1], q.shape[2], v.shape[2]]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
@@ -62,6 +64,16 @@ def mark_attention(output: torch.Tensor) -> None:
     """Called by our attention before autograd saves its output."""
     if _CONTEXTS.attention and not _CONTEXTS.attention[-1] and has_storage(output):
         mark_not_offload(output)
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def stays_here() -> AbstractContextManager[Any]:
+    """Inside, what autograd saves stays where it is: for a backward that runs a forward of its own, whose
+    tensors are wanted at once."""
+    return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
 
 
 def is_marked(storage: torch.UntypedStorage) -> bool:

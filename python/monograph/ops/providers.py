@@ -36,15 +36,22 @@ _DEFAULT: Row = (OURS, PORTABLE)
 # their operator. `portable` attention is none to fall back to on CUDA: it multiplies every query with every
 # key.
 TABLE: dict[str, dict[str, Row]] = {
+    "experts": {"cpu": (OURS, "torch", PORTABLE), "cuda": (OURS, "torch", PORTABLE)},
+    "causal_conv1d": {"cpu": _DEFAULT, "cuda": (OURS, "fla", PORTABLE)},
+    "gated_delta_rule": {"cpu": _DEFAULT, "cuda": (OURS, "fla", PORTABLE)},
     "varlen_attention": {"cpu": _DEFAULT, "cuda": (OURS, "torch", "flash-attn")},
 }
 # Whose functions are called: the module that is imported, and the distribution whose version counts.
 LIBRARIES = {
+    "fla": ("fla.ops.gated_delta_rule", "fla-core"),
     "flash-attn": ("flash_attn", "flash-attn"),
 }
 # The module of ours that calls a provider for an operator: a function of the operator's name, one for each
 # gradient, and why_not(operator, *arguments), the reason why it cannot do a call.
 CALLS = {
+    ("causal_conv1d", "fla"): "monograph.ops.causal_conv1d_fla",
+    ("experts", "torch"): "monograph.ops.experts_torch",
+    ("gated_delta_rule", "fla"): "monograph.ops.gated_delta_rule_fla",
     ("varlen_attention", "flash-attn"): "monograph.ops.varlen_attention_flash_attn",
     ("varlen_attention", "torch"): "monograph.ops.varlen_attention_torch",
 }
@@ -191,6 +198,17 @@ def choices(device_type: str) -> dict[str, Choice]:
 
 def _calls(operator: str, provider: str) -> Any:
     return importlib.import_module(CALLS[row_name(operator), provider])
+
+
+def notes(device: torch.device) -> list[str]:
+    """What those who compute there say of the card."""
+    found = []
+    for operator, choice in choices(device.type).items():
+        if (operator, choice.provider) in CALLS:
+            say = getattr(_calls(operator, choice.provider), "note", None)
+            if say is not None and (words := say(device)):
+                found.append(f"{operator} by {choice.provider}: {words}")
+    return found
 
 
 def summary(device_type: str) -> str:

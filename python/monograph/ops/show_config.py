@@ -17,8 +17,8 @@ ISA_NAMES = {0: "scalar", 1: "avx2", 2: "avx512", 3: "avx512_bf16", 4: "amx"}
 _BETTER = {
     "scalar": "avx2 (AVX2, FMA, F16C and BMI2) computes eight numbers at a time",
     "avx2": "avx512 (F, BW, DQ and VL) computes sixteen numbers at a time, not eight",
-    "avx512": "amx multiplies bf16 matrices on tiles",
-    "avx512_bf16": "amx multiplies bf16 matrices on tiles; these are the kernels of avx512",
+    "avx512": "avx512_bf16 (Zen 4, Cooper Lake) multiplies pairs of bf16 numbers, amx matrices on tiles",
+    "avx512_bf16": "amx multiplies bf16 matrices on tiles",
 }
 _PEERS = (
     "bitsandbytes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 from monograph.ops import library  # noqa: F401  (the schema is registered there)
 from monograph.ops.argument_checks import check_float, check_tensors, require
 from monograph.ops.formats import BlockShape, Format, format_numbered
+from monograph.ops.has_kernel import has_kernel
 from monograph.ops.quantize import portable_quantize
 
 ALIGNMENT = 64  # kPartAlignment of core/monograph/kernels/quantize/split_quantize.h
@@ -103,6 +104,12 @@ def _usages(rowwise: bool, columnwise: bool) -> list[bool]:
     return [transposed for transposed, wanted in ((False, rowwise), (True, columnwise)) if wanted]
 
 
+def _quantize_on(device: torch.device) -> Callable[..., Any]:
+    """The kernel of `quantize` where there is one and none that splits: on CUDA."""
+    by_kernel = has_kernel("quantize", device) and not has_kernel("split_quantize", device)
+    return torch.ops.monograph.quantize.default if by_kernel else portable_quantize
+
+
 def portable_split_quantize(
     input: torch.Tensor,
     splits: Sequence[int],
@@ -113,13 +120,14 @@ def portable_split_quantize(
     saturate_nonfinite: bool,
     rule: int,
 ) -> list[torch.Tensor]:
-    """The operator in aten operations, for any device. Also a second reference in the tests."""
+    """The operator matrix by matrix, for any device; in aten operations, and a second reference in the tests,
+    unless the device has a kernel of `quantize` alone."""
     check_tensors("split_quantize", input=input)
     check_float("split_quantize", "input", input)
     fmt = _check_numbers(format, block, rule)
     _check_input(input)
     _check_splits(input, splits)
-    buffers = []
+    buffers, quantize = [], _quantize_on(input.device)
     for transposed in _usages(rowwise, columnwise):
         matrices = [piece.mT.contiguous() if transposed else piece for piece in input.split(list(splits))]
         if fmt.shape is BlockShape.ROW:
@@ -133,7 +141,7 @@ def portable_split_quantize(
         lying, size = places(fmt, block, [m.shape for m in matrices])
         buffer = torch.zeros(size, dtype=torch.uint8, device=input.device)
         for matrix, parts in zip(matrices, lying, strict=True):
-            packed = portable_quantize(matrix, format, block, False, saturate_nonfinite, rule)
+            packed = quantize(matrix, format, block, False, saturate_nonfinite, rule, 0)
             for part, data in zip(parts, packed, strict=True):
                 buffer[part.begin : part.begin + part.size] = data
         buffers.append(buffer)

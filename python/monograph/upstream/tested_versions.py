@@ -19,6 +19,7 @@ TRIED = {
 }
 # Of libraries that compute operators of ours (ops/providers.py): another version is not taken by itself.
 PROVIDERS = {
+    "fla-core": ((0, 6), (0, 6)),
     "flash-attn": ((2, 8), (2, 8)),
 }
 _WARNED: set[str] = set()

@@ -5,7 +5,7 @@ import torch._inductor.config
 
 from monograph.bench.delta_rule import _cases, _channels
 from monograph.bench.dequantize import SHAPES
-from monograph.bench.own_step import SEEDS, variants
+from monograph.bench.own_step import SEEDS, asked, variants
 from monograph.bench.step import LLAMA, QWEN
 from monograph.recipe.config.compile_options import OPTIONS, compile_options, option_default
 
@@ -25,6 +25,14 @@ def test_our_step_is_measured_with_each_option_alone():
             assert option_default(name) is value
     assert torch._inductor.config.epilogue_fusion is True
     assert len(SEEDS) == 2
+
+
+def test_variants_are_asked_for_by_name_and_another_name_is_refused_with_all_of_them():
+    assert asked(None) == asked([]) == variants()
+    assert list(asked(["shape_padding=false", "eager"])) == ["eager", "shape_padding=false"]
+    with pytest.raises(ValueError, match="--peers has 'shape_padding', wanted some of eager, graph") as error:
+        asked(["eager", "shape_padding"])
+    assert all(f"{name}=" in str(error.value) for name in OPTIONS)
 
 
 def test_the_shapes_of_llama_and_qwen_are_dequantised():

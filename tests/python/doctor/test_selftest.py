@@ -18,12 +18,14 @@ import torch
 
 from monograph.__main__ import main
 from monograph.cli.doctor import MOST_BYTES
-from monograph.diagnosis.selftest import CASES, digests, outcome, probes, run, training, wrong_with
+from monograph.diagnosis.selftest import CASES, digests, outcome, probes, providers, run, training, wrong_with
 from monograph.diagnosis.selftest.device import Device, HostDevice, PeakMemory
 from monograph.diagnosis.selftest.report import checksum
+from monograph.ops import experts_torch
 from monograph.ops.dequantize import portable_dequantize
 from monograph.ops.formats import FORMATS
 from monograph.ops.linear import portable_linear, portable_linear_dx
+from monograph.ops.providers import TABLE
 
 pytestmark = pytest.mark.slow
 BY_NAME = {case.name: case for case in CASES}
@@ -250,6 +252,25 @@ def test_a_fault_of_the_device_is_reported(faulty, name, reason):
     row = outcome(BY_NAME[name], faulty())
     assert (row["result"], reason in row["reason"]) == ("fail", True), row
     assert outcome(BY_NAME[name], HostDevice())["result"] == "pass"
+
+
+def test_everybody_who_can_compute_an_operator_is_compared_and_timed(whole_report):
+    rows = {row["name"]: row.get("figures") for row in whole_report["tests"]}
+    for operator, names in (("experts", ["monograph", "torch", "portable"]), ("varlen_attention", None)):
+        figures = rows[f"{operator} by everybody who can"]
+        assert figures["chosen"] == "monograph"
+        for name in names or ["monograph", "portable"]:
+            assert len(figures[name]["ms_quartiles"]) == 3
+            assert max(figures[name]["errors"]) <= 2**-4
+    assert set(providers.OPERATORS) == set(TABLE)
+
+
+def test_a_wrong_provider_is_reported(monkeypatch):
+    real = experts_torch.experts
+    monkeypatch.setattr(experts_torch, "experts", lambda *a: (real(*a)[0] * 1.1, real(*a)[1]))
+    row = outcome(BY_NAME["experts by everybody who can"], HostDevice())
+    assert row["result"] == "fail"
+    assert "experts by torch: off the CPU's by" in row["reason"]
 
 
 def test_a_fault_makes_the_exit_code_1_and_the_report_is_still_whole(monkeypatch, capsys, tmp_path):

@@ -1,11 +1,17 @@
 """What mark_not_offload can do, and what it cannot: a mark counts for what is saved after it."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import monograph as mg
+from monograph.ops import gated_delta_rule_fla, providers
+from monograph.ops.causal_conv1d import causal_conv1d
+from monograph.ops.gated_delta_rule import gated_delta_rule
 from monograph.ops.varlen_attention import varlen_attention
+from support import fla_stand_in
+from support.expert_layers import Case
 
 TOKENS, HEADS, SIZE = 32, 2, 16
 CU = torch.tensor([0, 20, TOKENS], dtype=torch.int32)
@@ -73,3 +79,60 @@ def test_the_innermost_context_says_whether_attention_stays(tmp_path):
     with mg.offload_activations(folder=tmp_path, min_bytes=2048) as context:
         varlen_attention(q * 1, q * 1, q * 1, CU)
     assert context.counts().writes == 4
+
+
+def experts_call():
+    case = Case("qwen3_moe", "plain", torch.float32)
+    names = list(case.leaves)
+    return lambda *own: case.operator(dict(zip(names, own, strict=True))), list(case.leaves.values())
+
+
+def rule_call():
+    shapes = [(TOKENS, 1, 8), (TOKENS, 1, 8), (TOKENS, 2, 8), (TOKENS, 2), (TOKENS, 2)]
+    q, k, v, g, beta = (torch.rand(shape) for shape in shapes)
+    return lambda *own: gated_delta_rule(*own, CU)[0], [q, k, v, -g, beta]
+
+
+def conv_call():
+    leaves = [torch.randn(shape) for shape in ((TOKENS, 8), (8, 4), (8,))]
+    return lambda x, weight, bias: causal_conv1d(x, weight, bias, CU)[0], leaves
+
+
+# The providers of attention: hf/test_attention_on_cuda.py.
+BY = {
+    ("experts", "torch"): experts_call,
+    ("gated_delta_rule", "fla"): rule_call,
+    ("causal_conv1d", "fla"): conv_call,
+}
+
+
+def test_every_provider_is_among_these():
+    assert {*BY, ("varlen_attention", "torch"), ("varlen_attention", "flash-attn")} == set(providers.CALLS)
+
+
+@pytest.mark.parametrize(("operator", "provider"), BY, ids=str)
+def test_marks_hold_whoever_computes(operator, provider, tmp_path, monkeypatch):
+    """Marked inputs stay, gradients are the same, and a backward that runs another forward writes nothing."""
+    fla_stand_in.install(monkeypatch, "cpu")
+    monkeypatch.setattr(gated_delta_rule_fla, "DTYPES", (torch.float32,))
+    torch.manual_seed(0)
+    call, leaves = BY[operator, provider]()
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+
+    def run(mark):
+        with mg.offload_activations(folder=tmp_path, min_bytes=1) as context:
+            inputs = [leaf * 1 for leaf in leaves]
+            if mark:
+                mg.mark_not_offload(*inputs)
+            out = call(*inputs)
+            writes = context.counts().writes
+            gradients = torch.autograd.grad(out.sum(), leaves)
+            assert context.counts().writes == writes
+        return writes, gradients
+
+    with providers.using({operator: provider}):
+        (gone, want), (kept, got) = run(mark=False), run(mark=True)
+    providers._looked_up.cache_clear()
+    assert gone - kept == len(leaves)
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b)

@@ -21,6 +21,12 @@ from support.provider_rows import give_kernels, give_row
 
 # Said a second time, by hand: who computes an operator where, best first.
 EXPECTED = {
+    ("causal_conv1d", "cpu"): ["monograph", "portable"],
+    ("causal_conv1d", "cuda"): ["monograph", "fla", "portable"],
+    ("gated_delta_rule", "cpu"): ["monograph", "portable"],
+    ("gated_delta_rule", "cuda"): ["monograph", "fla", "portable"],
+    ("experts", "cpu"): ["monograph", "torch", "portable"],
+    ("experts", "cuda"): ["monograph", "torch", "portable"],
     ("varlen_attention", "cpu"): ["monograph", "portable"],
     ("varlen_attention", "cuda"): ["monograph", "torch", "flash-attn"],
 }
@@ -160,6 +166,26 @@ def test_words_that_mean_nothing_are_named(text, said):
     written = ".*; written as MONOGRAPH_PROVIDER=rms_norm=portable"
     with pytest.raises(ValueError, match=f"MONOGRAPH_PROVIDER is '{text}': {said}{written}"):
         providers.parsed(text)
+
+
+def test_what_a_provider_says_of_a_card(monkeypatch):
+    from monograph.ops import experts_torch
+
+    give_kernels(monkeypatch, False)
+    monkeypatch.setattr(experts_torch, "capability_of", lambda device: (8, 6))
+    monkeypatch.setitem(TABLE["varlen_attention"], "cuda", (PORTABLE,))
+    assert providers.notes(torch.device("cuda")) == [
+        "experts by torch: grouped_mm of torch copies offsets to the host on sm_86"
+    ]
+    monkeypatch.setattr(experts_torch, "capability_of", lambda device: (9, 0))
+    assert providers.notes(torch.device("cuda")) == []
+    for operator in ("causal_conv1d", "gated_delta_rule"):
+        give_row(monkeypatch, operator, "cuda", "fla")
+    monkeypatch.setattr(providers, "why_missing", lambda name, asked=False: None)
+    assert providers.notes(torch.device("cuda")) == [
+        f"{operator} by fla: the host reads the number of chunks in each call"
+        for operator in ("causal_conv1d", "gated_delta_rule")
+    ]
 
 
 def test_spaces_and_nothing_between_commas_are_fine():

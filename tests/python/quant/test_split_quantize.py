@@ -5,8 +5,11 @@ import torch
 from torch.library import opcheck
 
 import monograph as mg
+from monograph.ops import split_quantize as module
 from monograph.ops.formats import FORMATS
 from monograph.ops.split_quantize import portable_split_quantize
+
+ops = torch.ops.monograph
 
 SPLITS = [32, 0, 64, 96]
 
@@ -124,3 +127,14 @@ def test_wrong_splits_are_refused_without_memory(splits):
     for device in ("meta", "cpu"):
         with pytest.raises((ValueError, RuntimeError), match="split_quantize: splits"):
             torch.ops.monograph.split_quantize(torch.empty(192, 64, device=device), *arguments)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_device_with_a_kernel_of_quantize_alone_splits_by_it(name, monkeypatch):
+    """As on CUDA."""
+    monkeypatch.setattr(module, "has_kernel", lambda operator, device: operator == "quantize")
+    monkeypatch.setattr(module, "portable_quantize", None)
+    fmt = FORMATS[name]
+    given = (weight(), SPLITS, fmt.number, fmt.default_block, True, True, False, 0)
+    found = portable_split_quantize(*given)
+    assert all(torch.equal(a, b) for a, b in zip(found, ops.split_quantize(*given), strict=True))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from monograph.ops import experts_torch, providers
 from monograph.recipe import check_keys
 from monograph.recipe.config.compile_options import OPTIONS, compile_options
 from support.recipe_files import errors_of
@@ -85,6 +86,39 @@ def test_a_mode_sets_what_torch_means_by_it_and_options_go_first(mode, good):
     with compile_options(read.recipe.torch_compile_options, mode):
         assert not inductor.coordinate_descent_tuning
     assert now() == before
+
+
+@pytest.mark.parametrize(
+    ("card", "there", "asked", "who"),
+    [
+        ((9, 0), [], {}, []),
+        ((8, 6), [], {}, ["experts by torch"]),
+        ((9, 0), ["fla"], {}, ["causal_conv1d by fla", "gated_delta_rule by fla"]),
+        ((9, 0), ["fla"], {"gated_delta_rule": "portable"}, ["causal_conv1d by fla"]),
+    ],
+)
+def test_who_waits_where_a_cuda_graph_cannot_is_told(card, there, asked, who, good, monkeypatch):
+    """Of the card that is here: reduce-overhead, max-autotune and the option mean CUDA graphs alike."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(experts_torch, "capability_of", lambda device: card)
+    away = providers.LIBRARIES.keys() - {*there}
+    monkeypatch.setattr(providers, "why_missing", lambda n, asked=False: "away" if n in away else None)
+
+    def told(**more):
+        keys = good | {"torch_compile": "auto", "device": "cuda", "sample_packing": False} | more
+        notices = check_keys(keys | {"providers": asked or None}).notices
+        return [notice for notice in notices if "for which no CUDA graph can wait" in notice]
+
+    for mode in ("reduce-overhead", "max-autotune"):
+        begins = f"torch_compile_mode: {mode}: triton.cudagraphs, and "
+        found = told(torch_compile_mode=mode)
+        assert [notice.removeprefix(begins).partition(":")[0] for notice in found] == who
+    assert len(told(torch_compile_options={"triton.cudagraphs": True})) == len(who)
+    for without in ("max-autotune-no-cudagraphs", "default", None):
+        assert told(torch_compile_mode=without) == []
+    off = {"triton.cudagraphs": False}
+    assert told(torch_compile_mode="max-autotune", torch_compile_options=off) == []
+    assert providers._asked == {}
 
 
 def test_a_mode_is_one_of_torch_and_needs_torch_compile(good):

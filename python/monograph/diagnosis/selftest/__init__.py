@@ -12,7 +12,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from monograph.diagnosis.selftest import attention, digests, execution, probes, products, timing, training
+from monograph.diagnosis.selftest import (
+    attention,
+    digests,
+    execution,
+    probes,
+    products,
+    providers,
+    timing,
+    training,
+)
 from monograph.diagnosis.selftest.case import Case, Failed, Skipped
 from monograph.diagnosis.selftest.device import Device
 from monograph.diagnosis.selftest.report import finished, problems
@@ -23,6 +32,7 @@ CASES: tuple[Case, ...] = (
     *products.CASES,
     *execution.CASES,
     *attention.CASES,
+    *providers.CASES,
     *training.CASES,
     *timing.CASES,
 )

@@ -31,7 +31,7 @@ from monograph.upstream.tested_versions import TRIED
 DEVICE_NAMES = ("cuda", "cpu")
 SCHEMA_VERSION = 1
 RESULTS = ("pass", "fail", "skipped")
-_PEERS = ("bitsandbytes", "peft", "transformers", "triton")
+_PEERS = ("bitsandbytes", "fla-core", "flash-attn", "peft", "transformers", "triton")
 _KEYS = {
     "schema_version": int,
     "device": str,

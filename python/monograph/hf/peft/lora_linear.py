@@ -139,7 +139,7 @@ class LoraLinear(StartedLora):
             return self._dora(x, names[0])
         return self._lora(x, names)
 
-    def _factors(self, names: list[str], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def factors(self, names: list[str], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """a [rank, cols] with the scaling in it, and b [rows, rank]; several adapters stand side by side."""
         if _kept is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._made_factors(names, dtype)
@@ -154,7 +154,7 @@ class LoraLinear(StartedLora):
         b = [self.lora_B[name].weight.to(dtype).contiguous() for name in names]
         return (a[0], b[0]) if len(names) == 1 else (torch.cat(a), torch.cat(b, dim=1))
 
-    def _total_bias(self, names: list[str], dtype: torch.dtype) -> torch.Tensor | None:
+    def total_bias(self, names: list[str], dtype: torch.dtype) -> torch.Tensor | None:
         bias = self.base_layer.bias
         for name in names:
             if self.lora_bias[name]:
@@ -162,26 +162,24 @@ class LoraLinear(StartedLora):
                 bias = own if bias is None else bias + own
         return None if bias is None else bias.to(dtype)
 
-    def _drops(self, name: str) -> bool:
+    def drops(self, name: str) -> bool:
         return self.training and not isinstance(self.lora_dropout[name], nn.Identity)
 
     def _lora(self, x: torch.Tensor, names: list[str]) -> torch.Tensor:
         base = self.base_layer
-        bias = self._total_bias(names, x.dtype)
-        a, b = self._factors(names, x.dtype)
+        bias = self.total_bias(names, x.dtype)
+        a, b = self.factors(names, x.dtype)
         # The factors have the order of x; beside a weight in another one, x and a have that one.
         if isinstance(base, QuantLinear):
             packed, stored_x, stored_a = base.operands, base.permuted(x), base.permuted(a)
         else:
             packed, stored_x, stored_a = (base.weight, [], plain_layout(base.weight.shape)), x, a
-        if not any(self._drops(name) for name in names):
+        if not any(self.drops(name) for name in names):
             with torch.no_grad():
                 u = plain_linear(x, a)
             return linear(stored_x, *packed, bias, u, b, stored_a)
         # Each adapter has its own mask, so that u no longer is a product of x itself.
-        parts = [
-            plain_linear(self.lora_dropout[name](x), self._factors([name], x.dtype)[0]) for name in names
-        ]
+        parts = [plain_linear(self.lora_dropout[name](x), self.factors([name], x.dtype)[0]) for name in names]
         u = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         return linear(stored_x, *packed, bias, u, b)
 
@@ -189,10 +187,10 @@ class LoraLinear(StartedLora):
         base: QuantLinear = self.base_layer
         packed = base.operands
         # float32, as PEFT's: in bf16 a gain of 1.003 is 1.
-        gain = self.lora_magnitude_vector[name].weight.float() / self._dora_norm(name)
-        bias = self._total_bias([name], x.dtype)
-        a, b = self._factors([name], x.dtype)
-        if not self._drops(name):
+        gain = self.lora_magnitude_vector[name].weight.float() / self.dora_norm(name)
+        bias = self.total_bias([name], x.dtype)
+        a, b = self.factors([name], x.dtype)
+        if not self.drops(name):
             with torch.no_grad():
                 u = plain_linear(x, a)
             y = linear_scaled(base.permuted(x), *packed, gain, u, b, base.permuted(a))
@@ -205,7 +203,7 @@ class LoraLinear(StartedLora):
         return y.to(x.dtype)
 
     @torch.no_grad()
-    def _dora_norm(self, name: str) -> torch.Tensor:
+    def dora_norm(self, name: str) -> torch.Tensor:
         """||W + s B A|| of each row, from ||W||^2 + 2 <W, sBA> + ||sBA||^2: `rank` rows over W."""
         base = self.base_layer
         a = self.lora_A[name].weight.float() * self.scaling[name]

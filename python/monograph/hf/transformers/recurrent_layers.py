@@ -31,9 +31,10 @@ from monograph.upstream.instance_class import put_before
 from monograph.upstream.torch_names import hooks
 from monograph.upstream.transformers_names import force_accelerate_hooks
 
-# What a layer's forward is made of here. Where one has no kernel the layer is transformers' own, with what
-# transformers chose for the device.
-_DELTA_OPERATORS = ("causal_conv1d", "gated_delta_rule", "rms_norm_gated")
+# What a layer's forward is made of here. Where only the portable form computes one of them, the layer is
+# transformers' own, with what transformers chose for the device. The gated norm is elementwise: where nobody
+# has a kernel for it, the layer's own module computes it, and a compiler fuses it.
+_DELTA_OPERATORS = ("causal_conv1d", "gated_delta_rule")
 _CONV_OPERATORS = ("causal_conv1d",)
 
 
@@ -155,7 +156,8 @@ class DeltaNet(KeepsDocumentsApart):
             cache_params.update_recurrent_state(documents.of_rows(final), self.layer_idx)
         norm, project = self.monograph_ends()
         z = z.reshape(out.shape)
-        if self.monograph_may_pass_norm():
+        ours = may_take_over(out.device.type, "rms_norm_gated")
+        if ours and self.monograph_may_pass_norm():
             y = rms_norm_gated(out, z, norm.weight, eps=norm.variance_epsilon)
         else:
             y = norm(out.flatten(0, 1), z.flatten(0, 1))

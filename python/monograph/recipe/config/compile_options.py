@@ -78,18 +78,44 @@ def check_compile_options(
         errors.append(
             f"torch_compile_options: triton.cudagraphs is true, and the device is {device}; leave it out"
         )
-    said = {**mode_options(mode), **(options or {})}
-    if packing and said.get("triton.cudagraphs") is True:
-        asks = (
-            "torch_compile_options"
-            if "triton.cudagraphs" in (options or {})
-            else f"torch_compile_mode: {mode}"
-        )
+    if packing and (asks := _asks_for_cuda_graphs(options, mode)):
         notices.append(
             f"{asks}: triton.cudagraphs with sample_packing: a CUDA graph replays fixed "
             "addresses, and each packing makes new boundaries; expect re-recording, or leave one out"
         )
     return errors, notices
+
+
+def _asks_for_cuda_graphs(options: Mapping[str, Any] | None, mode: str | None) -> str | None:
+    """The key that does, as a recipe has it; None for none."""
+    said = {**mode_options(mode), **(options or {})}
+    if said.get("triton.cudagraphs") is not True:
+        return None
+    return (
+        "torch_compile_options" if "triton.cudagraphs" in (options or {}) else f"torch_compile_mode: {mode}"
+    )
+
+
+def waits_in_cuda_graphs(
+    options: Mapping[str, Any] | None, mode: str | None, device: str, asked: Mapping[str, str] | None
+) -> list[str]:
+    """Notices about those who compute on the card that is here and wait for it. asked: the key `providers`,
+    without an error in it."""
+    if device != "cuda" or not (asks := _asks_for_cuda_graphs(options, mode)):
+        return []
+    import torch
+
+    from monograph.ops import providers
+
+    if not torch.cuda.is_available():
+        return []
+    with providers.using(asked):
+        found = providers.notes(torch.device(device))
+    return [
+        f"{asks}: triton.cudagraphs, and {note}, for which no CUDA graph can wait; leave it out, or write "
+        "torch_compile_mode: max-autotune-no-cudagraphs, if the model has such layers"
+        for note in found
+    ]
 
 
 def _owner(name: str) -> tuple[Any, str]:
