@@ -32,16 +32,17 @@ main_branches() {
   build/main_branches/bin/python tools/check_versions.py
 }
 
-# The self-test of a card; $GPU_TORCH is a torch that was built for it.
+# The self-test of a card; $GPU_TORCH has arguments of `pip install` for a torch that was built for it.
 gpu() {
-  rm -rf build/gpu
-  python3 -m venv build/gpu/python
-  build/gpu/python/bin/pip install -q "${GPU_TORCH:-torch==2.13.0}" "scikit-build-core>=1.0" ninja
-  build/gpu/python/bin/pip install -q --no-deps "nvidia-cuda-nvcc==13.0.88" "nvidia-cuda-crt==13.0.88" "nvidia-nvvm==13.0.88" \
-    "nvidia-cuda-runtime==13.0.96"
-  build/gpu/python/bin/pip install -q --no-build-isolation --config-settings=cmake.define.MONOGRAPH_BUILD_CUDA=ON ".[train]"
-  build/gpu/python/bin/python -m monograph doctor --device cuda --out build/gpu/report.json
-  build/gpu/python/bin/python -m monograph doctor --verify build/gpu/report.json
+  local torch
+  read -ra torch <<<"${GPU_TORCH:-}"
+  tools/gpu/self_test.sh "${torch[@]}"
+}
+
+# Known holes of what releases are made with and of what is installed; asks PyPI, so for hosted runners.
+audit() {
+  pip-audit --strict --disable-pip --require-hashes -r .ci/release_requirements.txt
+  pip-audit --local
 }
 
 # What a release uploads: a wheel linked for manylinux_2_28, checked; the wheel of its native program alone, tried without torch; a

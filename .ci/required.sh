@@ -63,9 +63,10 @@ python_tests() {
 
 # Operators once for each instruction set but the one that this machine takes by itself.
 per_isa() {
-  local chosen isa
+  local chosen isa more=""
   chosen=$(python -c "from monograph.ops.show_config import chosen_isa; print(chosen_isa())")
-  for isa in scalar avx2 avx512; do
+  [[ $chosen != amx ]] || more=avx512_bf16
+  for isa in scalar avx2 avx512 $more; do
     [[ $isa == "$chosen" ]] ||
       OMP_NUM_THREADS=1 MONOGRAPH_ISA=$isa python -m pytest -q -n 2 -m "per_isa and not slow and not long" \
         $(grep -rl per_isa tests/python --include 'test_*.py')

