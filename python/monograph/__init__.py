@@ -33,11 +33,18 @@ if TYPE_CHECKING:
     from monograph.hf.optimize import adapter_start, add_lora, optimize
     from monograph.hf.transformers.loading import from_pretrained
     from monograph.hf.transformers.quantizer import MonographConfig
+    from monograph.many.adapter_run import AdapterRun
+    from monograph.many.client import AdamParams, TrainingService
+    from monograph.many.step import ManyStep
 
 __all__ = [
+    "AdamParams",
+    "AdapterRun",
+    "ManyStep",
     "MonographConfig",
     "PackedWeight",
     "QuantizedTensor",
+    "TrainingService",
     "adapter_start",
     "add_lora",
     "calibrate",
@@ -65,6 +72,10 @@ __all__ = [
 
 # What needs transformers or PEFT is imported when first used: the operators alone need torch only.
 _ON_FIRST_USE = {
+    "AdamParams": "monograph.many.client",
+    "AdapterRun": "monograph.many.adapter_run",
+    "ManyStep": "monograph.many.step",
+    "TrainingService": "monograph.many.client",
     "MonographConfig": "monograph.hf.transformers.quantizer",
     "adapter_start": "monograph.hf.optimize",
     "add_lora": "monograph.hf.optimize",

@@ -15,6 +15,7 @@ COMMANDS = {
     "example": "a small model, data and a recipe to try, offline",
     "preprocess": "tokenise and pack a dataset",
     "train": "fine-tune from a YAML file",
+    "sweep-report": "a table of the adapters that one recipe has trained, the best first",
     "generate": "generate text with a checkpoint and an adapter; --native: tokens, without Python",
     "doctor": "report graphs, breaks and recompiles of a training step",
     "estimate": "bytes that training takes: base, adapter, activations",
@@ -38,6 +39,7 @@ Monograph fine-tunes quantised language models as one graph.
     python -m monograph example FOLDER
     python -m monograph preprocess CONFIG.yml [--debug] [--key value ...]
     python -m monograph train CONFIG.yml [--nproc-per-node N] [--key value ...]
+    python -m monograph sweep-report OUT_DIR [--json]
     python -m monograph generate OUT_DIR [--prompt TEXT] [--key value ...]
     python -m monograph doctor CONFIG.yml [--json] [--key value ...]
     python -m monograph doctor --device cuda [--json] [--out FILE]
@@ -53,7 +55,7 @@ MORE = (
 
 def usage() -> str:
     def rows(commands: dict[str, str]) -> str:
-        return "".join(f"  {name:12}{summary}\n" for name, summary in commands.items())
+        return "".join(f"  {name:13}{summary}\n" for name, summary in commands.items())
 
     return (
         f"{USAGE}\nCommands:\n{rows(COMMANDS)}\n"
@@ -81,7 +83,9 @@ def main(arguments: list[str]) -> int:
         return 0
     try:
         if arguments[0] in COMMANDS:
-            return importlib.import_module(f"monograph.cli.{arguments[0]}").run(arguments[1:])
+            return importlib.import_module(f"monograph.cli.{arguments[0].replace('-', '_')}").run(
+                arguments[1:]
+            )
         if arguments[0] == "merge":
             from monograph.cli import merge
 
@@ -112,9 +116,21 @@ def run(arguments: list[str]) -> int:
     """What `main` gives; a mistake that nobody expected has its traceback and an exit code of its own."""
     try:
         return main(arguments)
-    except Exception:
+    except Exception as error:
+        if _lacks_memory(error):
+            why = str(error).strip().partition("\n")[0]
+            print(f"monograph: out of memory{': ' if why else ''}{why}", file=sys.stderr)
+            return ExitCode.MEMORY
         traceback.print_exc()
         return ExitCode.INTERNAL
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Python's error, torch's, and that of an operator of ours, which arrives as text."""
+    words = ("std::bad_alloc", "DefaultCPUAllocator: can't allocate", "out of memory")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )
 
 
 def _nearest(written: str, commands: list[str]) -> str:

@@ -21,7 +21,7 @@ from monograph.recipe import ConfigError, Recipe, read_config
 from monograph.recipe.config.recipe_file import NAME as RECIPE_NAME
 from monograph.recipe.run.saved_recipe import trained_adapter
 
-_KEYS = ("--base-model", "--output-dir")
+_KEYS = ("--base-model", "--output-dir", "--only")
 
 
 def names_a_recipe(arguments: Sequence[str]) -> bool:

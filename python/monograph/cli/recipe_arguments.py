@@ -11,7 +11,8 @@ from typing import Literal
 from monograph.cli.command_parser import CommandParser
 from monograph.ops.providers import using
 from monograph.recipe import ConfigError, Recipe, read_config
-from monograph.recipe.run import full_disk
+from monograph.recipe.config.many_recipes import ManyRecipes
+from monograph.recipe.data import full_disk
 
 
 def why_not_several(program: str) -> str:
@@ -27,10 +28,12 @@ def run_recipe(
     arguments: list[str],
     work: Callable[[Recipe, argparse.Namespace], int],
     ranks: Literal["one", "first", "all"] = "one",
+    many: Callable[[ManyRecipes, argparse.Namespace], int] | None = None,
 ) -> int:
     """Reads the recipe and does the work; mistakes in recipe or data become messages and exit codes.
 
-    ranks: who works under a launcher of several processes; "one": nobody, it is refused.
+    ranks: who works under a launcher of several processes; "one": nobody, it is refused. many: what is done
+    with a recipe of several adapters; None: one of them has to be chosen.
     """
     rank = os.environ.get("RANK") or "0"
     if ranks == "one" and (told := why_not_several(parser.prog)):
@@ -48,7 +51,7 @@ def run_recipe(
     )
     options, overrides = parser.parse_known_args(arguments)
     try:
-        read = read_config(options.config, overrides)
+        read = read_config(options.config, overrides, many=many is not None)
     except ConfigError as error:
         _say(str(error), rank)
         return 2
@@ -56,6 +59,8 @@ def run_recipe(
         print(f"note: {notice}", file=sys.stderr)
     try:
         with using(read.recipe.providers):
+            if read.many is not None and many is not None:
+                return many(read.many, options)
             return work(read.recipe, options)
     except ConfigError as error:  # what only a run can look up, as names of callbacks
         _say(str(error), rank)
@@ -63,6 +68,10 @@ def run_recipe(
     except (ValueError, OSError) as error:  # OSError: also what transformers and the Hub say of a model
         full = full_disk.reason(error)
         said = error.strerror if full and isinstance(error, OSError) and error.strerror else str(error)
+        if full and isinstance(error, OSError) and error.filename:
+            said = f"{error.filename}: {said}"
+        elif full and os.sep not in said:  # of a descriptor, which has no name
+            said += f", while something was written into {read.recipe.output_dir}"
         print(f"error: {' '.join(said.split())}", file=sys.stderr)
         return full_disk.EXIT_CODE if full else 3
 

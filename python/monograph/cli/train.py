@@ -1,6 +1,7 @@
 """`python -m monograph train CONFIG.yml`: an adapter from a model and a file of documents.
 
 python -m monograph train recipe.yml
+python -m monograph train recipe.yml --only law     # one of its adapters, as it is trained among all
 python -m monograph train recipe.yml --nproc-per-node 2 --max-restarts 3    # torchrun, on this host
 torchrun --nproc-per-node 2 -m monograph train recipe.yml                   # the same, and several hosts
 accelerate launch --num_processes 2 -m monograph train recipe.yml
@@ -13,11 +14,16 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
+from typing import TypeVar
 
 from monograph.cli.command_parser import OUTPUT_OPTIONS, CommandParser, say_next
 from monograph.cli.recipe_arguments import run_recipe
 from monograph.recipe import ConfigError, Recipe, read_config
+from monograph.recipe.config.many_recipes import ManyRecipes
+
+Result = TypeVar("Result")
 
 
 def run(arguments: list[str]) -> int:
@@ -40,7 +46,7 @@ def run(arguments: list[str]) -> int:
     launcher.add_argument("--max-restarts", "--max_restarts")
     asked, rest = launcher.parse_known_args(arguments)
     if {"-h", "--help"} & set(arguments) or (asked.nproc_per_node is None and asked.max_restarts is None):
-        return run_recipe(parser, arguments, _train, ranks="all")
+        return run_recipe(parser, arguments, _train, ranks="all", many=_train_many)
     return _launch(parser, asked.nproc_per_node, asked.max_restarts or "0", rest)
 
 
@@ -57,7 +63,7 @@ def _launch(parser: argparse.ArgumentParser, ranks: str | None, restarts: str, a
     try:
         if arguments and not arguments[0].startswith("-"):
             keys = [word for word in arguments[1:] if word not in OUTPUT_OPTIONS]
-            read_config(arguments[0], keys)  # what is wrong is said once, before anything starts
+            read_config(arguments[0], keys, many=True)  # what is wrong is said once, before anything starts
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -81,19 +87,42 @@ def _torchrun(ranks: int, restarts: int, arguments: list[str]) -> int:
     return 0
 
 
-def _train(recipe: Recipe, options: argparse.Namespace) -> int:
+def _watched(train: Callable[[], Result], options: argparse.Namespace) -> Result:
+    """What a training gives; a rank whose group has failed ends at once, for the others wait."""
     from monograph.distributed.watchdog import RankFailure
-    from monograph.recipe.run import full_disk
-    from monograph.recipe.train import train
+    from monograph.recipe.data import full_disk
 
     try:
         with redirect_stdout(sys.stderr) if options.json else nullcontext():  # TRL prints there
-            outcome = train(recipe, quiet=options.quiet)
+            return train()
     except RankFailure as failure:
         sys.stderr.write(f"{failure}\n" if str(failure) else "")
         sys.stderr.flush()
         full = full_disk.reason(failure)  # of this rank, or of the one that failed first
         os._exit(full_disk.EXIT_CODE if full else failure.code)  # the group waits for ranks that are gone
+
+
+def _train_many(many: ManyRecipes, options: argparse.Namespace) -> int:
+    from monograph.recipe.run.sweep_table import as_json, report
+    from monograph.recipe.run.train_many import train_many
+
+    outcome = _watched(lambda: train_many(many, quiet=options.quiet), options)
+    if outcome.writes:
+        if options.json:
+            print(as_json(report(outcome.output_dir)), flush=True)
+        for name, error in outcome.failed.items():
+            print(f"error: adapter {name}: {error}", file=sys.stderr)
+    if outcome.signal is not None:
+        return 128 + outcome.signal
+    if outcome.writes and not outcome.failed:
+        say_next(options, "python", "-m", "monograph", "sweep-report", outcome.output_dir)
+    return 3 if outcome.failed else 0
+
+
+def _train(recipe: Recipe, options: argparse.Namespace) -> int:
+    from monograph.recipe.train import train
+
+    outcome = _watched(lambda: train(recipe, quiet=options.quiet), options)
     if outcome.signal is None and recipe.serve_with and outcome.writes:
         from monograph.cli import serve
 

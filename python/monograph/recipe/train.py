@@ -5,7 +5,7 @@ from __future__ import annotations
 from monograph.distributed.world import World
 from monograph.ops.providers import using
 from monograph.recipe.config.keys import Recipe, TrlRecipe
-from monograph.recipe.run.train import Outcome
+from monograph.recipe.run.outcome import Outcome
 from monograph.recipe.run.train import train as train_by_step
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -19,6 +20,7 @@ from monograph.distributed.expert_norm import SpreadNorm
 from monograph.ops.adamw import adamw
 from monograph.ops.spread_norm import register_norm
 from monograph.training.own_counts import OwnCounts
+from monograph.training.state_parts import StatePart, made, part_of
 
 # By these names transformers' Trainer leaves biases and norms without decay (read in 5.22).
 _UNDECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
@@ -307,20 +309,29 @@ class FlatParameters:
             clip = torch.where(norm.double() > max_norm, (max_norm / norm.double()).float(), clip)
         return norm, gradient * torch.where(norm.isfinite(), clip, torch.nan)
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_parts(self) -> list[StatePart]:
         """Masters, moments and the number of steps, by parameter name: what a resumed run needs. Where
-        factors are cut it is a collective, and only that of rank 0 has them."""
-        state = {"steps": self.steps.clone()}
+        factors are cut, making one is a collective, and only rank 0 gets it."""
+        parts = [part_of("steps", self.steps)]
         for part in ("flat", "exp_avg", "exp_avg_sq"):
-            pieces = zip(self.names, self.parameters, getattr(self, part).split(self.sizes), strict=True)
-            for name, p, piece in pieces:
-                cut, found = self.cuts.get(name), piece.view(p.shape)
-                if cut is None:
-                    state[f"{part}.{name}"] = found.clone()
-                elif cut.group.place == 0 and (whole := cut.gathered(found)) is not None:
-                    state[f"{part}.{name}"] = whole
+            pieces = zip(
+                self._whole_shapes(), self.parameters, getattr(self, part).split(self.sizes), strict=True
+            )
+            for (name, shape), p, piece in pieces:
+                make = partial(self._whole, name, piece.view(p.shape))
+                parts.append(StatePart(f"{part}.{name}", piece.dtype, shape, make))
         joined = zip(self.names, self.counts.joined, strict=False)
-        return state | {f"joined.{name}": self.steps.new_tensor(count) for name, count in joined if count}
+        return parts + [part_of(f"joined.{name}", self.steps.new_tensor(c)) for name, c in joined if c]
+
+    def _whole(self, name: str, piece: torch.Tensor) -> torch.Tensor | None:
+        cut = self.cuts.get(name)
+        if cut is None:
+            return piece.clone()
+        return cut.gathered(piece) if cut.group.place == 0 else None
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """All parts at once."""
+        return made(self.state_parts())
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:

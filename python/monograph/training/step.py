@@ -33,6 +33,7 @@ from monograph.training.micro_batches import mark_lengths, take, with_second_row
 from monograph.training.regions import outer_graph
 from monograph.training.step_graphs import MODES, WHOLE, WITH_REGIONS, ModelLoss, StepGraphs
 from monograph.training.step_offload import StepOffload
+from monograph.training.step_parts import StepParts
 from monograph.training.step_state import StepState
 from monograph.training.step_warnings import tell_alone, tell_no_target
 from monograph.training.traced_exchanges import traced_exchanges
@@ -57,7 +58,7 @@ class StepResult:
     loss_scale: torch.Tensor | None = None
 
 
-class TrainStep(StepGraphs, StepState):
+class TrainStep(StepGraphs, StepState, StepParts):
     """One optimiser step over the micro-batches that the collators make.
 
         step = TrainStep(model, mode="graph")
@@ -392,4 +393,4 @@ class TrainStep(StepGraphs, StepState):
         counted: reading their number would make the host wait for the step before."""
         constant = (self.seed * 0x9E3779B1 * MOST_MICRO_BATCHES + micro_batch) % 2**63
         mixed = self.state.steps.to(torch.int64) * MOST_MICRO_BATCHES + constant
-        self._dropout_seed.copy_(mixed & (2**63 - 1))
+        self.dropout_seed.copy_(mixed & (2**63 - 1))

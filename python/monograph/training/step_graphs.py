@@ -111,7 +111,7 @@ class StepGraphs:
                 f"mode is {self.mode!r} on a model with regions, wanted 'graph' or 'whole_step', or "
                 "monograph.training.regions.undo_regions(model) before"
             )
-        self._dropout_seed = seed_dropouts(self.model)
+        self.dropout_seed = seed_dropouts(self.model)
         self._scale_loss()
         self._identity = Identity(
             self.model,

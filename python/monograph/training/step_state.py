@@ -7,6 +7,7 @@ import torch
 from monograph.distributed.replica_check import fingerprint
 from monograph.training.flat_parameters import FlatParameters
 from monograph.training.loss_scale import LossScale
+from monograph.training.state_parts import StatePart, made, part_of
 
 
 class StepState:
@@ -38,8 +39,12 @@ class StepState:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Whole, of any number of ranks. Where factors of experts are cut it is a collective, and only rank 0
         has all of it."""
+        return made(self.state_parts())
+
+    def state_parts(self) -> list[StatePart]:
+        """What `state_dict` has, each part made when it is asked for, in one order on every rank."""
         scale = {} if self.loss_scale is None else self.loss_scale.state_dict()
-        return self.state.state_dict() | scale
+        return self.state.state_parts() + [part_of(name, value) for name, value in scale.items()]
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         own = {} if self.loss_scale is None else self.loss_scale.state_dict()

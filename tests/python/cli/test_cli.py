@@ -17,7 +17,7 @@ COMMANDS = [
     "inspect", "quantize", "dequantize", "convert", "merge", "export", "finetune", "adapter", "verify",
     "diff", "completion", "man",
 ]  # fmt: skip
-PYTHON_COMMANDS = ["example", "preprocess", "train", "generate", "doctor", "estimate"]
+PYTHON_COMMANDS = ["example", "preprocess", "train", "sweep-report", "generate", "doctor", "estimate"]
 
 
 def test_needs_no_library_but_that_of_the_system():

@@ -68,3 +68,23 @@ def test_a_mistake_that_nobody_expected_is_no_finding(monkeypatch, capsys):
     monkeypatch.setattr(command_line, "main", broken)
     assert command_line.run([]) == exit_codes.ExitCode.INTERNAL == 70
     assert "ZeroDivisionError: of our own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "monograph: out of memory\n"),
+        (RuntimeError("std::bad_alloc"), "monograph: out of memory: std::bad_alloc\n"),
+        (
+            RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: 7 bytes\nstack"),
+            "monograph: out of memory: [enforce] DefaultCPUAllocator: can't allocate memory: 7 bytes\n",
+        ),
+    ],
+)
+def test_no_memory_is_one_line_with_a_code_of_its_own(monkeypatch, capsys, error, said):
+    def broken(arguments):
+        raise error
+
+    monkeypatch.setattr(command_line, "main", broken)
+    assert command_line.run([]) == exit_codes.ExitCode.MEMORY == 6
+    assert capsys.readouterr().err == said

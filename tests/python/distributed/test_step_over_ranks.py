@@ -239,7 +239,7 @@ def reference():
         targets = torch.tensor(float(sum(count_targets(batch) for batch in batches)))
 
         def leaf(index, number=number, batches=batches, targets=targets):
-            step._dropout_seed.fill_(number * 4096 + index)
+            step.dropout_seed.fill_(number * 4096 + index)
             loss = forward_loss(model, batches[index], targets)
             gradients = torch.autograd.grad(loss, step.state.parameters)
             return loss.detach(), torch.cat([g.float().reshape(-1) for g in gradients])

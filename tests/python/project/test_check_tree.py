@@ -53,6 +53,11 @@ def test_what_does_not_run_at_import_is_no_circle(tool, tmp_path, line):
     assert tool.check_import_circles(package(tmp_path, a=line)) == []
 
 
+def test_a_module_that_is_gone_is_found_wherever_it_is_imported(tool, tmp_path):
+    lines = "from p.sub import y\nfrom q.gone import z\ndef f():\n    from p.gone import x"
+    assert tool.check_imports_exist(package(tmp_path, a=lines)) == ["p/a.py:4: there is no module p.gone"]
+
+
 def floors(folder, where, line):
     for name in (
         "__init__",

@@ -37,6 +37,8 @@ HERE, SHELL, TEST, STAGE, NOT = "here", "here, by a shell", "test", "stage", "no
 # The first that matches holds: what the command begins with, who runs it.
 RULES = [
     (r"monograph \w+( \w+)? --help$|monograph --help$", TEST, "cli/test_cli.py"),
+    (r"python -m monograph (train tiny/recipe.yml --output-dir tiny/sweep|sweep-report tiny/sweep)",
+     TEST, "recipe/test_sweep_page.py"),
     (r"python -m monograph (example tiny|\w+ tiny/recipe)|monograph export tiny/",
      TEST, "recipe/test_recipe_learns.py"),
     (r"python -m monograph doctor --(device|verify)", TEST, "doctor/test_selftest.py"),
@@ -49,6 +51,7 @@ RULES = [
     (r"\.ci/run (lint|release|installed|cuda|tsan)$", STAGE, "of this name"),
     (r"\.ci/run$", STAGE, "all of them"),
     (r"\.ci/install$", STAGE, "install"),
+    (r"tools/gpu/self_test\.sh( --index-url|$)", STAGE, "gpu"),
     (r"\.ci/run before_commit$", NOT, "for developers"),
     (r"pytest$", STAGE, "python_tests"),
     (r"pytest -k", STAGE, "python_tests"),
@@ -99,6 +102,7 @@ def test_what_another_test_runs_is_the_command_that_the_page_shows():
             by_test.setdefault(rule(command)[1], []).append((page, command))
     reads = {
         "recipe/test_recipe_learns.py": "docs/start/tutorial.md",
+        "recipe/test_sweep_page.py": "docs/how_to/many_adapters.md",
         "recipe/test_model_recipes.py": "docs/recipes/",
         "cli/test_cli.py": "docs/reference/cli.md",
         "doctor/test_selftest.py": "docs/explain/gpu.md",

@@ -183,6 +183,10 @@ HAS = {
     "docs/how_to/experts.md": [nothing],
     "docs/how_to/gptq_awq.md": [nothing],
     "docs/how_to/gguf.md": [nothing],
+    "docs/how_to/many_adapters.md": [
+        lambda _: {"first": [batch()], "second": [batch(), batch()]},
+        lambda _: {"mg": mg, "base": mg.from_pretrained("my-llama-nf4"), "batches": [batch(), batch()]},
+    ],
     "docs/how_to/preferences.md": [nothing],
     "docs/reference/formats.md": [nothing, nothing],
     "docs/reference/training.md": [micro_batches, ranks, nothing],

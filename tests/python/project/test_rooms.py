@@ -6,8 +6,22 @@ from support.native_tool import ROOT
 
 TESTS = ROOT / "tests" / "python"
 ROOMS = (
-    *("upstream", "ops", "quant", "nn", "memory", "packing", "distributed", "training", "hf", "doctor"),
-    *("recipe", "bench", "cli", "native", "project"),
+    "upstream",
+    "ops",
+    "quant",
+    "nn",
+    "memory",
+    "packing",
+    "distributed",
+    "training",
+    "hf",
+    "many",
+    "doctor",
+    "recipe",
+    "bench",
+    "cli",
+    "native",
+    "project",
 )
 
 

@@ -217,7 +217,9 @@ def adapted(world, change):
 
 
 def test_there_is_a_change_for_every_key_of_an_adapter():
-    assert set(ADAPTER_CHANGES) == {name for name in KEYS if name.startswith(("adapter", "lora_", "peft"))}
+    # `adapters` is no key of one adapter: recipe/test_many_adapters.py.
+    named = {name for name in KEYS if name.startswith(("adapter", "lora_", "peft"))}
+    assert set(ADAPTER_CHANGES) == named - {"adapters"}
 
 
 @pytest.mark.parametrize("name", ADAPTER_CHANGES)

@@ -1,6 +1,7 @@
 """What a run cannot do is one line with key, value and limit: tokens, lengths, room on the disk."""
 
 import errno
+import re
 
 import pytest
 import yaml
@@ -10,9 +11,9 @@ from safetensors import SafetensorError
 import monograph as mg
 from monograph.__main__ import main
 from monograph.recipe import check_keys
+from monograph.recipe.data import full_disk
 from monograph.recipe.data.encode import load_tokenizer
 from monograph.recipe.data.prepare import prepare
-from monograph.recipe.run import full_disk
 from monograph.recipe.run.checkpoint import write_folder
 from monograph.recipe.run.load_model import load_model
 from support.recipe_files import make_instruction_world, make_model, make_tokenizer, small_recipe, write_jsonl
@@ -105,6 +106,29 @@ def test_a_full_disk_leaves_nothing_and_is_one_line(world, capsys, monkeypatch, 
         f"error: {folder} was not written: No space left on device; make room, or choose another output_dir"
     )
     assert not [path.name for path in (world / "out").iterdir() if "checkpoint" in path.name]
+
+
+def test_a_disk_that_does_not_take_the_prepared_rows_is_named(world, capsys, monkeypatch):
+    def save_to_disk(dataset, path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("datasets.Dataset.save_to_disk", save_to_disk)
+    code, lines = run(capsys, world, "preprocess", dataset_prepared_path=str(world / "full"))
+    assert code == full_disk.EXIT_CODE == 5
+    (line,) = [line for line in lines if line.startswith("error: ")]
+    wanted = r"/full/\w+ was not written: No space left on device; make room, or choose another "
+    assert re.search(wanted + "dataset_prepared_path$", line), line
+    assert not list((world / "full").iterdir())
+
+
+def test_a_broken_file_that_is_read_is_not_said_to_be_written(tmp_path):
+    broken = OSError(errno.EIO, "Input/output error", "/data/train.jsonl")
+    with (
+        pytest.raises(OSError, match="Input/output error") as told,
+        full_disk.naming_file(str(tmp_path / "out")),
+    ):
+        raise broken
+    assert told.value is broken
 
 
 def test_whatever_fails_in_a_folder_leaves_nothing(tmp_path):

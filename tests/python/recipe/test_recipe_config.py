@@ -336,6 +336,15 @@ def test_the_example_of_the_tree_is_right(good):
     assert read_config(example, arguments).notices == []
 
 
+def test_the_example_of_compile_options_is_right(good):
+    example = os.path.join(os.path.dirname(__file__), "../../../examples/compile_options.yml")
+    read = read_config(example, ["--base-model", good["base_model"]])
+    assert read.recipe.attn_implementation == "monograph"
+    assert read.recipe.torch_compile is True
+    assert read.recipe.torch_compile_options == {"epilogue_fusion": True, "shape_padding": True}
+    assert [notice for notice in read.notices if "shape_padding" not in notice] == []
+
+
 def test_the_commented_keys_of_the_example_are_right(good, tmp_path):
     example = os.path.join(os.path.dirname(__file__), "../../../examples/qlora.yml")
     with open(example, encoding="utf-8") as file:

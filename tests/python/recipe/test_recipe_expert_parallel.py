@@ -65,6 +65,23 @@ def test_ranks_that_it_does_not_divide_are_told(results):
 
 
 @pytest.mark.slow
+def test_the_best_adapter_is_taken_back_by_the_owners_of_its_factors(tmp_path_factory):
+    found = results_of(tmp_path_factory.mktemp("best"), "best", "support.ep_runs")
+    whole = found["whole"]
+    losses = {step: float.fromhex(loss) for step, _, loss in whole["trace"] if float.fromhex(loss)}
+    assert list(losses) == [1, 2]
+    assert losses[1] < losses[2]
+    for way in ("whole", "on 2", "on 3"):
+        assert set(found[way]["exits"][0]) == {0}, found[way]["errors"]
+        for what in ("adapters", "optimizers"):
+            assert found[way][what] == whole[what]
+            assert len(set(whole[what].values())) == 2
+        assert found[way]["adapter"] == whole["adapters"]["checkpoint-1"]
+        assert found[way]["left over"] == []
+        assert found[way]["trace"] == whole["trace"]
+
+
+@pytest.mark.slow
 def test_killed_ranks_are_named_and_change_nothing(tmp_path_factory):
     found = results_of(tmp_path_factory.mktemp("faults"), "faults", "support.ep_runs")
     whole = found["whole"]

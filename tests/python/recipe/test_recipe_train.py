@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from monograph.__main__ import main
+from monograph.ops.show_config import chosen_isa
 from monograph.recipe import check_keys
 from monograph.recipe.data.encode import load_tokenizer
 from monograph.recipe.data.prepare import prepare
@@ -259,11 +260,12 @@ def test_resume_refuses_other_data_another_base_and_no_checkpoint(recipe, root, 
         train(recipe(resume_from_checkpoint=str(root)))
 
 
-def test_resume_refuses_another_config_of_the_same_tensors(recipe, root, tmp_path):
+def test_resume_refuses_another_config_of_the_same_tensors(recipe, root, tmp_path, monkeypatch):
     base = tmp_path / "base"
     shutil.copytree(recipe().base_model, base)
     again = {"base_model": str(base), "save_steps": 1}
     train(recipe(max_steps=1, **again))
+    monkeypatch.setattr("monograph.recipe.run.train.load_model", lambda *_: pytest.fail("it was loaded"))
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
     with pytest.raises(ValueError, match=r"config.json of base_model is '[0-9a-f]{64}', the run of "):
@@ -291,7 +293,7 @@ CHANGES = {
 }
 
 
-def test_resume_refuses_another_run_and_names_the_key(keys, tmp_path, capsys):
+def test_resume_refuses_another_run_and_names_the_key(keys, tmp_path, capsys, monkeypatch):
     path = tmp_path / "recipe.yml"
     path.write_text(json.dumps(keys(max_steps=2, save_steps=1, lora_target_linear=False)))
     names = ["--lora-target-modules", "[q_proj, v_proj]"]
@@ -308,12 +310,15 @@ def test_resume_refuses_another_run_and_names_the_key(keys, tmp_path, capsys):
     other = ["--datasets.0.path", str(tmp_path / "other.jsonl")]
     assert main(["train", str(path), *names, *other]) == 3
     assert "files of datasets is '" in capsys.readouterr().err
-    # What may change: names in another order, rates (said), output.
+    # What may change: names in another order, rates (said), output, the instruction set (said).
+    was = chosen_isa()
+    monkeypatch.setattr("monograph.recipe.run.run_identity.chosen_isa", lambda: "another")
     names[1] = "[v_proj, q_proj]"
     assert main(["train", str(path), *names, "--learning-rate", "0.001", "--logging-steps", "2"]) == 0
     said = capsys.readouterr().err
     assert "learning_rate is 0.001 from here on, was 0.01" in said
     assert "max_steps is 3 from here on, was 2" in said
+    assert f"instruction set is 'another' from here on, was '{was}': the bits are not those" in said
 
 
 def test_resume_refuses_other_tokens_of_the_same_lengths(recipe, tmp_path):

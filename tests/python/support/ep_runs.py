@@ -1,10 +1,11 @@
 """Recipes with experts that are spread over forked ranks: whole, killed, resumed on other numbers of ranks.
 
-python -m support.ep_runs ROOT spread|faults    # cases of a test file; prints results as JSON
+python -m support.ep_runs ROOT spread|faults|best    # cases of a test file; prints results as JSON
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pathlib
 import sys
@@ -82,7 +83,27 @@ def faults(runs: Runs) -> dict[str, Any]:
     return results
 
 
-CASES = {"spread": spread, "faults": faults}
+def best(runs: Runs) -> dict[str, Any]:
+    """Runs of two steps, the second of which makes it worse: the adapter of the first is written at last."""
+    keys: dict[str, Any] = {
+        "load_best_model_at_end": True,
+        "eval_steps": 1,
+        "save_steps": 1,
+        "save_total_limit": 0,
+    }
+    keys |= {"learning_rate": 25.0, "lr_scheduler": "constant", "max_steps": 2}
+    results = {}
+    for name, ranks in (("whole", 1), ("on 2", 2), ("on 3", 3)):
+        results[name] = _result(runs, name, runs.run(name, ranks, keys=over(ranks, **keys)))
+        for what, file in (("adapters", "adapter_model"), ("optimizers", "optimizer")):
+            saved = sorted((runs.root / name).glob(f"checkpoint-*/{file}.safetensors"))
+            hashes = {path.parent.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in saved}
+            results[name][what] = hashes
+        results[name]["left over"] = sorted(p.name for p in (runs.root / name).glob(".unfinished*"))
+    return results
+
+
+CASES = {"spread": spread, "faults": faults, "best": best}
 
 
 def main(root: str, case: str) -> None:

@@ -27,6 +27,7 @@ from monograph.recipe.config.key_row import (
     key,
     rows_of,
 )
+from monograph.recipe.config.many_keys import ManyKeys
 from monograph.recipe.config.meanings import checkpointing_inside, loftq_base
 
 # Why a resumed run may have another value.
@@ -52,7 +53,7 @@ Scheduler = Literal[
 
 
 @dataclass
-class NativeKeys:
+class NativeKeys(ManyKeys):
     """The keys of a recipe that Monograph's own engine honours."""
 
     # Who trains what
@@ -340,9 +341,7 @@ class NativeKeys:
     evals_per_epoch: int | None = handed(
         None, "evaluations", EVALUATION, to="eval_steps", value=convert.to_share
     )
-    eval_steps: int | float | None = handed(
-        None, "evaluates every so many steps, or share of all", EVALUATION
-    )
+    eval_steps: int | float | None = handed(None, "evaluates every so many steps, or share", EVALUATION)
     save_strategy: Literal["no", "steps", "epoch", "best"] | None = handed(
         None, "epoch: saves_per_epoch 1; steps wants save_steps; best: each new best alone; no: none"
     )

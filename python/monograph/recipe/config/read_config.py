@@ -13,11 +13,12 @@ from typing import Any, get_type_hints
 import yaml
 
 from monograph.recipe.config.check_value import checked
-from monograph.recipe.config.compile_options import check_compile_options
+from monograph.recipe.config.compile_options import check_compile_options, waits_in_cuda_graphs
 from monograph.recipe.config.dataset_keys import DATASET_REFUSED
 from monograph.recipe.config.key_row import Said
 from monograph.recipe.config.key_support import ALL_MEANINGS, IGNORED, REFUSED, words_for_false
 from monograph.recipe.config.keys import KEYS, TRL_KEYS, DatasetKeys, Recipe, TrlDatasetKeys, TrlRecipe
+from monograph.recipe.config.many_recipes import ManyRecipes, expand, has_many, refused_beside
 from monograph.recipe.config.meanings import take_optim_args
 from monograph.recipe.config.model_checks import MODEL_CHECKS, check_adapter_keys, check_serving
 from monograph.recipe.config.other_keys import KERNEL_PLUGINS, OTHER_NAMES, SYNONYMS, TRACKER_PLUGINS
@@ -48,6 +49,7 @@ class ReadRecipe:
 
     recipe: Recipe
     notices: list[str] = field(default_factory=list)
+    many: ManyRecipes | None = None  # all of them, where adapters or a sweep say so; recipe is the first
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -63,10 +65,11 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return super().construct_mapping(node, deep)
 
 
-def read_config(path: str, arguments: Sequence[str] = ()) -> ReadRecipe:
+def read_config(path: str, arguments: Sequence[str] = (), *, many: bool = False) -> ReadRecipe:
     """The recipe of a file with `--key value` arguments over it. ConfigError lists all mistakes at once.
 
-    The folder of an adapter stands for the recipe.yml in it, and is then its output_dir.
+    The folder of an adapter stands for the recipe.yml in it, and is then its output_dir. many: a recipe of
+    several adapters is read too, and not refused until one of them is named.
     """
     try:
         with open(recipe_file(path), encoding="utf-8") as file:
@@ -89,11 +92,17 @@ def read_config(path: str, arguments: Sequence[str] = ()) -> ReadRecipe:
         apply_overrides(keys, parse_overrides(arguments))
     except ValueError as error:
         raise ConfigError("command line", [str(error)]) from error
-    return check_keys(keys, path)
+    read = check_keys(keys, path)
+    if read.many is not None and not many:
+        names = ", ".join(read.many.recipes)
+        raise ConfigError(path, [f"adapters: this takes one of them; write --only with one of {names}"])
+    return read
 
 
 def check_keys(keys: Mapping[str, Any], source: str = "recipe") -> ReadRecipe:
     """A mapping as read from YAML to a recipe; a TrlRecipe if TRL trains it."""
+    if has_many(keys):
+        return _check_many(keys, source)
     keys, errors, notices = _with_meanings(keys)
     values: dict[str, Any] = {}
     engine = TrlRecipe if wants_trl(keys) else Recipe
@@ -139,17 +148,41 @@ def check_keys(keys: Mapping[str, Any], source: str = "recipe") -> ReadRecipe:
         notices += more_notices
     if unknown_method:  # the types of datasets are those of another trainer
         errors = [error for error in errors if not _OF_TYPE.match(error)]
+    options, mode = recipe.torch_compile_options, recipe.torch_compile_mode
+    device = device_type(Recipe(device="auto") if isinstance(recipe, TrlRecipe) else recipe)  # TRL's own
     more_errors, more_notices = check_compile_options(
-        recipe.torch_compile_options,
-        torch_compile=recipe.torch_compile,
-        packing=recipe.sample_packing,
-        device=device_type(Recipe(device="auto") if isinstance(recipe, TrlRecipe) else recipe),  # TRL's own
-        mode=recipe.torch_compile_mode,
+        options, torch_compile=recipe.torch_compile, packing=recipe.sample_packing, device=device, mode=mode
     )
     errors += _not_said(more_errors + _surroundings(recipe), errors)
     if errors:
         raise ConfigError(source, errors)
-    return ReadRecipe(recipe, notices + more_notices)
+    waits = waits_in_cuda_graphs(options, mode, device, recipe.providers)
+    return ReadRecipe(recipe, notices + more_notices + waits)
+
+
+def _check_many(keys: Mapping[str, Any], source: str) -> ReadRecipe:
+    """Each adapter's keys as those of a recipe; what is wrong with all of them is said once."""
+    expanded = expand(keys)
+    read: dict[str, ReadRecipe] = {}
+    wrong: dict[str, list[str]] = {}  # by adapter
+    for name, own in {} if expanded.errors else expanded.keys.items():
+        try:
+            read[name] = check_keys(own, source)
+            wrong[name] = refused_beside(read[name].recipe, expanded.stop)
+        except ConfigError as error:
+            wrong[name] = error.errors
+    alike = [
+        error for error in next(iter(wrong.values()), []) if all(error in each for each in wrong.values())
+    ]
+    own_errors = [f"adapter {name}: {e}" for name, each in wrong.items() for e in each if e not in alike]
+    if errors := [*expanded.errors, *alike, *own_errors]:
+        raise ConfigError(source, errors)
+    notices = list(dict.fromkeys(notice for each in read.values() for notice in each.notices))
+    recipes = {name: each.recipe for name, each in read.items()}
+    first = next(iter(recipes.values()))
+    if keys.get("only"):
+        return ReadRecipe(first, notices)
+    return ReadRecipe(first, notices, ManyRecipes(recipes, os.path.dirname(first.output_dir), expanded.stop))
 
 
 def _with_meanings(written: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[str]]:

@@ -6,7 +6,8 @@ until it is trained: an adapter that does not train all of them is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -171,4 +172,18 @@ def _covers(indices: Any, path: str, new: set[int]) -> bool:
 def save_adapter(model: Any, folder: str) -> None:
     """PEFT's folder of an adapter. Of a vocabulary that grew PEFT would add both tables of the base, and of
     modules_to_save three copies of each; all that differs from the base is trained."""
-    model.save_pretrained(folder, save_embedding_layers=False if has_new_rows(model) else "auto")
+    with _in_order(model.peft_config.values()):
+        model.save_pretrained(folder, save_embedding_layers=False if has_new_rows(model) else "auto")
+
+
+@contextmanager
+def _in_order(configs: Iterable[Any]) -> Iterator[None]:
+    """PEFT keeps names of modules as sets, whose order in a file would be another in each process."""
+    sets = [(c, name, value) for c in configs for name, value in vars(c).items() if isinstance(value, set)]
+    try:
+        for config, name, value in sets:
+            setattr(config, name, sorted(value))
+        yield
+    finally:
+        for config, name, value in sets:
+            setattr(config, name, value)

@@ -20,6 +20,7 @@ from monograph.recipe.config.keys import DatasetKeys, Recipe
 from monograph.recipe.data.chat_template import written_template
 from monograph.recipe.data.documents import document_reader
 from monograph.recipe.data.encode import Encoded, encode, fit
+from monograph.recipe.data.full_disk import naming_file
 
 _COUNTS = "counts.json"  # written last
 _TOKENS = "tokens.sha256"
@@ -269,35 +270,40 @@ def read_prepared(folder: str) -> Prepared:
 
 def _write(recipe: Recipe, tokenizer: Any, folder: str) -> None:
     unfinished = f"{folder}.{uuid.uuid4().hex[:8]}"  # the same process number may run on another host
+    with naming_file(folder, "dataset_prepared_path"):
+        try:
+            _write_into(unfinished, recipe, tokenizer)
+            _rename_unless_there(unfinished, folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _write_into(unfinished: str, recipe: Recipe, tokenizer: Any) -> None:
     scratch = os.path.join(unfinished, "scratch")
     os.makedirs(scratch)
-    try:
-        counts: Counter[str] = Counter()
-        train, held = _dataset(recipe, "datasets", tokenizer, counts, scratch), None
-        if recipe.test_datasets:
-            held = _dataset(recipe, "test_datasets", tokenizer, counts, scratch)
-        elif recipe.val_set_size:
-            train, held = split_rows(recipe, train)
-        digest = hashlib.sha256()
-        for name, part in (("train", train), ("eval", held)):
-            if part is not None:
-                part.save_to_disk(os.path.join(unfinished, name))
-                counts[f"{name} documents"] = len(part)
-                for batch in part.iter(1000):
-                    if name == "train":
-                        _add_tokens(digest, batch)
-                    counts[f"{name} tokens"] += sum(map(len, batch["input_ids"]))
-                    counts[f"{name} targets"] += sum(
-                        label != IGNORED for labels in batch["labels"] for label in labels[1:]
-                    )
-        shutil.rmtree(scratch)
-        with open(os.path.join(unfinished, _TOKENS), "w", encoding="ascii") as file:
-            file.write(digest.hexdigest())
-        with open(os.path.join(unfinished, _COUNTS), "w", encoding="utf-8") as file:
-            json.dump(counts, file, indent=1)
-        _rename_unless_there(unfinished, folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    counts: Counter[str] = Counter()
+    train, held = _dataset(recipe, "datasets", tokenizer, counts, scratch), None
+    if recipe.test_datasets:
+        held = _dataset(recipe, "test_datasets", tokenizer, counts, scratch)
+    elif recipe.val_set_size:
+        train, held = split_rows(recipe, train)
+    digest = hashlib.sha256()
+    for name, part in (("train", train), ("eval", held)):
+        if part is not None:
+            part.save_to_disk(os.path.join(unfinished, name))
+            counts[f"{name} documents"] = len(part)
+            for batch in part.iter(1000):
+                if name == "train":
+                    _add_tokens(digest, batch)
+                counts[f"{name} tokens"] += sum(map(len, batch["input_ids"]))
+                counts[f"{name} targets"] += sum(
+                    label != IGNORED for labels in batch["labels"] for label in labels[1:]
+                )
+    shutil.rmtree(scratch)
+    with open(os.path.join(unfinished, _TOKENS), "w", encoding="ascii") as file:
+        file.write(digest.hexdigest())
+    with open(os.path.join(unfinished, _COUNTS), "w", encoding="utf-8") as file:
+        json.dump(counts, file, indent=1)
 
 
 def _add_tokens(digest: Any, batch: dict[str, Any]) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from monograph.recipe.config.keys import Recipe
+from monograph.recipe.data.full_disk import naming_file
 from monograph.recipe.data.new_tokens import save_adapter
 from monograph.recipe.run.adapter_card import write_card
 from monograph.recipe.run.base_fingerprint import write_base_fingerprint
-from monograph.recipe.run.full_disk import naming_file
 from monograph.recipe.run.saved_recipe import write_recipe
 
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -75,21 +75,35 @@ def move_into(source: str, target: str) -> None:
     os.rmdir(source)
 
 
+def optimizer_file(output_dir: str) -> str:
+    """Where the state of an optimizer is written before there is the folder of its checkpoint; what a killed
+    run left there is gone."""
+    folder = os.path.join(output_dir, f"{_UNFINISHED}optimizer")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    return os.path.join(folder, OPTIMIZER)
+
+
 def save_checkpoint(
     recipe: Recipe,
     step: int,
     model: Any,
-    optimizer: Mapping[str, torch.Tensor],
+    optimizer: Mapping[str, torch.Tensor] | str,
     state: Mapping[str, Any],
     base_fingerprint: Mapping[str, Any],
     lines: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Writes checkpoint-`step`; gives its path. lines: of metrics.jsonl, for its card."""
+    """Writes checkpoint-`step`; gives its path. optimizer: its state, or the file that has it, which is moved
+    there. lines: of metrics.jsonl, for its card."""
     from safetensors.torch import save_file
 
     def write(folder: str) -> None:
         save_adapter(model, folder)
-        save_file({name: tensor.cpu() for name, tensor in optimizer.items()}, os.path.join(folder, OPTIMIZER))
+        if isinstance(optimizer, str):
+            os.replace(optimizer, os.path.join(folder, OPTIMIZER))
+        else:
+            tensors = {name: tensor.cpu() for name, tensor in optimizer.items()}
+            save_file(tensors, os.path.join(folder, OPTIMIZER))
         with open(os.path.join(folder, STATE), "w", encoding="utf-8") as file:
             json.dump(state, file, indent=1)
         write_recipe(recipe, folder)

@@ -6,10 +6,22 @@ import signal
 import threading
 import time
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PASSED_ON = 2.0
+
+
+class Asked(Protocol):
+    """What a run asks of an interrupt."""
+
+    deaf: bool
+
+    @property
+    def signal(self) -> int | None: ...
+
+    @property
+    def asked(self) -> bool: ...
 
 
 class Interrupt:

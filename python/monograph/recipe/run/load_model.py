@@ -156,8 +156,9 @@ def set_router_loss(recipe: Recipe, base: Any) -> None:
         config.router_aux_loss_coef = base.router_aux_loss_coef = recipe.router_aux_loss_coef
 
 
-def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
-    """The base with a new adapter, or with that of lora_model_dir, ready to train on these ranks."""
+def load_model(recipe: Recipe, folder: str, world: World | None = None, base: Any = None) -> Any:
+    """The base with a new adapter, or with that of lora_model_dir, ready to train on these ranks. base: what
+    `load_base` gives for this recipe; it is loaded if there is none."""
     from peft import PeftModel, get_peft_model
 
     from monograph.distributed.expert_parallel import expert_parallel
@@ -173,7 +174,7 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None) -> Any:
     spread = expert_ranks(recipe, 1 if world is None else world.size)
     if max(held.shard, spread) > 1:
         read_small_tensors(folder)
-    base = load_base(recipe, folder)
+    base = load_base(recipe, folder) if base is None else base
     set_router_loss(recipe, base)
     if recipe.sample_packing or recipe.packs_evaluation:
         refuse_packed(base, "sample_packing: true")

@@ -10,10 +10,19 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from monograph.ops.show_config import chosen_isa
 from monograph.recipe.config.key_row import TOLD
 from monograph.recipe.config.keys import KEYS, Recipe
 from monograph.recipe.config.model_checks import PEFT_NAMES, given_config
+from monograph.recipe.config.placement import written_device
 from monograph.recipe.data.prepare import data_keys, files_sha256
+
+_INSTRUCTION_SET = "instruction set"  # of the kernels: sums have another order on another one
+
+
+def kernels_identity(recipe: Recipe) -> dict[str, str]:
+    """What of the machine decides the bits. Told when it differs: a run may go on elsewhere."""
+    return {_INSTRUCTION_SET: chosen_isa()} if written_device(recipe) == "cpu" else {}
 
 
 def run_identity(recipe: Recipe, tokens_sha256: str | None = None) -> dict[str, Any]:
@@ -23,6 +32,8 @@ def run_identity(recipe: Recipe, tokens_sha256: str | None = None) -> dict[str, 
     identity = {name: keys[name] for name in KEYS if KEYS[name].resume.state != "free"}
     identity["step_mode"] = recipe.mode
     identity["virtual_shards"] = recipe.leaves  # of the number of ranks nothing depends
+    if recipe.max_steps == -1:  # no bound, as None
+        identity["max_steps"] = None
     del identity["bf16"]  # named after fp16, which decides it
     identity["bf16"] = bool(recipe.bf16) and not recipe.fp16  # auto, full and true are one thing
     options = recipe.bnb_config_kwargs
@@ -56,9 +67,13 @@ def compare(saved: Mapping[str, Any], present: Mapping[str, Any], checkpoint: st
     """
     different = [name for name in present if name in saved and saved[name] != present[name]]
     for name in different:
-        if name not in KEYS or KEYS[name].resume is not TOLD:
+        if name != _INSTRUCTION_SET and (name not in KEYS or KEYS[name].resume is not TOLD):
             raise ValueError(
                 f"resume_from_checkpoint: {name} is {present[name]!r}, the run of {checkpoint} has "
                 f"{saved[name]!r}; write that, or begin anew in another output_dir"
             )
-    return [f"{name} is {present[name]!r} from here on, was {saved[name]!r}" for name in different]
+    bits = {_INSTRUCTION_SET: ": the bits are not those of an unbroken run"}
+    return [
+        f"{name} is {present[name]!r} from here on, was {saved[name]!r}{bits.get(name, '')}"
+        for name in different
+    ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from monograph.recipe.config.keys import Recipe
 from monograph.recipe.config.model_folder import model_folder
 from monograph.recipe.config.placement import offload_folder, offload_place
 from monograph.recipe.data.encode import load_tokenizer
+from monograph.recipe.data.full_disk import naming_file
 from monograph.recipe.data.prepare import prepare, read_prepared
 from monograph.recipe.data.token_rows import check_documents
 from monograph.recipe.run.agreement import Own, agree
@@ -36,35 +37,22 @@ from monograph.recipe.run.checkpoint import (
     keep_last,
     load_checkpoint,
     load_state,
+    optimizer_file,
     save_checkpoint,
 )
-from monograph.recipe.run.interrupt import Interrupt
+from monograph.recipe.run.interrupt import Asked, Interrupt
 from monograph.recipe.run.load_model import check_start, is_packed, load_model
 from monograph.recipe.run.metrics import Metrics, NoMetrics
+from monograph.recipe.run.outcome import Outcome
 from monograph.recipe.run.output_folder import finished_run, held, set_aside
 from monograph.recipe.run.progress import Reporter, peak_memory_kib
 from monograph.recipe.run.ranks import check_ranks, check_same_start, idle_ranks, quiet_unless_first
 from monograph.recipe.run.restarts import launch_name, own_checkpoint, restarted
-from monograph.recipe.run.run_identity import compare, run_identity
+from monograph.recipe.run.run_identity import compare, kernels_identity, run_identity
 from monograph.recipe.run.run_output import Progress, RunOutput
 from monograph.recipe.run.schedule import checkpoint_steps, evaluation_steps, learning_rate
 from monograph.training import TrainStep, verify_head, verify_packing
-
-
-@dataclass
-class Outcome:
-    """How a run ended. signal: the one that ended it early, None if none did."""
-
-    step: int
-    total: int
-    signal: int | None
-    best_step: int | None
-    output_dir: str
-    writes: bool = True  # false on ranks that leave it to rank 0
-
-    @property
-    def interrupted(self) -> bool:
-        return self.signal is not None
+from monograph.training.state_parts import write_parts
 
 
 def train(recipe: Recipe, world: World | None = None, *, quiet: bool = False) -> Outcome:
@@ -77,22 +65,34 @@ def train(recipe: Recipe, world: World | None = None, *, quiet: bool = False) ->
 
 def _train(recipe: Recipe, world: World, quiet: bool) -> Outcome:
     check_ranks(recipe, world)
-    with held(recipe.output_dir) if world.first else nullcontext():
-        by_first(world, "prepare", lambda: model_folder(recipe))
-        folder = model_folder(recipe)
-        tokenizer = load_tokenizer(recipe, folder)
-        prepared = read_prepared(by_first(world, "prepare", lambda: prepare(recipe, tokenizer).folder))
-        check_documents(recipe, folder, tokenizer, [part for part in (prepared.train, prepared.eval) if part])
-        with compile_options(recipe.torch_compile_options, recipe.torch_compile_mode):
-            run = Run(recipe, tokenizer, prepared, folder, world)
-            return run.train(quiet)
+    with (
+        held(recipe.output_dir) if world.first else nullcontext(),
+        compile_options(recipe.torch_compile_options, recipe.torch_compile_mode),
+    ):
+        return make_run(recipe, world).train(quiet)
+
+
+def make_run(recipe: Recipe, world: World, base: Callable[[str], Any] | None = None) -> Run:
+    """Data, model and step of a recipe, ready to go. base: gives the base of a folder; None: it is loaded."""
+    by_first(world, "prepare", lambda: model_folder(recipe))
+    folder = model_folder(recipe)
+    tokenizer = load_tokenizer(recipe, folder)
+    prepared = read_prepared(by_first(world, "prepare", lambda: prepare(recipe, tokenizer).folder))
+    check_documents(recipe, folder, tokenizer, [part for part in (prepared.train, prepared.eval) if part])
+    return Run(recipe, tokenizer, prepared, folder, world, base)
 
 
 class Run(RunOutput):
     """One run: model, step, data and position."""
 
     def __init__(
-        self, recipe: Recipe, tokenizer: Any, prepared: Any, folder: str, world: World | None = None
+        self,
+        recipe: Recipe,
+        tokenizer: Any,
+        prepared: Any,
+        folder: str,
+        world: World | None = None,
+        base: Callable[[str], Any] | None = None,
     ) -> None:
         self.recipe, self.tokenizer, self.prepared = recipe, tokenizer, prepared
         self.world = world or alone()
@@ -101,15 +101,17 @@ class Run(RunOutput):
             Batches(recipe, prepared.eval, tokenizer.pad_token_id, training=False) if prepared.eval else None
         )
         self.epochs = self.batches.epochs(recipe)
+        self.last_step = self.epochs.total  # an earlier one where somebody ends it
         self.signal = 0  # one that any rank was sent
         self.told: list[str] = []  # what a resumed run does in another way
         self.resumed_at = 0
-        identity = run_identity(recipe, prepared.tokens_sha256)
+        identity = run_identity(recipe, prepared.tokens_sha256) | kernels_identity(recipe)
+        identity |= config_sha256(folder)
         self.resumed = by_first(self.world, "load", self._checkpoint)
         if self.resumed:
             self.told = compare(load_state(self.resumed).get("identity", {}), identity, self.resumed)
         self.world.doing("load")
-        self.model = load_model(recipe, folder, self.world)
+        self.model = load_model(recipe, folder, self.world, None if base is None else base(folder))
         verify_head(self.model)
         if self.batches.packing or (self.held is not None and self.held.packing):
             verify_packing(self.model)
@@ -135,7 +137,7 @@ class Run(RunOutput):
         self.progress = Progress(
             order=self.batches.sampler.state_dict(0, 0),
             base_sha256=self.base_fingerprint["base"]["sha256"],
-            identity=identity | config_sha256(folder),
+            identity=identity,
         )
         if self.resumed:
             self._resume(self.resumed)
@@ -170,7 +172,6 @@ class Run(RunOutput):
                 f"resume_from_checkpoint: {folder} was trained on another base (hash "
                 f"{saved.base_sha256[:12]}, this one has {self.progress.base_sha256[:12]})"
             )
-        compare(saved.identity, self.progress.identity, folder)
         check_start(self.model, folder)
         self.step.load_state_dict(optimizer)
         if saved.skipped_in_a_row >= self.recipe.max_bad_steps:  # what ended that run begins anew
@@ -185,50 +186,69 @@ class Run(RunOutput):
             )
 
     def train(self, quiet: bool = False) -> Outcome:
+        several = self.world.size > 1
+        with (
+            Reporter(self.epochs.total, self.progress.step, quiet=quiet) as reporter,
+            Interrupt(among_ranks=several) as interrupt,
+        ):
+            for _ in self.steps(reporter, interrupt):
+                pass
+        return self.outcome()
+
+    def outcome(self) -> Outcome:
+        progress, writes = self.progress, self.world.first
+        return Outcome(
+            progress.step,
+            self.epochs.total,
+            self.signal or None,
+            progress.best_step,
+            self.recipe.output_dir,
+            writes,
+        )
+
+    def steps(self, reporter: Reporter, interrupt: Asked) -> Iterator[int]:
+        """Trains and writes the adapter; gives the number of each step, after what follows it."""
         recipe, progress, total = self.recipe, self.progress, self.epochs.total
         evaluate_at = evaluation_steps(recipe, self.epochs)
         save_at = checkpoint_steps(recipe, self.epochs)
-        first, several = progress.step, self.world.size > 1
-        metrics = self.metrics = Metrics(recipe, first) if self.world.first else NoMetrics()
-        with Reporter(total, first, quiet=quiet) as reporter, Interrupt(among_ranks=several) as interrupt:
-            if self.world.heartbeats is not None:
-                self.world.heartbeats.told_to_end = lambda: interrupt.asked
-            reporter.say(self._introduction())
-            for line in (self.prepared.what_is_missing(), idle_ranks(recipe, self.world), *self.told):
-                if line:
-                    reporter.say(line)
-            while progress.step < total and not (self.signal if several else interrupt.signal):
-                self._one_step(metrics, reporter, interrupt)
-                best = self._evaluate(metrics, reporter) if progress.step in evaluate_at else False
-                if (best and recipe.save_strategy != "no") or progress.step in save_at:
-                    self._save()
-                if progress.skipped_in_a_row >= recipe.max_bad_steps:
-                    raise ValueError(self._bad_steps(self._save()))
-                if self._stopped(reporter):
-                    break
-            if 0 < progress.step == progress.skipped == total:
-                raise ValueError(
-                    f"each of the {total} steps had a loss or gradient that is not finite: nothing was "
-                    f"learnt; saved {self._save()}"
-                )
-            interrupt.deaf = several
-            if not several:
-                self.signal = interrupt.signal or 0
-            if self.signal:
-                reporter.say(
-                    f"stopped after step {progress.step}; saved {self._save()}; go on with "
-                    "--resume-from-checkpoint auto"
-                )
-            else:
-                sketches = self._calibrate(reporter)
-                if not sketches:
-                    self._take_best()
-                with whole_adapter(self.model):
-                    by_first(self.world, "save", lambda: self._finish(reporter, metrics.plot(), sketches))
+        several = self.world.size > 1
+        metrics = self.metrics = Metrics(recipe, progress.step) if self.world.first else NoMetrics()
+        if self.world.heartbeats is not None:
+            self.world.heartbeats.told_to_end = lambda: interrupt.asked
+        reporter.say(self._introduction())
+        for line in (self.prepared.what_is_missing(), idle_ranks(recipe, self.world), *self.told):
+            if line:
+                reporter.say(line)
+        while progress.step < self.last_step and not (self.signal if several else interrupt.signal):
+            self._one_step(metrics, reporter, interrupt)
+            best = self._evaluate(metrics, reporter) if progress.step in evaluate_at else False
+            if (best and recipe.save_strategy != "no") or progress.step in save_at:
+                self._save()
+            if progress.skipped_in_a_row >= recipe.max_bad_steps:
+                raise ValueError(self._bad_steps(self._save()))
+            if self._stopped(reporter):
+                break
+            yield progress.step
+        if 0 < progress.step == progress.skipped == total:
+            raise ValueError(
+                f"each of the {total} steps had a loss or gradient that is not finite: nothing was "
+                f"learnt; saved {self._save()}"
+            )
+        interrupt.deaf = several
+        if not several:
+            self.signal = interrupt.signal or 0
+        if self.signal:
+            reporter.say(
+                f"stopped after step {progress.step}; saved {self._save()}; go on with "
+                "--resume-from-checkpoint auto"
+            )
+        else:
+            sketches = self._calibrate(reporter)
+            if not sketches:
+                self._take_best()
+            with whole_adapter(self.model):
+                by_first(self.world, "save", lambda: self._finish(reporter, metrics.plot(), sketches))
         metrics.close()
-        return Outcome(
-            progress.step, total, self.signal or None, progress.best_step, recipe.output_dir, self.world.first
-        )
 
     def _introduction(self) -> str:
         whole = whole_shapes(self.model)  # of what has its share here alone
@@ -241,7 +261,7 @@ class Run(RunOutput):
             f"accumulation {self.batches.sampler.batches_per_step}, mode {self.step.mode}{where}"
         )
 
-    def _one_step(self, metrics: Metrics, reporter: Reporter, interrupt: Interrupt) -> None:
+    def _one_step(self, metrics: Metrics, reporter: Reporter, interrupt: Asked) -> None:
         recipe, progress = self.recipe, self.progress
         self._mark(progress.step + 1)
         batches = self.batches.step(*self.epochs.place(progress.step))
@@ -337,15 +357,20 @@ class Run(RunOutput):
 
     def _save(self) -> str:
         """A checkpoint, by rank 0; the others wait until it has its name. Where factors of experts are cut
-        they send theirs before."""
-        cut = self.step.state.owners is not None
-        if cut:
+        they send theirs before, and rank 0 writes one after the other."""
+        optimizer: Mapping[str, torch.Tensor] | str = {}
+        if self.step.state.owners is not None:
             self.world.doing("save")
-        optimizer = self.step.state_dict() if cut or self.world.first else {}
+            output_dir = self.recipe.output_dir
+            with naming_file(output_dir):
+                optimizer = optimizer_file(output_dir) if self.world.first else ""
+                write_parts(self.step.state_parts(), optimizer or None)
+        elif self.world.first:
+            optimizer = self.step.state_dict()
         with whole_adapter(self.model):
             return by_first(self.world, "save", lambda: self._write_checkpoint(optimizer))
 
-    def _write_checkpoint(self, optimizer: Mapping[str, torch.Tensor]) -> str:
+    def _write_checkpoint(self, optimizer: Mapping[str, torch.Tensor] | str) -> str:
         recipe, progress = self.recipe, self.progress
         state = asdict(progress)
         path = save_checkpoint(

@@ -21,17 +21,18 @@ from monograph.recipe.config.read_config import ConfigError
 from monograph.recipe.config.trl_arguments import config_arguments, field_names
 from monograph.recipe.config.trl_choose import trainer_classes
 from monograph.recipe.data.encode import load_tokenizer
+from monograph.recipe.data.full_disk import naming_file
 from monograph.recipe.data.new_tokens import check_new_rows_are_trained
 from monograph.recipe.data.token_rows import check_documents
 from monograph.recipe.run.adapter_names import check_names
 from monograph.recipe.run.base_fingerprint import make_base_fingerprint, packing_of, write_base_fingerprint
 from monograph.recipe.run.checkpoint import STATE, checkpoint_to_resume, move_into, write_folder
-from monograph.recipe.run.full_disk import naming_file
 from monograph.recipe.run.interrupt import Interrupt
 from monograph.recipe.run.load_model import adapter_config, is_packed, load_base, set_router_loss
 from monograph.recipe.run.metrics import plot_losses
+from monograph.recipe.run.outcome import Outcome
 from monograph.recipe.run.output_folder import finished_run, held, set_aside
-from monograph.recipe.run.train import Outcome
+from monograph.recipe.run.run_identity import kernels_identity
 from monograph.recipe.run.trained_base import check_trained_base
 from monograph.recipe.trl.callbacks import Records, Watch
 from monograph.recipe.trl.datasets import make_datasets
@@ -184,7 +185,7 @@ def _train(recipe: TrlRecipe, quiet: bool) -> Outcome:
 
         for callback in (PrinterCallback, ProgressCallback):
             trainer.remove_callback(callback)
-    identity = with_rows(trl_identity(recipe), trainer.train_dataset)
+    identity = with_rows(trl_identity(recipe) | kernels_identity(recipe), trainer.train_dataset)
     told = compare_run(resumed, identity)
     if resumed:
         check_trained_base(recipe, resumed, model_folder(recipe), trainer.model)

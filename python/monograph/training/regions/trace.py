@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from monograph.ops import seeded_dropout_many  # noqa: F401  (registers the operator)
 from monograph.ops.seeded_dropout import SeededDropout
 from monograph.training.regions.call import differentiated
 from monograph.training.regions.layer_function import Request, beside, run
@@ -231,4 +232,6 @@ def _streams_as_inputs(graph: GraphModule, layer: nn.Module) -> list[Node]:
     for node in graph.graph.nodes:
         if node.target is torch.ops.monograph.seeded_dropout.default and by_number:
             node.args = (*node.args[:2], by_number[node.args[2]], node.args[3])
+        elif node.target is torch.ops.monograph.seeded_dropout_many.default and by_number:
+            node.args = (*node.args[:4], [by_number[stream] for stream in node.args[4]], node.args[5])
     return made

@@ -33,16 +33,19 @@ def reason(error: BaseException) -> int | None:
 
 
 @contextmanager
-def naming_file(path: str) -> Iterator[None]:
-    """Turns what any library says of a full disk into an OSError with the path and the reason."""
+def naming_file(path: str, key: str = "output_dir") -> Iterator[None]:
+    """Turns what any library says of a full disk into an OSError with the path and the reason. `key` leads
+    elsewhere. An error of a file that lies elsewhere stays what it is."""
     from safetensors import SafetensorError
 
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
         number = reason(error)
-        if number is None:
+        named = getattr(error, "filename", None)
+        elsewhere = isinstance(named, str) and not os.path.abspath(named).startswith(os.path.abspath(path))
+        if number is None or elsewhere:
             raise
         raise OSError(
-            number, f"{path} was not written: {os.strerror(number)}; make room, or choose another output_dir"
+            number, f"{path} was not written: {os.strerror(number)}; make room, or choose another {key}"
         ) from error

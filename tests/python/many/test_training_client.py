@@ -1,0 +1,99 @@
+"""Verbs on one base: gradients accumulate until optim_step; with the divisor of a mean, bits of TrainStep."""
+
+import pytest
+import torch
+
+import monograph as mg
+from monograph.training.loss import count_targets
+from support.many_runs import base, batches, digest, lora, seven
+
+
+def adam(run):
+    return mg.AdamParams(run.learning_rate, run.betas, run.eps, run.weight_decay, run.max_grad_norm)
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("graph", marks=pytest.mark.slow)])
+def test_with_the_mean_as_divisor_it_has_the_bits_of_a_step(mode):
+    runs = {name: seven()[name] for name in ("bias", "many")}
+    service = mg.TrainingService(base(), mode=mode)
+    clients = {
+        name: service.create_lora_training_client(seed=run.seed, config=run.config, name=name)
+        for name, run in runs.items()
+    }
+    step = mg.ManyStep(base(), runs, mode=mode)
+    for number in range(2):
+        wanted = step({name: batches(name, number) for name in runs})
+        for name, run in runs.items():
+            given = batches(name, number)
+            targets = sum(map(count_targets, given))
+            parts = [clients[name].forward_backward([one], divisor=targets) for one in given]
+            assert sum(part.targets for part in parts) == targets
+            assert clients[name].optim_step(adam(run)) == float(wanted[name].grad_norm)
+            assert sum(part.loss for part in parts) == pytest.approx(float(wanted[name].loss), rel=1e-6)
+    for name in runs:
+        assert digest(clients[name]._step) == digest(step.step_of(name))
+
+
+def test_the_loss_is_a_sum_and_calls_add_up():
+    service = mg.TrainingService(base(), mode="eager")
+    one, two = (service.create_lora_training_client(rank=4, seed=3) for _ in range(2))
+    given = batches("many", 0)
+    for batch in given:
+        one.forward_backward([batch])
+    whole = two.forward_backward(given)
+    assert whole.loss == pytest.approx(two.forward(given).loss, rel=1e-3)
+    assert whole.loss > 5 * whole.targets / 2  # about ln 256 for each target
+    assert one.optim_step(mg.AdamParams(1e-3)) == two.optim_step(mg.AdamParams(1e-3))
+    assert digest(one._step) == digest(two._step)
+    with pytest.raises(ValueError, match="optim_step without a forward_backward"):
+        one.optim_step(mg.AdamParams())
+
+
+def test_what_is_saved_goes_on_as_if_nothing_had_been(tmp_path):
+    service = mg.TrainingService(base(), mode="eager")
+    one, two = (service.create_lora_training_client(rank=4, seed=seed) for seed in (3, 4))
+    one.forward_backward(batches("odd", 0))
+    with pytest.raises(ValueError, match="gradients have accumulated"):
+        one.save_state(str(tmp_path / "state"))
+    one.optim_step(mg.AdamParams(1e-3))
+    one.save_state(str(tmp_path / "state"))
+    one.save_state(str(tmp_path / "state"))  # in place of the older one
+    one.save_weights(str(tmp_path / "weights"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["state", "weights"]
+    two.load_state(str(tmp_path / "state"))
+    for client in (one, two):
+        client.forward_backward(batches("odd", 1))
+        client.optim_step(mg.AdamParams(1e-3))
+    assert digest(one._step) == digest(two._step)
+    with pytest.raises(ValueError, match=r"weights has no optimizer\.safetensors"):
+        two.load_state(str(tmp_path / "weights"))
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "thesis.txt").write_text("years")
+    with pytest.raises(ValueError, match="holds something else than an adapter"):
+        two.save_weights(str(tmp_path / "papers"))
+    assert (tmp_path / "papers" / "thesis.txt").read_text() == "years"
+
+
+def test_samples_follow_the_seed_and_leave_training_alone():
+    service = mg.TrainingService(base(), mode="eager")
+    one, two = (service.create_lora_training_client(config=lora(4, 0.1), seed=3) for _ in range(2))
+    state = torch.get_rng_state()
+    first = one.sample([1, 2, 3], max_tokens=6, num_samples=2, seed=1)
+    assert [len(row) for row in first] == [6, 6]
+    assert one.sample([1, 2, 3], max_tokens=6, num_samples=2, seed=1) == first
+    greedy = one.sample([1, 2, 3], max_tokens=6, temperature=0)
+    assert greedy == two.sample([1, 2, 3], max_tokens=6, temperature=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    for client in (one, two):
+        client.forward_backward(batches("norm", 0))
+        client.optim_step(mg.AdamParams(1e-2))
+    assert digest(one._step) == digest(two._step)
+
+
+def test_modes_and_models_that_have_no_such_step_are_named():
+    with pytest.raises(ValueError, match="mode is 'whole_step', wanted graph, inductor or eager"):
+        mg.TrainingService(base(), mode="whole_step")
+    routed = base()
+    routed.config.output_router_logits = True
+    with pytest.raises(ValueError, match="the loss of routers is no sum over targets"):
+        mg.TrainingService(routed)
