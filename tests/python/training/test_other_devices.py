@@ -11,6 +11,7 @@ from random import Random
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import monograph as mg
 from monograph.diagnosis.selftest import training
@@ -31,8 +32,8 @@ PORTABLE = torch._C.DispatchKey.CompositeExplicitAutograd
 BETWEEN_TWO_DEVICES = {"offload", "reload", "wait"}
 # Their argument is the name of a folder or file, as bytes on the host.
 NAMES_A_FILE = {"checkpoint_sha256", "read_gguf"}
-# Ranges of rows: read by the host, so they stay there.
-ON_THE_HOST = {"starts"}
+# Ranges of rows and their seeds: read by the host, so they stay there.
+ON_THE_HOST = {"starts", "seeds"}
 # They read where documents end, or which tokens count: loops and sizes depend on it.
 READ_BY_THE_HOST = {
     "gated_delta_rule",
@@ -61,7 +62,21 @@ def bits(tensor):
 
 
 def flat(found):
-    return [found] if isinstance(found, torch.Tensor) else [] if found is None else list(found)
+    """The tensors of what an operator returns, lists of them included."""
+    if found is None or isinstance(found, torch.Tensor):
+        return [] if found is None else [found]
+    return [tensor for entry in found for tensor in flat(entry)]
+
+
+class Portable(TorchDispatchMode):
+    """The portable implementation of every operator of ours, those that an implementation calls included."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        space, name = func._schema.name.split("::")
+        if space != "monograph" or name in READ_BY_THE_HOST:  # those call themselves on the CPU
+            return func(*args, **(kwargs or {}))
+        with self:  # torch has left it to call this
+            return func._op_dk(PORTABLE, *args, **(kwargs or {}))
 
 
 def operators_give_what_they_give_on_the_cpu():
@@ -88,7 +103,8 @@ def operators_give_what_they_give_on_the_cpu():
             for name, value in zip(names, call, strict=False)
         ]
         with torch.no_grad():
-            wanted = flat(operator._op_dk(PORTABLE, *here))
+            with Portable():
+                wanted = flat(operator._op_dk(PORTABLE, *here))
             shadow_device.syncs.clear()
             got = flat(operator(*there))
         if name not in READ_BY_THE_HOST:
