@@ -23,6 +23,7 @@ from torch import nn
 from monograph.distributed import Order, TreeSum
 from monograph.many.adapter_run import AdapterRun
 from monograph.many.step import ManyStep
+from monograph.training import TrainStep
 from monograph.training.loss import has_router_loss
 from monograph.training.step import MOST_MICRO_BATCHES
 
@@ -79,17 +80,24 @@ class TrainingClient:
 
     def __init__(self, many: ManyStep, name: str) -> None:
         self.name = name
-        self._many, self._step = many, many.step_of(name)
+        self._many, self._closed = many, False
         self._gradients: list[torch.Tensor] = []
+
+    @property
+    def _step(self) -> TrainStep:
+        """Looked up each time: behind `close` the tensors are another adapter's."""
+        if self._closed:
+            raise ValueError(f"{self.name} is closed, wanted a client that create_lora_training_client gives")
+        return self._many.step_of(self.name)
 
     @property
     def model(self) -> Any:
         """PEFT's model of the adapter."""
-        return self._many.model(self.name)
+        return self._step.model
 
     def forward(self, batches: Sequence[Mapping[str, Any]], *, divisor: float = 1.0) -> ForwardBackward:
         """The loss alone, without dropout."""
-        found = [self._many.evaluate(self.name, batch) for batch in batches]
+        found = [self._step.evaluate(batch) for batch in batches]
         loss = sum(float(loss) / divisor for loss, _ in found)
         return ForwardBackward(loss, sum(count for _, count in found))
 
@@ -112,6 +120,7 @@ class TrainingClient:
     def optim_step(self, params: AdamParams) -> float:
         """One AdamW update; gives the norm of the gradient before clipping. One that is not finite, or a loss
         that is not, changes nothing. What has accumulated is gone."""
+        step = self._step
         if not self._gradients:
             raise ValueError(f"{self.name}: optim_step without a forward_backward before it")
         gradients, self._gradients = self._gradients, []
@@ -119,7 +128,7 @@ class TrainingClient:
         for gradient in gradients:
             total.add(gradient)
         hyper = (params.betas, params.eps, params.weight_decay, params.grad_clip_norm)
-        _, norm = self._step.apply_gradient(total.parts, len(gradients), params.learning_rate, hyper)
+        _, norm = step.apply_gradient(total.parts, len(gradients), params.learning_rate, hyper)
         return float(norm)
 
     def sample(
@@ -167,26 +176,33 @@ class TrainingClient:
         path = os.path.join(folder, OPTIMIZER)
         if not os.path.isfile(path):
             raise ValueError(f"load_state: {folder} has no {OPTIMIZER}, wanted a folder of save_state")
-        self._many.load_state_dict(self.name, load_file(path))
+        self._step.load_state_dict(load_file(path))
         self._gradients = []
 
     def close(self) -> None:
-        """Gives the place of the adapter to the next one of its kind."""
-        self._many.retire(self.name)
+        """Gives the place of the adapter to the next one of its kind. No verb of this client works then."""
+        if not self._closed:
+            self._many.retire(self.name)
+        self._closed, self._gradients = True, []
 
     def _save(self, folder: str, *, optimizer: bool) -> str:
         from safetensors.torch import save_file
 
+        if os.path.exists(folder) and not os.path.isdir(folder):
+            raise ValueError(f"{folder} is a file, wanted a folder")
         there = os.path.exists(folder) and bool(os.listdir(folder))
         if there and not os.path.isfile(os.path.join(folder, "adapter_config.json")):
             raise ValueError(f"{folder} holds something else than an adapter, wanted another folder")
-        unfinished = f"{os.path.normpath(folder)}.unfinished"
+        unfinished, replaced = (f"{os.path.normpath(folder)}.{what}" for what in ("unfinished", "replaced"))
         shutil.rmtree(unfinished, ignore_errors=True)
         os.makedirs(unfinished)
         self.model.save_pretrained(unfinished)
         if optimizer:
-            save_file(self._many.state_dict(self.name), os.path.join(unfinished, OPTIMIZER))
+            save_file(self._step.state_dict(), os.path.join(unfinished, OPTIMIZER))
+        # One of the two is whole at any moment.
+        shutil.rmtree(replaced, ignore_errors=True)
         if os.path.isdir(folder):
-            shutil.rmtree(folder)
+            os.rename(folder, replaced)
         os.rename(unfinished, folder)
+        shutil.rmtree(replaced, ignore_errors=True)
         return folder

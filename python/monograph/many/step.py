@@ -33,9 +33,11 @@ class Slot:
 
     def take(self, base: nn.Module, run: AdapterRun) -> None:
         """Another adapter of this kind from its start: its factors, no moments, no step done."""
-        fresh = {name: p for name, p in drawn(base, run).named_parameters() if p.requires_grad}
+        made = drawn(base, run)
+        fresh = {name: p for name, p in made.named_parameters() if p.requires_grad}
         start = {f"flat.{name}": fresh[name].detach().float() for name in self.step.state.names}
         self.step.load_state_dict({name: tensor.clone() for name, tensor in (self._blank | start).items()})
+        self.model.peft_config["default"] = made.peft_config["default"]  # its file says how it began
         self.step.seed, self.run = run.seed, run
 
 

@@ -1,5 +1,8 @@
 """Verbs on one base: gradients accumulate until optim_step; with the divisor of a mean, bits of TrainStep."""
 
+import json
+import os
+
 import pytest
 import torch
 
@@ -97,3 +100,66 @@ def test_modes_and_models_that_have_no_such_step_are_named():
     routed.config.output_router_logits = True
     with pytest.raises(ValueError, match="the loss of routers is no sum over targets"):
         mg.TrainingService(routed)
+
+
+def test_a_closed_client_leaves_the_next_one_alone(tmp_path):
+    """The next adapter of its kind has its tensors."""
+    service = mg.TrainingService(base(), mode="eager")
+    first = service.create_lora_training_client(rank=4, seed=3, name="one")
+    first.forward_backward(batches("norm", 0))
+    first.close()
+    second = service.create_lora_training_client(
+        config=lora(4, lora_alpha=4, init_lora_weights="gaussian"), seed=4, name="one"
+    )
+    before = digest(second._step)
+    verbs = {
+        "forward": lambda: first.forward(batches("norm", 0)),
+        "forward_backward": lambda: first.forward_backward(batches("norm", 0)),
+        "optim_step": lambda: first.optim_step(mg.AdamParams(1e-2)),
+        "sample": lambda: first.sample([1, 2]),
+        "save_state": lambda: first.save_state(str(tmp_path / "state")),
+        "save_weights": lambda: first.save_weights(str(tmp_path / "weights")),
+        "load_state": lambda: first.load_state(str(tmp_path)),
+        "model": lambda: first.model,
+    }
+    (tmp_path / "optimizer.safetensors").write_bytes(b"")
+    for verb, call in verbs.items():
+        with pytest.raises(Exception, match="one is closed, wanted") as found:
+            call()
+        assert found.type is ValueError, verb
+    first.close()  # again: nothing
+    assert digest(second._step) == before
+    second.save_weights(str(tmp_path / "second"))
+    written = json.loads((tmp_path / "second" / "adapter_config.json").read_text())
+    assert written["init_lora_weights"] == "gaussian"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file is a file, wanted a folder"):
+        second.save_weights(str(tmp_path / "file"))
+
+
+def test_a_save_that_is_cut_off_leaves_one_whole(tmp_path, monkeypatch):
+    service = mg.TrainingService(base(), mode="eager")
+    client = service.create_lora_training_client(rank=4, seed=3)
+    client.save_weights(str(tmp_path / "out"))
+    first = (tmp_path / "out" / "adapter_model.safetensors").read_bytes()
+    client.forward_backward(batches("norm", 0))
+    client.optim_step(mg.AdamParams(1e-2))
+    rename, left = os.rename, [1, 0]
+
+    def cut(source, target):
+        if not left.pop():
+            raise OSError("cut off")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", cut)
+    with pytest.raises(OSError, match="cut off"):
+        client.save_weights(str(tmp_path / "out"))
+    left[:] = [0, 1]
+    with pytest.raises(OSError, match="cut off"):
+        client.save_weights(str(tmp_path / "out"))
+    monkeypatch.undo()
+    whole = [p for p in tmp_path.iterdir() if (p / "adapter_model.safetensors").exists()]
+    assert first in [(p / "adapter_model.safetensors").read_bytes() for p in whole]
+    client.save_weights(str(tmp_path / "out"))
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "adapter_model.safetensors").read_bytes() != first
