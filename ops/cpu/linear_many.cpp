@@ -27,6 +27,60 @@ class Ranges {
   std::vector<LinearTerm> terms_;
 };
 
+// How the operands of a pass are called: `x` meets W, `u` the factors of the adapters.
+struct Names {
+  const char *op, *x, *u, *factors;
+  Pass pass;
+};
+constexpr Names kForward = {"linear_many", "x", "u", "b", Pass::kForward};
+constexpr Names kDx = {"linear_many_dx", "dy", "du", "a", Pass::kDx};
+
+// What both passes are given, and the ranks of the adapters.
+struct Operands {
+  LinearWeight weight;
+  RowsArgument input, low;
+  Factors factors;
+  std::vector<std::size_t> ranks;
+  std::size_t columns;  // of the result
+};
+
+Operands operands_of(const Names& of, const Tensor& x, const Tensor& values,
+                     const std::vector<Tensor>& scales, const std::vector<std::int64_t>& layout,
+                     const Tensor& u, const std::vector<Tensor>& factors) {
+  const char* const op = of.op;
+  const bool forward = of.pass == Pass::kForward;
+  const LinearWeight weight = check_weight(op, values, scales, layout);
+  const std::size_t inner = forward ? weight.packed.cols : weight.packed.rows;
+  const std::size_t outer = forward ? weight.packed.rows : weight.packed.cols;
+  const RowsArgument input = rows_of(op, of.x, x);
+  STD_TORCH_CHECK(input.matrix.cols == inner, op, ": ", of.x, " has ", input.matrix.cols,
+                  " columns, the weight has ", inner, forward ? "" : " rows");
+  Operands found = {weight, input, rows_matching(op, of.u, u, x, input), {}, {}, outer};
+  found.factors = factors_of(op, of.factors, factors);
+  for (std::size_t i = 0; i < factors.size(); ++i) {
+    const PackedView& factor = found.factors.weights[i].packed;
+    const std::size_t given = forward ? factor.rows : factor.cols;
+    const std::size_t rank = forward ? factor.cols : factor.rows;
+    STD_TORCH_CHECK(given == outer, op, ": ", of.factors, "[", i, "] has ", given,
+                    forward ? " rows" : " columns", ", wanted ", outer);
+    STD_TORCH_CHECK(rank <= found.low.matrix.cols, op, ": ", of.u, " has ", found.low.matrix.cols,
+                    " columns, wanted ", rank, " or more for ", of.factors, "[", i, "]");
+    found.ranks.push_back(rank);
+  }
+  return found;
+}
+
+Tensor product_of(const Names& of, const Operands& given, const Ranges& parts, const Tensor& x) {
+  Tensor out = empty_rows(of.op, x, given.columns);
+  if (given.columns == 0) return out;
+  const Matrix& input = given.input.matrix;
+  const LinearTerm shared = {input, given.weight};
+  LinearProduct product = {{&shared, 1}, mutable_rows(out, input.rows, given.columns), input.rows};
+  product.ranges = parts.ranges;
+  linear_ranges(given.input.dtype, of.pass, product, torch_parallel_for);
+  return out;
+}
+
 // `a` is only checked, but for saying which adapters may have a gain: it tells the autograd
 // formula that u = x * a^T.
 void check_a(const char* op, const std::vector<Tensor>& a, std::size_t cols,
@@ -46,7 +100,7 @@ Tensor linear_many_cpu(const Tensor& x, const Tensor& values, const std::vector<
                        const std::vector<std::int64_t>& layout, const Tensor& starts,
                        const Tensor& u, const std::vector<Tensor>& b, const std::vector<Tensor>& a,
                        const std::vector<Tensor>& bias, const std::vector<Tensor>& gain) {
-  const char* const op = "linear_many";
+  const char* const op = kForward.op;
   check_device(op, DeviceType::CPU,
                {{"x", x},
                 {"values", values},
@@ -57,24 +111,10 @@ Tensor linear_many_cpu(const Tensor& x, const Tensor& values, const std::vector<
                 {"a", a},
                 {"bias", bias},
                 {"gain", gain}});
-  const LinearWeight weight = check_weight(op, values, scales, layout);
-  const std::size_t rows = weight.packed.rows, cols = weight.packed.cols, count = b.size();
-  const RowsArgument input = rows_of(op, "x", x);
-  STD_TORCH_CHECK(input.matrix.cols == cols, op, ": x has ", input.matrix.cols,
-                  " columns, the weight has ", cols);
-  const RowsArgument low = rows_matching(op, "u", u, x, input);
-  const Factors factors = factors_of(op, "b", b);
-  std::vector<std::size_t> ranks;
-  for (std::size_t i = 0; i < count; ++i) {
-    const PackedView& factor = factors.weights[i].packed;
-    STD_TORCH_CHECK(factor.rows == rows, op, ": b[", i, "] has ", factor.rows, " rows, wanted ",
-                    rows);
-    STD_TORCH_CHECK(factor.cols <= low.matrix.cols, op, ": u has ", low.matrix.cols,
-                    " columns, wanted ", factor.cols, " or more for b[", i, "]");
-    ranks.push_back(factor.cols);
-  }
-  check_a(op, a, cols, ranks);
-  const Vectors biases = vectors_of(op, "bias", bias, count, rows, input.dtype);
+  const Operands given = operands_of(kForward, x, values, scales, layout, u, b);
+  const std::size_t rows = given.columns, count = b.size();
+  check_a(op, a, given.weight.packed.cols, given.ranks);
+  const Vectors biases = vectors_of(op, "bias", bias, count, rows, given.input.dtype);
   const Vectors gains = vectors_of(op, "gain", gain, count, rows, DType::kFloat32);
   for (std::size_t i = 0; i < count; ++i) {
     if (gains.data[i] == nullptr) continue;
@@ -83,25 +123,19 @@ Tensor linear_many_cpu(const Tensor& x, const Tensor& values, const std::vector<
     STD_TORCH_CHECK(biases.data[i] == nullptr, op, ": gain[", i, "] and bias[", i,
                     "] are given, wanted the bias added to the result");
   }
-  Ranges parts(starts_of(op, starts, count, input.matrix.rows), low.matrix, factors, ranks);
+  Ranges parts(starts_of(op, starts, count, given.input.matrix.rows), given.low.matrix,
+               given.factors, given.ranks);
   for (std::size_t i = 0; i < count; ++i) {
     parts.ranges[i].bias = biases.data[i];
     parts.ranges[i].gain = static_cast<const float*>(gains.data[i]);
   }
-  Tensor y = empty_rows(op, x, rows);
-  if (rows == 0) return y;
-  const LinearTerm shared = {input.matrix, weight};
-  LinearProduct product = {
-      {&shared, 1}, mutable_rows(y, input.matrix.rows, rows), input.matrix.rows};
-  product.ranges = parts.ranges;
-  linear_ranges(input.dtype, Pass::kForward, product, torch_parallel_for);
-  return y;
+  return product_of(kForward, given, parts, x);
 }
 
 Tensor linear_many_dx_cpu(const Tensor& dy, const Tensor& values, const std::vector<Tensor>& scales,
                           const std::vector<std::int64_t>& layout, const Tensor& starts,
                           const Tensor& du, const std::vector<Tensor>& a) {
-  const char* const op = "linear_many_dx";
+  const char* const op = kDx.op;
   check_device(op, DeviceType::CPU,
                {{"dy", dy},
                 {"values", values},
@@ -109,36 +143,14 @@ Tensor linear_many_dx_cpu(const Tensor& dy, const Tensor& values, const std::vec
                 {"starts", starts},
                 {"du", du},
                 {"a", a}});
-  const LinearWeight weight = check_weight(op, values, scales, layout);
-  const std::size_t rows = weight.packed.rows, cols = weight.packed.cols;
-  const RowsArgument input = rows_of(op, "dy", dy);
-  STD_TORCH_CHECK(input.matrix.cols == rows, op, ": dy has ", input.matrix.cols,
-                  " columns, the weight has ", rows, " rows");
-  const RowsArgument low = rows_matching(op, "du", du, dy, input);
-  const Factors factors = factors_of(op, "a", a);
+  Operands given = operands_of(kDx, dy, values, scales, layout, du, a);
   check_given(op, "starts", starts);
   // Without a low-rank part there are only rows, whosever they are.
-  const std::size_t any =
-      starts.dim() == 1 && starts.size(0) != 0 ? static_cast<std::size_t>(starts.size(0)) - 1 : 0;
-  std::vector<std::size_t> ranks(a.empty() ? any : a.size());
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    const PackedView& factor = factors.weights[i].packed;
-    STD_TORCH_CHECK(factor.cols == cols, op, ": a[", i, "] has ", factor.cols, " columns, wanted ",
-                    cols);
-    STD_TORCH_CHECK(factor.rows <= low.matrix.cols, op, ": du has ", low.matrix.cols,
-                    " columns, wanted ", factor.rows, " or more for a[", i, "]");
-    ranks[i] = factor.rows;
-  }
-  const Ranges parts(starts_of(op, starts, ranks.size(), input.matrix.rows), low.matrix, factors,
-                     ranks);
-  Tensor dx = empty_rows(op, dy, cols);
-  if (cols == 0) return dx;
-  const LinearTerm shared = {input.matrix, weight};
-  LinearProduct product = {
-      {&shared, 1}, mutable_rows(dx, input.matrix.rows, cols), input.matrix.rows};
-  product.ranges = parts.ranges;
-  linear_ranges(input.dtype, Pass::kDx, product, torch_parallel_for);
-  return dx;
+  if (a.empty() && starts.dim() == 1 && starts.size(0) != 0)
+    given.ranks.resize(static_cast<std::size_t>(starts.size(0)) - 1);
+  const Ranges parts(starts_of(op, starts, given.ranks.size(), given.input.matrix.rows),
+                     given.low.matrix, given.factors, given.ranks);
+  return product_of(kDx, given, parts, dy);
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ Differentiable once; W is frozen. No forward mode.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -109,6 +110,46 @@ def linear_many_dx(
     return torch.ops.monograph.linear_many_dx(dy, values, scales, layout, starts, du, list(a))
 
 
+@dataclass(frozen=True)
+class _Pass:
+    """How the operands of a pass are called. side: the dimension of the weight and of a factor whose size is
+    that of x and of u."""
+
+    op: str
+    x: str
+    u: str
+    factors: str
+    side: int
+
+
+_FORWARD = _Pass("linear_many", "x", "u", "b", 1)
+_DX = _Pass("linear_many_dx", "dy", "du", "a", 0)
+
+
+def _check_pass(
+    of: _Pass,
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales: Tensors,
+    layout: Sequence[int],
+    u: torch.Tensor,
+    factors: Tensors,
+) -> tuple[int, int]:
+    """What both passes are given; (rows, cols) of W."""
+    op, side = of.op, of.side
+    require(u is not None, op, f"{of.u} is None, wanted a tensor")
+    check_tensors(op, values=values, scales=scales, **{of.x: x, of.u: u}, **{of.factors: factors})
+    shape = check_weight(op, values, scales, layout)
+    check_rows(op, of.x, x, None, shape[side])
+    check_beside(op, of.u, u, x)
+    size = (shape[0], None) if side else (None, shape[1])
+    check_factors(op, of.factors, factors, [size] * len(factors))
+    for i, factor in enumerate(factors):
+        found, rank = f"{of.u} has {u.shape[-1]} columns", factor.shape[side]
+        require(rank <= u.shape[-1], op, f"{found}, wanted {rank} or more for {of.factors}[{i}]")
+    return shape
+
+
 def _check(
     x: torch.Tensor,
     values: torch.Tensor,
@@ -120,22 +161,16 @@ def _check(
     bias: Tensors,
     gain: Tensors,
 ) -> None:
-    op = "linear_many"
-    require(u is not None, op, "u is None, wanted a tensor")
-    check_tensors(op, x=x, values=values, scales=scales, u=u, b=b, a=a, bias=bias, gain=gain)
-    rows, cols = check_weight(op, values, scales, layout)
-    check_rows(op, "x", x, None, cols)
-    check_beside(op, "u", u, x)
-    check_factors(op, "b", b, [(rows, None)] * len(b))
+    op = _FORWARD.op
+    check_tensors(op, a=a, bias=bias, gain=gain)
+    rows, cols = _check_pass(_FORWARD, x, values, scales, layout, u, b)
     for name, given in (("a", a), ("bias", bias), ("gain", gain)):
         check_count(op, name, given, len(b), may_be_empty=True)
     check_factors(op, "a", a, [(None, cols)] * len(a))
-    for i, factor in enumerate(b):
-        rank = factor.shape[1]
-        require(rank <= u.shape[-1], op, f"u has {u.shape[-1]} columns, wanted {rank} or more for b[{i}]")
-        if a and a[i].shape[0]:
-            found = f"a[{i}] has {a[i].shape[0]} rows"
-            require(a[i].shape[0] == rank, op, f"{found}, wanted {rank} as the columns of b[{i}], or 0")
+    for i, factor in enumerate(a):
+        rank, given_rank = b[i].shape[1], factor.shape[0]
+        found = f"a[{i}] has {given_rank} rows"
+        require(given_rank in (0, rank), op, f"{found}, wanted {rank} as the columns of b[{i}], or 0")
     wide = torch.promote_types(x.dtype, torch.float32)
     for name, given, dtype in (("bias", bias, x.dtype), ("gain", gain, wide)):
         for i, vector in enumerate(given):
@@ -190,16 +225,8 @@ def portable_linear_many_dx(
     a: Tensors,
 ) -> torch.Tensor:
     """One call of `linear_dx` for each adapter that has rows."""
-    op = "linear_many_dx"
-    require(du is not None, op, "du is None, wanted a tensor")
-    check_tensors(op, dy=dy, values=values, scales=scales, du=du, a=a)
-    rows, cols = check_weight(op, values, scales, layout)
-    check_rows(op, "dy", dy, None, rows)
-    check_beside(op, "du", du, dy)
-    check_factors(op, "a", a, [(None, cols)] * len(a))
-    for i, factor in enumerate(a):
-        found, rank = f"du has {du.shape[-1]} columns", factor.shape[0]
-        require(rank <= du.shape[-1], op, f"{found}, wanted {rank} or more for a[{i}]")
+    op = _DX.op
+    rows, cols = _check_pass(_DX, dy, values, scales, layout, du, a)
     count = starts.shape[0] - 1 if starts.dim() == 1 else len(a)
     read = read_starts(op, starts, len(a) or count, dy)
     out = dy.new_empty([*dy.shape[:-1], cols])

@@ -63,64 +63,61 @@ def _check(op: str, x: torch.Tensor, factors: Tensors, width: int, side: int) ->
     _check_width(op, width)
 
 
+def _portable(
+    op: str, x: torch.Tensor, factors: Tensors, starts: torch.Tensor, width: int, side: int
+) -> torch.Tensor:
+    _check(op, x, factors, width, side)
+    linears = (portable_linear, torch.ops.monograph.linear, 4)
+    product, kernel, absent = linears if side else (portable_linear_dx, torch.ops.monograph.linear_dx, 2)
+    product = product if x.dtype == torch.float64 else kernel
+    out = x.new_full((*x.shape[:-1], width), -0.0)
+    rows, filled = as_rows(x), out.view(-1, width) if width else out
+    for i, own in ranges(read_starts(op, starts, len(factors), x)):
+        factor = factors[i]
+        if factor.numel():
+            inner, outer = factor.shape[side], factor.shape[1 - side]
+            weight, layout = factor.contiguous(), plain_layout(factor.shape)
+            filled[own, :outer] = product(rows[own, :inner], weight, [], layout, *[None] * absent)
+    return out
+
+
 def portable_low_rank_many(
     x: torch.Tensor, factors: Tensors, starts: torch.Tensor, width: int
 ) -> torch.Tensor:
     """One call of `linear` for each adapter that has rows."""
-    op = "low_rank_many"
-    _check(op, x, factors, width, 1)
-    out = x.new_full((*x.shape[:-1], width), -0.0)
-    rows, u = as_rows(x), out.view(-1, width) if width else out
-    for i, own in ranges(read_starts(op, starts, len(factors), x)):
-        factor = factors[i]
-        if factor.numel():
-            function = portable_linear if x.dtype == torch.float64 else torch.ops.monograph.linear
-            product = function(
-                rows[own], factor.contiguous(), [], plain_layout(factor.shape), None, None, None, None
-            )
-            u[own, : factor.shape[0]] = product
-    return out
+    return _portable("low_rank_many", x, factors, starts, width, 1)
 
 
 def portable_low_rank_many_dx(
     du: torch.Tensor, factors: Tensors, starts: torch.Tensor, width: int
 ) -> torch.Tensor:
     """One call of `linear_dx` for each adapter that has rows."""
-    op = "low_rank_many_dx"
-    _check(op, du, factors, width, 0)
-    out = du.new_full((*du.shape[:-1], width), -0.0)
-    rows, dx = as_rows(du), out.view(-1, width) if width else out
-    for i, own in ranges(read_starts(op, starts, len(factors), du)):
-        factor = factors[i]
-        if factor.numel():
-            function = portable_linear_dx if du.dtype == torch.float64 else torch.ops.monograph.linear_dx
-            product = function(
-                rows[own, : factor.shape[0]], factor.contiguous(), [], plain_layout(factor.shape), None, None
-            )
-            dx[own, : factor.shape[1]] = product
-    return out
+    return _portable("low_rank_many_dx", du, factors, starts, width, 0)
 
 
 torch.library.impl("monograph::low_rank_many", "CompositeExplicitAutograd")(portable_low_rank_many)
 torch.library.impl("monograph::low_rank_many_dx", "CompositeExplicitAutograd")(portable_low_rank_many_dx)
 
 
+def _fake(
+    op: str, x: torch.Tensor, factors: Tensors, starts: torch.Tensor, width: int, side: int
+) -> torch.Tensor:
+    what, columns = ("x", "cols") if side else ("du", "rank")
+    check_tensors(op, **{what: x}, factors=factors)
+    require(x.dim() >= 1, op, f"{what} has no dimensions, wanted [..., {columns}]")
+    _check_width(op, width)
+    check_starts(op, starts, len(factors), x)
+    return x.new_empty([*x.shape[:-1], width])
+
+
 @torch.library.register_fake("monograph::low_rank_many")
 def _(x, factors, starts, width):  # type: ignore[no-untyped-def]
-    check_tensors("low_rank_many", x=x, factors=factors)
-    require(x.dim() >= 1, "low_rank_many", "x has no dimensions, wanted [..., cols]")
-    _check_width("low_rank_many", width)
-    check_starts("low_rank_many", starts, len(factors), x)
-    return x.new_empty([*x.shape[:-1], width])
+    return _fake("low_rank_many", x, factors, starts, width, 1)
 
 
 @torch.library.register_fake("monograph::low_rank_many_dx")
 def _(du, factors, starts, width):  # type: ignore[no-untyped-def]
-    check_tensors("low_rank_many_dx", du=du, factors=factors)
-    require(du.dim() >= 1, "low_rank_many_dx", "du has no dimensions, wanted [..., rank]")
-    _check_width("low_rank_many_dx", width)
-    check_starts("low_rank_many_dx", starts, len(factors), du)
-    return du.new_empty([*du.shape[:-1], width])
+    return _fake("low_rank_many_dx", du, factors, starts, width, 0)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
