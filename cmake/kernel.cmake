@@ -6,12 +6,17 @@
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(MONOGRAPH_TARGETS x86_64)
   set(MONOGRAPH_ISAS scalar avx2 avx512 avx512_bf16 amx)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+  set(MONOGRAPH_TARGETS aarch64)
+  set(MONOGRAPH_ISAS scalar neon)
 else()
   set(MONOGRAPH_TARGETS other)
   set(MONOGRAPH_ISAS scalar)
 endif()
 
+# NEON is a part of the baseline.
 set(MONOGRAPH_FLAGS_scalar "")
+set(MONOGRAPH_FLAGS_neon "")
 set(MONOGRAPH_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi2)
 set(MONOGRAPH_FLAGS_avx512 ${MONOGRAPH_FLAGS_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl)
 set(MONOGRAPH_FLAGS_avx512_bf16 ${MONOGRAPH_FLAGS_avx512} -mavx512bf16)

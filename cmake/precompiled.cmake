@@ -29,7 +29,7 @@ function(use_precompiled_header target kind)
     SOURCE ${sources} TARGET_DIRECTORY ${target} APPEND
     PROPERTY COMPILE_OPTIONS -Winvalid-pch -iquote ${folder} -iquote ${PROJECT_SOURCE_DIR}/precompiled
              -include ${header})
-  if(NOT kind MATCHES "_(scalar|avx2|avx512|avx512_bf16|amx)$")
+  if(NOT kind MATCHES "_(scalar|avx2|avx512|avx512_bf16|amx|neon)$")
     # GCC 12 warns falsely about "text" + std::string (GCC bug 105651 and its kin), more so if <string> is precompiled.
     set_property(
       SOURCE ${sources} TARGET_DIRECTORY ${target} APPEND

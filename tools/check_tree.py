@@ -29,9 +29,10 @@ ISA_TAGS = {
     "avx512": "simd::Avx512",
     "avx512_bf16": "simd::Avx512Bf16",
     "amx": "simd::Amx",
+    "neon": "simd::Neon",
 }
 ISA_INCLUDES = re.compile(
-    r"#include (<(bit|cmath|cstddef|cstdint|cstring|immintrin\.h|type_traits)>"
+    r"#include (<(bit|cmath|cstddef|cstdint|cstring|immintrin\.h|arm_neon\.h|type_traits)>"
     r'|"monograph/(base|cpu|formats|kernels|simd)/)'
 )
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr IsaLevel kLevels[] = {
     {Isa::kScalar, "scalar"},          {Isa::kAvx2, "avx2"}, {Isa::kAvx512, "avx512"},
-    {Isa::kAvx512Bf16, "avx512_bf16"}, {Isa::kAmx, "amx"},
+    {Isa::kAvx512Bf16, "avx512_bf16"}, {Isa::kAmx, "amx"},   {Isa::kNeon, "neon"},
 };
 
 std::string names_beside(Isa detected) {

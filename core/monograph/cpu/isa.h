@@ -21,7 +21,8 @@ enum class Isa : std::uint8_t {
   kAvx512Bf16 = 3,  // adds BF16, on a CPU where its product is not slower than fp32's
   kAmx = 4,         // adds VBMI and AMX tiles with bf16 and int8, permission granted by the kernel
 
-  // AArch64: 32 to 63, none yet.
+  // AArch64: 32 to 63.
+  kNeon = 32,  // Advanced SIMD of Armv8.0-A, which every AArch64 has
 };
 
 constexpr bool same_architecture(Isa a, Isa b) {

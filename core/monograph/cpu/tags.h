@@ -13,6 +13,7 @@ struct Scalar8;  // lanes only: eight at a time, see lanes_scalar.h
 struct Avx2;
 struct Avx512;
 struct Amx;
+struct Neon;
 }  // namespace simd
 
 template <class V>
@@ -23,6 +24,8 @@ template <>
 inline constexpr Isa isa_of<simd::Avx512> = Isa::kAvx512;
 template <>
 inline constexpr Isa isa_of<simd::Amx> = Isa::kAmx;
+template <>
+inline constexpr Isa isa_of<simd::Neon> = Isa::kNeon;
 
 constexpr bool best_first(std::initializer_list<Isa> levels) {
   for (const Isa* i = levels.begin(); i != levels.end() && i + 1 != levels.end(); ++i)

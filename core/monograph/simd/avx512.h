@@ -233,6 +233,13 @@ struct Avx512 : Avx512Conversions {
   }
   [[gnu::always_inline]] static void stream_end() { _mm_sfence(); }
 
+  [[gnu::always_inline]] static void prefetch(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+  }
+  [[gnu::always_inline]] static void prefetch_second(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+  }
+
   template <class T>
   [[gnu::always_inline]] static std::uint32_t absmax_bits(const T* in, std::size_t count) {
     std::size_t i = 0;

@@ -76,7 +76,6 @@ struct Scalar {
     return {one(codes[0]), one(codes[1])};
   }
 
-  // Thirty-two codes below sixteen become the table's bytes.
   // The fp16 number at any address.
   [[gnu::always_inline]] static float half_at(const std::uint8_t* p) {
     std::uint16_t bits;
@@ -84,6 +83,7 @@ struct Scalar {
     return to_float(Fp16{bits});
   }
 
+  // Thirty-two codes below sixteen become the table's bytes.
   [[gnu::always_inline]] static void lookup_bytes(const std::uint8_t (&table)[16],
                                                   std::uint8_t* codes) {
     for (int i = 0; i < 32; ++i) codes[i] = table[codes[i]];
@@ -101,6 +101,10 @@ struct Scalar {
     store(out, v);
   }
   [[gnu::always_inline]] static void stream_end() {}
+
+  // A line into the first-level cache, or into the second.
+  [[gnu::always_inline]] static void prefetch(const void* p) { __builtin_prefetch(p); }
+  [[gnu::always_inline]] static void prefetch_second(const void* p) { __builtin_prefetch(p, 0, 2); }
 
   // Bits of the largest magnitude among `count` elements. An integer maximum, so NaN is above
   // infinity is above every finite value, whatever the order.

@@ -28,6 +28,7 @@ TEST(Isa, NamesRoundTrip) {
 TEST(Isa, TheNumbersStay) {
   const char* names[] = {"scalar", "avx2", "avx512", "avx512_bf16", "amx"};
   for (int i = 0; i < 5; ++i) EXPECT_STREQ(name_of(static_cast<Isa>(i)), names[i]);
+  EXPECT_STREQ(name_of(static_cast<Isa>(32)), "neon");
 }
 
 TEST(Isa, EachArchitectureHasAnOrderOfItsOwn) {
@@ -36,12 +37,14 @@ TEST(Isa, EachArchitectureHasAnOrderOfItsOwn) {
   for (std::size_t i = 1; i + 1 < levels.size(); ++i)
     if (same_architecture(levels[i].isa, levels[i + 1].isa))
       EXPECT_LT(levels[i].isa, levels[i + 1].isa);
-  const Isa of_arm = static_cast<Isa>(32);
-  EXPECT_FALSE(same_architecture(of_arm, Isa::kAvx2));
-  EXPECT_TRUE(same_architecture(of_arm, Isa::kScalar));
-  EXPECT_EQ(capped_isa(of_arm, "scalar"), Isa::kScalar);
-  EXPECT_THROW(capped_isa(of_arm, "amx"), Error);
-  EXPECT_FALSE(best_first({of_arm, Isa::kAmx, Isa::kScalar}));
+  EXPECT_FALSE(same_architecture(Isa::kNeon, Isa::kAvx2));
+  EXPECT_TRUE(same_architecture(Isa::kNeon, Isa::kScalar));
+  EXPECT_EQ(capped_isa(Isa::kNeon, "neon"), Isa::kNeon);
+  EXPECT_EQ(capped_isa(Isa::kNeon, "scalar"), Isa::kScalar);
+  EXPECT_THROW(capped_isa(Isa::kNeon, "amx"), Error);
+  EXPECT_THROW(capped_isa(Isa::kAmx, "neon"), Error);
+  EXPECT_FALSE(best_first({Isa::kNeon, Isa::kAmx, Isa::kScalar}));
+  EXPECT_TRUE(best_first({Isa::kNeon, Isa::kScalar}));
   EXPECT_TRUE(best_first({Isa::kAmx, Isa::kAvx2, Isa::kScalar}));
   EXPECT_FALSE(best_first({Isa::kAvx2, Isa::kAvx512}));
 }

@@ -95,14 +95,14 @@ FeedbackRows feedback_rows(const std::vector<double>& g, const std::vector<doubl
 
 const std::vector<Variant<FeedbackFn, ByFormat>>& feedback_variants() {
   static const auto rows = make_variants<FeedbackFn>(
-      VectorTargets{}, every_format(),
+      LoopTargets{}, every_format(),
       []<class V>(ByFormat key) { return feedback_variant<V>(key.format); });
   return rows;
 }
 
 const std::vector<Variant<FeedbackStepFn>>& feedback_step_variants() {
   static const auto rows = make_variants<FeedbackStepFn>(
-      VectorTargets{}, []<class V>() -> FeedbackStepFn* { return feedback_step<V>; });
+      LoopTargets{}, []<class V>() -> FeedbackStepFn* { return feedback_step<V>; });
   return rows;
 }
 

@@ -3,8 +3,6 @@
 // chains of 16 terms, sixteen of them summed, then a chain over these.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -105,9 +103,8 @@ struct FewDx {
         const std::uint8_t* p = values + u * kUnitBytes;
         for (std::size_t i = 0; i < rows; ++i) {
           const auto* next = reinterpret_cast<const char*>(p + (i + kChain) * stride);
-          for (std::size_t line = 0; line < kUnitBytes; line += 64)
-            _mm_prefetch(next + line, _MM_HINT_T0);
-          if (u + 1 == columns / kUnit) _mm_prefetch(next + kUnitBytes - 1, _MM_HINT_T0);
+          for (std::size_t line = 0; line < kUnitBytes; line += 64) V::prefetch(next + line);
+          if (u + 1 == columns / kUnit) V::prefetch(next + kUnitBytes - 1);
           Decoder::prepare(numbers[i * (kPanel / kUnit) + u], dtype, p + i * stride, prepared[i]);
         }
         for (std::size_t part = 0; part < kUnit; part += kColumns) {
@@ -132,8 +129,8 @@ struct FewDx {
           if (few_bytes<F>(col) % 64 < few_bytes<F>(kColumns)) {
             // Both lines where values lie across them.
             const std::uint8_t* next = row + kChain * stride;
-            if (col == 0) _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
-            _mm_prefetch(reinterpret_cast<const char*>(next + 63), _MM_HINT_T0);
+            if (col == 0) V::prefetch(next);
+            V::prefetch(next + 63);
           }
           F32 w[kWide];
           unrolled<kUnits>([&](auto u) __attribute__((always_inline)) {

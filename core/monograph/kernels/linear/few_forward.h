@@ -3,8 +3,6 @@
 // of generic.h: chunks of 32 vectors, lanes apart, a tree over the lanes, a chain over the chunks.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstddef>
 #include <cstdint>
 
@@ -117,7 +115,7 @@ struct FewForward {
         unrolled<kW>([&](auto r) __attribute__((always_inline)) {
           const std::uint8_t* next = piece.rows[r] + unit * kUnitBytes + piece.ahead;
           for (std::size_t line = 0; line < kUnitBytes * kStep; line += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(next + line), _MM_HINT_T0);
+            V::prefetch(next + line);
         });
         for (std::size_t u = 0; u < kStep; ++u, ++unit, x += kUnit * kM) {
           typename Decoder::Prepared prepared[kW];

@@ -3,8 +3,6 @@
 // first-level cache while the rows of a block pass. The order of summation is that of generic.h.
 #pragma once
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -57,9 +55,8 @@ struct ManyDx {
       const std::uint8_t* next =
           packed.values + few_bytes<F>(packed.element(row + kAhead, job.first));
       prefetch_scales<F>(packed, row + kAhead, job.first);
-      for (std::size_t line = 0; line < few_bytes<F>(kPanel); line += 64)
-        _mm_prefetch(reinterpret_cast<const char*>(next + line), _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(next + few_bytes<F>(kPanel) - 1), _MM_HINT_T0);
+      for (std::size_t line = 0; line < few_bytes<F>(kPanel); line += 64) V::prefetch(next + line);
+      V::prefetch(next + few_bytes<F>(kPanel) - 1);
       decode_units<F, Order>(
           packed, row, job.first, job.width, dtype,
           numbers, [&](std::size_t v, F32 w) __attribute__((always_inline)) {
@@ -105,7 +102,7 @@ struct ManyDx {
         F32 w[kWide];
         unrolled<kWide>([&](auto v)
                             __attribute__((always_inline)) { w[v] = L::load(slice + v * kLanes); });
-        _mm_prefetch(reinterpret_cast<const char*>(left + kAhead * kSubRows), _MM_HINT_T0);
+        V::prefetch(left + kAhead * kSubRows);
         unrolled<kM>([&](auto m) __attribute__((always_inline)) {
           const F32 g = L::set(left[m]);
           unrolled<kWide>([&](auto v) __attribute__((always_inline)) {
@@ -149,8 +146,7 @@ struct ManyDx {
   }
   // They come from far away.
   [[gnu::always_inline]] static void prefetch(const float* sums, std::size_t rows) {
-    for (std::size_t i = 0; i < rows * kSlice; i += 16)
-      _mm_prefetch(reinterpret_cast<const char*>(sums + i), _MM_HINT_T0);
+    for (std::size_t i = 0; i < rows * kSlice; i += 16) V::prefetch(sums + i);
   }
 
   template <class T>

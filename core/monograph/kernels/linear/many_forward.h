@@ -3,8 +3,6 @@
 // additions of whole vectors. The order of summation is that of few_forward.h and generic.h.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstddef>
 #include <cstdint>
 
@@ -91,8 +89,8 @@ struct ManyForward {
           packed.values + few_bytes<F>(packed.element(row + kPanel, job.begin));
       prefetch_scales<F>(packed, row + kPanel, job.begin);
       for (std::size_t line = 0; line < few_bytes<F>(job.count); line += 64)
-        _mm_prefetch(reinterpret_cast<const char*>(next + line), _MM_HINT_T1);
-      _mm_prefetch(reinterpret_cast<const char*>(next + few_bytes<F>(job.count) - 1), _MM_HINT_T1);
+        V::prefetch_second(next + line);
+      V::prefetch_second(next + few_bytes<F>(job.count) - 1);
       decode_units<F, Order>(
           packed, row, job.begin, job.count, dtype,
           numbers, [&](std::size_t v, F32 w) __attribute__((always_inline)) {
@@ -120,8 +118,7 @@ struct ManyForward {
     constexpr std::size_t kSums = kPanel * kV, kAhead = 16;  // steps
     // The sums of earlier chunks come from far away.
     for (std::size_t i = 0; accumulate && i < kSums; ++i)
-      _mm_prefetch(reinterpret_cast<const char*>(c + i / kV * kRows + i % kV * kLanes),
-                   _MM_HINT_T0);
+      V::prefetch(c + i / kV * kRows + i % kV * kLanes);
     alignas(64) float waiting[Tree::kLevels + 1][kSums * kLanes];
     for (std::size_t l = 0; l < kLanes; ++l) {
       F32 sums[kPanel][kV];
@@ -132,7 +129,7 @@ struct ManyForward {
         F32 rows[kV];
         unrolled<kV>([&](auto v) __attribute__((always_inline)) {
           rows[v] = L::load(x + v * kLanes);
-          _mm_prefetch(reinterpret_cast<const char*>(x + (kAhead * kV + v) * kLanes), _MM_HINT_T0);
+          V::prefetch(x + (kAhead * kV + v) * kLanes);
         });
         unrolled<kPanel>([&](auto n) __attribute__((always_inline)) {
           const F32 one = L::set(w[n * kChunk]);

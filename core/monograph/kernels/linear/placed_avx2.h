@@ -1,15 +1,13 @@
 // Parts of rows as vectors of eight floats in places.
 #pragma once
 
-#include <immintrin.h>
-
 #include "monograph/kernels/linear/few_decode_avx2.h"
-#include "monograph/kernels/linear/placed_rows.h"
+#include "monograph/kernels/linear/placed_bytes_avx2.h"
 
 namespace monograph {
 
 template <bool kHalves>
-struct PlacedParts<FewOrder<simd::Avx2, kHalves>> {
+struct PlacedParts<FewOrder<simd::Avx2, kHalves>> : PlacedBytesAvx2 {
   using Order = FewOrder<simd::Avx2, kHalves>;
 
   template <bool kBf16>

@@ -1,15 +1,13 @@
 // Parts of rows as vectors of sixteen floats in places.
 #pragma once
 
-#include <immintrin.h>
-
 #include "monograph/kernels/linear/few_decode_avx512.h"
-#include "monograph/kernels/linear/placed_rows.h"
+#include "monograph/kernels/linear/placed_bytes_avx2.h"
 
 namespace monograph {
 
 template <>
-struct PlacedParts<FewOrder<simd::Avx512>> {
+struct PlacedParts<FewOrder<simd::Avx512>> : PlacedBytesAvx2 {
   using Order = FewOrder<simd::Avx512>;
 
   template <bool kBf16>

@@ -19,15 +19,10 @@ inline constexpr float kTwiceE2m1Values[16] = {0, 1,  2,  3,  4,  6,  8,  12,
                                                0, -1, -2, -3, -4, -6, -8, -12};
 
 [[gnu::always_inline]] inline void subtract_from_bytes(PartWords& codes, int zero) {
-  codes = reinterpret_cast<PartWords>(
-      _mm256_sub_epi8(reinterpret_cast<__m256i>(codes), _mm256_set1_epi8(static_cast<char>(zero))));
+  using Bytes = std::uint8_t __attribute__((vector_size(kPart)));
+  codes =
+      reinterpret_cast<PartWords>(reinterpret_cast<Bytes>(codes) - static_cast<std::uint8_t>(zero));
 }
-[[gnu::always_inline]] inline void look_up(const std::uint8_t (&bytes)[16], PartWords& codes) {
-  const __m256i table =
-      _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
-  codes = reinterpret_cast<PartWords>(_mm256_shuffle_epi8(table, reinterpret_cast<__m256i>(codes)));
-}
-[[gnu::always_inline]] inline void look_up_iq4(PartWords& codes) { look_up(kIq4Bytes, codes); }
 
 // Sixteen bytes: byte i holds element i below and element i + 16 above. Codes stand for `values`,
 // or, where there are no tables, for what take(codes) makes of them.
@@ -89,7 +84,7 @@ struct PlacedBlock<Iq4Nl> {
   [[gnu::always_inline]] static void decode(const std::uint8_t* block, DType dtype, float* out) {
     placed_halves<Parts, kBf16>(
         block + 2, kIq4Values, {plain_half<V>(block), 0.0f}, dtype, out,
-        [](PartWords & codes) __attribute__((always_inline)) { look_up_iq4(codes); });
+        [](auto& codes) __attribute__((always_inline)) { Parts::look_up(kIq4Bytes, codes); });
   }
 };
 
@@ -99,7 +94,7 @@ struct PlacedBlock<GgmlMxfp4> {
   [[gnu::always_inline]] static void decode(const std::uint8_t* block, DType dtype, float* out) {
     placed_halves<Parts, kBf16>(
         block + 1, kTwiceE2m1Values, {half_e8m0_at(block), 0.0f}, dtype, out,
-        [](PartWords & codes) __attribute__((always_inline)) { look_up(kTwiceE2m1Bytes, codes); });
+        [](auto& codes) __attribute__((always_inline)) { Parts::look_up(kTwiceE2m1Bytes, codes); });
   }
 };
 

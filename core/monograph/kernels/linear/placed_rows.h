@@ -17,12 +17,14 @@ namespace monograph {
 using PlacedRowsFn = void(const LinearWeight&, DType, std::size_t first, std::size_t rows,
                           std::size_t begin, std::size_t count, float* out, std::size_t stride);
 
-// Of a format's own decoder, specialised for each order: what both vocabularies give the formats
-// that have one here.
+// Of a format's own decoder, specialised for each order: what vocabularies give the formats that
+// have one here.
 //   rounded<kBf16>(x, type)    to bf16, or to fp16 or fp32 as `type` says; a NaN has nothing in its
 //                              low 16 bits
 //   part<kBf16>(codes, first, second, type, out)   32 signed codes, an Affine for each sixteen
 //   bytes<kBf16>(p, flip, zero, scale, type, out)  a vector of (byte ^ flip) - zero times scale
+//   eight_times(bytes, d, out), eight_signed_times(p, d, out)   eight bytes as floats, times d
+//   look_up(bytes, codes)      each of 32 codes becomes one of sixteen bytes
 template <class Order>
 struct PlacedParts;
 

@@ -6,24 +6,12 @@
 
 namespace monograph {
 
-// Eight bytes, or eight signed ones, times a number.
-[[gnu::always_inline]] inline void eight_times(std::uint64_t bytes, float d, float* out) {
-  const __m256i numbers = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<std::int64_t>(bytes)));
-  _mm256_storeu_ps(out, _mm256_mul_ps(_mm256_cvtepi32_ps(numbers), _mm256_set1_ps(d)));
-}
-[[gnu::always_inline]] inline void eight_signed_times(const std::uint8_t* bytes, float d,
-                                                      float* out) {
-  const __m256i numbers =
-      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
-  _mm256_storeu_ps(out, _mm256_mul_ps(_mm256_cvtepi32_ps(numbers), _mm256_set1_ps(d)));
-}
-
 // six_bits() of all parts of Q4_K and Q5_K.
 struct EightAffines {
   float scales[8], minima[8];
   Affine operator[](std::size_t part) const { return {scales[part], minima[part]}; }
 };
-template <class V>
+template <class Parts, class V>
 [[gnu::always_inline]] inline void take_affines(const std::uint8_t* block, EightAffines& out) {
   constexpr std::uint32_t kSix = 0x3f3f3f3f, kFour = 0x0f0f0f0f, kTwo = 0x03030303;
   std::uint32_t a[3];
@@ -32,8 +20,8 @@ template <class V>
       (a[0] & kSix) | std::uint64_t{(a[2] & kFour) | (a[0] >> 6 & kTwo) << 4} << 32;
   const std::uint64_t minima =
       (a[1] & kSix) | std::uint64_t{(a[2] >> 4 & kFour) | (a[1] >> 6 & kTwo) << 4} << 32;
-  eight_times(scales, plain_half<V>(block), out.scales);
-  eight_times(minima, plain_half<V>(block + 2), out.minima);
+  Parts::eight_times(scales, plain_half<V>(block), out.scales);
+  Parts::eight_times(minima, plain_half<V>(block + 2), out.minima);
 }
 
 template <>
@@ -41,7 +29,7 @@ struct PlacedBlock<Q4K> {
   template <class Parts, class V, bool kBf16>
   [[gnu::always_inline]] static void decode(const std::uint8_t* block, DType dtype, float* out) {
     EightAffines affines;
-    take_affines<V>(block, affines);
+    take_affines<Parts, V>(block, affines);
     const std::uint8_t* p = block + 16;
     for (std::size_t i = 0; i < 8; i += 2, p += 32, out += 64) {
       if constexpr (kHasTables<Parts>) {
@@ -66,7 +54,7 @@ struct PlacedBlock<Q5K> {
   template <class Parts, class V, bool kBf16>
   [[gnu::always_inline]] static void decode(const std::uint8_t* block, DType dtype, float* out) {
     EightAffines affines;
-    take_affines<V>(block, affines);
+    take_affines<Parts, V>(block, affines);
     const std::uint8_t* p = block + 48;
     for (std::size_t i = 0; i < 8; i += 2, p += 32)
       unrolled<2>([&](auto half) __attribute__((always_inline)) {
@@ -85,8 +73,8 @@ struct PlacedBlock<Q6K> {
   [[gnu::always_inline]] static void decode(const std::uint8_t* block, DType dtype, float* out) {
     float scales[16];
     const float d = plain_half<V>(block + 208);
-    eight_signed_times(block + 192, d, scales);
-    eight_signed_times(block + 200, d, scales + 8);
+    Parts::eight_signed_times(block + 192, d, scales);
+    Parts::eight_signed_times(block + 200, d, scales + 8);
     for (std::size_t half = 0; half < 2; ++half)
       unrolled<4>([&](auto quarter) __attribute__((always_inline)) {
         PartWords codes;
@@ -112,7 +100,7 @@ struct PlacedBlock<Iq4Xs> {
       placed_halves<Parts, kBf16>(
           block + 8 + part * 16, kIq4Values, {d * static_cast<float>(six - 32), 0.0f}, dtype,
           out + part * 32,
-          [](PartWords & codes) __attribute__((always_inline)) { look_up_iq4(codes); });
+          [](auto& codes) __attribute__((always_inline)) { Parts::look_up(kIq4Bytes, codes); });
     }
   }
 };

@@ -10,7 +10,7 @@ void add_low_rank_with(const LowRankJob& job, std::size_t rows);
 
 const std::vector<Variant<LowRankFn>>& low_rank_variants() {
   static const auto rows = make_variants<LowRankFn>(
-      VectorTargets{}, []<class V>() -> LowRankFn* { return add_low_rank_with<V>; });
+      LoopTargets{}, []<class V>() -> LowRankFn* { return add_low_rank_with<V>; });
   return rows;
 }
 

@@ -1,5 +1,4 @@
-// The vocabularies built for architectures without SIMD variants. NEON will be added to these lists
-// in a folder of its own.
+// The vocabularies built for architectures without SIMD variants.
 #pragma once
 
 #include "monograph/cpu/tags.h"
@@ -9,5 +8,7 @@ namespace monograph {
 using TileTargets = TargetList<>;
 using VectorTargets = TargetList<simd::Scalar>;
 using MatrixTargets = Joined<TileTargets, VectorTargets>;
+// For kernels that are plain loops, which compilers turn into vectors.
+using LoopTargets = VectorTargets;
 
 }  // namespace monograph

@@ -10,5 +10,7 @@ namespace monograph {
 using TileTargets = TargetList<simd::Amx>;
 using VectorTargets = TargetList<simd::Avx512, simd::Avx2, simd::Scalar>;
 using MatrixTargets = Joined<TileTargets, VectorTargets>;
+// For kernels that are plain loops, which compilers turn into vectors.
+using LoopTargets = VectorTargets;
 
 }  // namespace monograph

@@ -1,0 +1,10 @@
+// The vocabularies with units for products of matrices.
+#pragma once
+
+#include "targets.h"
+
+namespace monograph {
+
+using ProductTargets = MatrixTargets;
+
+}  // namespace monograph
