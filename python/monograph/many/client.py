@@ -21,13 +21,25 @@ from peft import LoraConfig
 from torch import nn
 
 from monograph.distributed import Order, TreeSum
-from monograph.many.adapter_run import AdapterRun
-from monograph.many.step import ManyStep
-from monograph.training import TrainStep
+from monograph.many.adapter_run import AdapterRun, check_number, check_update
+from monograph.many.step import ManyStep, check_batches
 from monograph.training.loss import has_router_loss
 from monograph.training.step import MOST_MICRO_BATCHES
 
 OPTIMIZER = "optimizer.safetensors"
+# All that `save_state` and `save_weights` write; a folder with anything else is not theirs to replace.
+_OURS = {"adapter_config.json", "adapter_model.safetensors", "README.md", OPTIMIZER}
+# By which factors with the same shapes mean another change of the base.
+_MEANING = [
+    "lora_alpha",
+    "use_rslora",
+    "use_dora",
+    "alpha_pattern",
+    "rank_pattern",
+    "r",
+    "target_modules",
+    "target_parameters",
+]
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,10 @@ class TrainingService:
         self, rank: int = 32, *, seed: int = 0, config: LoraConfig | None = None, name: str = ""
     ) -> TrainingClient:
         """A new adapter: LoRA of this rank on all linear layers, or as `config` says."""
+        if type(rank) is not int or rank < 1:
+            raise ValueError(f"rank is {rank!r}, wanted a whole number, 1 or more")
+        if not isinstance(name, str):
+            raise ValueError(f"name is {name!r}, wanted a word")
         config = config or LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear")
         self._count += 1
         name = name or f"adapter-{self._count}"
@@ -80,24 +96,27 @@ class TrainingClient:
 
     def __init__(self, many: ManyStep, name: str) -> None:
         self.name = name
-        self._many, self._closed = many, False
+        self._many, self._step = many, many.step_of(name)
         self._gradients: list[torch.Tensor] = []
-
-    @property
-    def _step(self) -> TrainStep:
-        """Looked up each time: behind `close` the tensors are another adapter's."""
-        if self._closed:
-            raise ValueError(f"{self.name} is closed, wanted a client that create_lora_training_client gives")
-        return self._many.step_of(self.name)
+        self._closed = False
 
     @property
     def model(self) -> Any:
         """PEFT's model of the adapter."""
-        return self._step.model
+        self._check_open()
+        return self._many.model(self.name)
+
+    def _check_open(self) -> None:
+        """The place of a closed one may be another adapter's."""
+        if self._closed:
+            raise ValueError(f"{self.name} is closed, wanted a client that is open")
 
     def forward(self, batches: Sequence[Mapping[str, Any]], *, divisor: float = 1.0) -> ForwardBackward:
         """The loss alone, without dropout."""
-        found = [self._step.evaluate(batch) for batch in batches]
+        self._check_open()
+        check_batches(self.name, batches)
+        check_number("divisor", divisor, above=True)
+        found = [self._many.evaluate(self.name, batch) for batch in batches]
         loss = sum(float(loss) / divisor for loss, _ in found)
         return ForwardBackward(loss, sum(count for _, count in found))
 
@@ -106,6 +125,9 @@ class TrainingClient:
     ) -> ForwardBackward:
         """Adds the gradients of these batches, as the collators make them. The loss of a target counts 1 /
         divisor: with that of all targets of an update, it is TrainStep's mean, to the bit."""
+        self._check_open()
+        check_batches(self.name, batches)
+        check_number("divisor", divisor, above=True)
         step, targets, losses = self._step, 0, []
         if len(self._gradients) + len(batches) > MOST_MICRO_BATCHES:
             raise ValueError(f"more than {MOST_MICRO_BATCHES} batches before an optim_step")
@@ -120,15 +142,17 @@ class TrainingClient:
     def optim_step(self, params: AdamParams) -> float:
         """One AdamW update; gives the norm of the gradient before clipping. One that is not finite, or a loss
         that is not, changes nothing. What has accumulated is gone."""
-        step = self._step
+        self._check_open()
+        check_number("learning_rate", params.learning_rate)
+        numbers = params.betas, params.eps, params.weight_decay, params.grad_clip_norm
+        check_update("", *numbers, "grad_clip_norm")
         if not self._gradients:
             raise ValueError(f"{self.name}: optim_step without a forward_backward before it")
         gradients, self._gradients = self._gradients, []
         total = TreeSum(Order.of(len(gradients), len(gradients), 0, 1).sums)
         for gradient in gradients:
             total.add(gradient)
-        hyper = (params.betas, params.eps, params.weight_decay, params.grad_clip_norm)
-        _, norm = step.apply_gradient(total.parts, len(gradients), params.learning_rate, hyper)
+        _, norm = self._step.apply_gradient(total.parts, len(gradients), params.learning_rate, numbers)
         return float(norm)
 
     def sample(
@@ -142,7 +166,18 @@ class TrainingClient:
         seed: int | None = None,
     ) -> list[list[int]]:
         """Tokens behind a prompt of tokens; temperature 0 takes the likeliest. torch's generator stays."""
-        tokens = torch.tensor([list(prompt)], device=self._step.device)
+        self._check_open()
+        ids, known = list(prompt), self.model.config.get_text_config().vocab_size
+        if not ids or any(type(token) is not int or not 0 <= token < known for token in ids):
+            raise ValueError(f"prompt is {ids[:8]}, wanted one token or more, each from 0 to {known - 1}")
+        for what, value in (("max_tokens", max_tokens), ("num_samples", num_samples)):
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{what} is {value!r}, wanted a whole number, 1 or more")
+        check_number("temperature", temperature)
+        check_number("top_p", top_p, above=True)
+        if top_p > 1:
+            raise ValueError(f"top_p is {top_p!r}, wanted 1 at most")
+        tokens = torch.tensor([ids], device=self._step.device)
         drawn: dict[str, Any] = {"do_sample": temperature > 0}
         if temperature > 0:
             drawn |= {"temperature": temperature, "top_p": top_p, "top_k": 0}
@@ -171,34 +206,52 @@ class TrainingClient:
 
     def load_state(self, folder: str) -> None:
         """What `save_state` wrote of an adapter of the same shape; accumulated gradients are gone."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
+        self._check_open()
         path = os.path.join(folder, OPTIMIZER)
-        if not os.path.isfile(path):
-            raise ValueError(f"load_state: {folder} has no {OPTIMIZER}, wanted a folder of save_state")
-        self._step.load_state_dict(load_file(path))
+        for file in (OPTIMIZER, "adapter_config.json"):
+            if not os.path.isfile(os.path.join(folder, file)):
+                raise ValueError(f"load_state: {folder} has no {file}, wanted a folder of save_state")
+        saved = LoraConfig.from_pretrained(folder).to_dict()
+        own = self.model.peft_config["default"].to_dict()
+        for key in _MEANING:
+            if saved[key] != own[key]:
+                raise ValueError(
+                    f"load_state: {folder} has {key} {saved[key]!r}, wanted {own[key]!r} as {self.name}"
+                )
+        try:
+            state = load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"load_state: {path} is broken: {error}") from error
+        self._many.load_state_dict(self.name, state)
         self._gradients = []
 
     def close(self) -> None:
-        """Gives the place of the adapter to the next one of its kind. No verb of this client works then."""
-        if not self._closed:
-            self._many.retire(self.name)
+        """Gives the place of the adapter to the next one of its kind."""
+        self._check_open()
+        self._many.retire(self.name)
         self._closed, self._gradients = True, []
 
     def _save(self, folder: str, *, optimizer: bool) -> str:
         from safetensors.torch import save_file
 
-        if os.path.exists(folder) and not os.path.isdir(folder):
+        self._check_open()
+        if not folder:
+            raise ValueError("the folder is '', wanted a path")
+        if os.path.isfile(folder):
             raise ValueError(f"{folder} is a file, wanted a folder")
-        there = os.path.exists(folder) and bool(os.listdir(folder))
-        if there and not os.path.isfile(os.path.join(folder, "adapter_config.json")):
-            raise ValueError(f"{folder} holds something else than an adapter, wanted another folder")
+        if other := sorted(set(os.listdir(folder)) - _OURS) if os.path.exists(folder) else []:
+            raise ValueError(
+                f"{folder} holds something else than an adapter, {other[0]}; wanted another folder"
+            )
         unfinished, replaced = (f"{os.path.normpath(folder)}.{what}" for what in ("unfinished", "replaced"))
         shutil.rmtree(unfinished, ignore_errors=True)
         os.makedirs(unfinished)
         self.model.save_pretrained(unfinished)
         if optimizer:
-            save_file(self._step.state_dict(), os.path.join(unfinished, OPTIMIZER))
+            save_file(self._many.state_dict(self.name), os.path.join(unfinished, OPTIMIZER))
         # One of the two is whole at any moment.
         shutil.rmtree(replaced, ignore_errors=True)
         if os.path.isdir(folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -143,6 +144,8 @@ def refuse_what_is_not_joined(base: Any, steps: Sequence[TrainStep], mode: str) 
     if any(isinstance(module, nn.Dropout) and module.p > 0 for module in base.modules()):
         raise ValueError(f"rows is joined and the base drops, over the rows of all alike, {instead}")
     for step in steps:
+        if step.offload is not None:
+            raise ValueError(f"rows is joined and options has offload, {instead}")
         if step.loss_scale is not None:
             raise ValueError(f"rows is joined and a loss is scaled, as float16 wants it, {instead}")
         for path, layer in step.model.named_modules():
@@ -165,5 +168,18 @@ def check_joined(name: str, batch: Tensors) -> Tensors:
         raise ValueError(
             f"adapter {name}: rows are joined and a micro-batch has {', '.join(sorted(batch))}, wanted "
             f'{", ".join(_KEYS)}, as PackedCollator makes them, or rows="apart"'
+        )
+    shape, borders = list(batch["input_ids"].shape), batch["cu_seqlens"]
+    if len(shape) != 2 or shape[0] != 1 or shape[1] == 0:
+        raise ValueError(
+            f"adapter {name}: rows are joined and input_ids has shape {shape}, wanted one row of tokens"
+        )
+    # What of a neighbour's row a wrong border would reach has to be told here: behind it they are one row.
+    numbers = borders.tolist()
+    whole = borders.dtype in (torch.int32, torch.int64) and borders.dim() == 1 and numbers[:1] == [0]
+    if not whole or any(a > b for a, b in pairwise(numbers)) or numbers[-1] > shape[1]:
+        raise ValueError(
+            f"adapter {name}: cu_seqlens is {numbers}, wanted whole ascending numbers from 0 to {shape[1]} "
+            "at most"
         )
     return batch

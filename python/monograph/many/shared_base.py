@@ -31,6 +31,8 @@ def with_same_base(model: nn.Module) -> Any:
 
 def refuse_what_is_no_base(model: nn.Module) -> None:
     """ValueError that names what cannot be shared."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the base is a {type(model).__name__}, wanted a model")
     if hasattr(model, "peft_config"):
         raise ValueError("the base has an adapter of PEFT, wanted the model without one")
     if region_layers(model):

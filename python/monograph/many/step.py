@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,9 @@ from torch import nn
 
 from monograph.distributed import Order, TreeSum
 from monograph.hf.optimize import add_lora
-from monograph.many.adapter_run import AdapterRun, check_run
+from monograph.many.adapter_run import AdapterRun, check_number, check_run
 from monograph.many.joined import Joined, check_joined, refuse_what_is_not_joined
+from monograph.many.settings import check_settings, settings_of
 from monograph.many.shared_base import refuse_what_is_no_base, with_same_base
 from monograph.training import TrainStep
 from monograph.training.batch_keys import Tensors
@@ -29,6 +31,7 @@ class Slot:
         self.kind, self.run = run.kind(), run
         self.model = drawn(base, run)
         self.step: TrainStep = run.step(self.model, mode, dynamic)
+        self.settings = settings_of(self.model)
         self._blank = {name: tensor.clone() for name, tensor in self.step.state_dict().items()}
 
     def take(self, base: nn.Module, run: AdapterRun) -> None:
@@ -45,7 +48,8 @@ def drawn(base: nn.Module, run: AdapterRun) -> Any:
     """A model with a new adapter on the tensors of the base, drawn by its seed; torch's generator stays."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
-        return add_lora(with_same_base(base), run.config)
+        # A copy: PEFT writes into a config what it finds in the model, and that would be another kind.
+        return add_lora(with_same_base(base), copy.deepcopy(run.config))
 
 
 class ManyStep:
@@ -129,6 +133,10 @@ class ManyStep:
         rates = dict(learning_rates or {})
         for name in (*micro_batches, *rates):
             self._slot(name)
+        for name, rate in rates.items():
+            check_number(f"adapter {name}: learning_rate", rate)
+        for name, own in micro_batches.items():
+            check_batches(name, own)
         given = {name: micro_batches[name] for name in self._slots if micro_batches.get(name)}
         rates = {name: rates.get(name, self._slots[name].run.learning_rate) for name in given}
         if self._rows == "joined":
@@ -148,11 +156,12 @@ class ManyStep:
                     f"adapter {name}: {len(own)} micro-batches, wanted 1 to {MOST_MICRO_BATCHES}"
                 )
             steps[name].check()
+            check_settings(name, self._slots[name].model, self._slots[name].settings)
             named = [(steps[name].read(batch, f"micro-batch {k}")) for k, batch in enumerate(own)]
             read[name] = [check_joined(name, tensors) for tensors in named]
             targets[name] = sum(map(count_targets, read[name]))
         learning = [name for name in given if targets[name]]
-        sums = {name: TreeSum(Order.of(len(read[name]), len(read[name]), 0, 1).sums) for name in learning}
+        sums = {name: TreeSum(_order(steps[name], len(read[name])).sums) for name in learning}
         for turn in range(max((len(read[name]) for name in learning), default=0)):
             taken = {
                 places[name]: (turn, read[name][turn], float(targets[name]))
@@ -195,6 +204,7 @@ class ManyStep:
 
     def set_learning_rate(self, name: str, learning_rate: float) -> None:
         slot = self._slot(name)
+        check_number(f"adapter {name}: learning_rate", learning_rate)
         slot.run = replace(slot.run, learning_rate=learning_rate)
 
     def _slot(self, name: str) -> Slot:
@@ -202,3 +212,21 @@ class ManyStep:
             known = ", ".join(self._slots) or "none"
             raise ValueError(f"there is no adapter {name!r}, wanted one of {known}")
         return self._slots[name]
+
+
+def _order(step: TrainStep, micro_batches: int) -> Order:
+    return Order.of(micro_batches, step.virtual_shards or micro_batches, 0, 1)
+
+
+def check_batches(name: str, own: Any) -> None:
+    """None and an empty list let an adapter rest."""
+    if own is None:
+        return
+    listed = isinstance(own, Sequence) and not isinstance(own, str | bytes)
+    other = None if listed else own
+    if listed:
+        other = next((batch for batch in own if not isinstance(batch, Mapping)), None)
+        listed = all(isinstance(batch, Mapping) for batch in own)
+    if not listed:
+        what = f"its micro-batches are or have a {type(other).__name__}"
+        raise ValueError(f"adapter {name}: {what}, wanted a list of what the collators make")

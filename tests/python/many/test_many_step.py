@@ -53,6 +53,16 @@ def test_each_has_the_hash_that_it_has_alone(family, dtype, mode, rows, checkpoi
         assert (digest(step.step_of(name)), found[name]) == wanted, name
 
 
+@pytest.mark.parametrize("count", [1, 16])
+def test_one_adapter_and_sixteen_whose_ranks_sum_to_more_than_512(count):
+    runs = {f"a{i}": AdapterRun(lora(33 + i % 2), 2e-3, seed=i) for i in range(count)}
+    step = ManyStep(base(), runs, mode="eager", rows="joined")
+    results = step({name: batches(name, 0) for name in runs})
+    for name, run in runs.items():
+        wanted = alone(name, run, 1, "eager", base())
+        assert (digest(step.step_of(name)), [result_of(results[name])]) == wanted, name
+
+
 @pytest.mark.slow
 def test_experts_are_trained_side_by_side():
     """Of a mixture: LoRA on the experts' weights, whose factors are stacks."""

@@ -70,6 +70,20 @@ def test_what_is_saved_goes_on_as_if_nothing_had_been(tmp_path):
     assert digest(one._step) == digest(two._step)
     with pytest.raises(ValueError, match=r"weights has no optimizer\.safetensors"):
         two.load_state(str(tmp_path / "weights"))
+    other = service.create_lora_training_client(config=lora(4, lora_alpha=64))
+    with pytest.raises(ValueError, match="state has lora_alpha 4, wanted 64 as adapter-3"):
+        other.load_state(str(tmp_path / "state"))
+    before = digest(two._step)
+    (tmp_path / "state" / "optimizer.safetensors").write_bytes(b"cut")
+    with pytest.raises(ValueError, match=r"optimizer\.safetensors is broken"):
+        two.load_state(str(tmp_path / "state"))
+    (tmp_path / "state" / "adapter_config.json").unlink()
+    with pytest.raises(ValueError, match=r"state has no adapter_config\.json"):  # and no Hub is asked
+        two.load_state(str(tmp_path / "state"))
+    assert digest(two._step) == before
+    (tmp_path / "weights" / "checkpoint-3").mkdir()  # the folder of a run
+    with pytest.raises(ValueError, match="holds something else than an adapter, checkpoint-3"):
+        two.save_weights(str(tmp_path / "weights"))
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "thesis.txt").write_text("years")
     with pytest.raises(ValueError, match="holds something else than an adapter"):
@@ -93,6 +107,74 @@ def test_samples_follow_the_seed_and_leave_training_alone():
     assert digest(one._step) == digest(two._step)
 
 
+def test_a_closed_client_reaches_no_other_adapter():
+    service = mg.TrainingService(base(), mode="eager")
+    one = service.create_lora_training_client(rank=4, name="law")
+    one.forward_backward(batches("norm", 0))
+    one.close()
+    two = service.create_lora_training_client(rank=4, name="law")  # in the same place
+    before = digest(two._step)
+    calls = [
+        lambda: one.forward_backward(batches("norm", 0)),
+        lambda: one.forward(batches("norm", 0)),
+        lambda: one.optim_step(mg.AdamParams()),
+        lambda: one.sample([1]),
+        lambda: one.save_state("law"),
+        lambda: one.load_state("law"),
+        one.close,
+        lambda: one.model,
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="law is closed, wanted a client that is open"):
+            call()
+    assert digest(two._step) == before
+
+
+def test_arguments_that_are_wrong_are_named_and_nothing_is_lost():
+    service = mg.TrainingService(base(), mode="eager")
+    for given, message in [
+        ({"rank": 0}, "rank is 0, wanted a whole number"),
+        ({"rank": True}, "rank is True"),
+        ({"name": 5}, "name is 5, wanted a word"),
+        ({"seed": None}, "seed is None"),
+        ({"config": "r=4"}, "config is a str, wanted a LoraConfig"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            service.create_lora_training_client(**given)
+    client = service.create_lora_training_client(rank=4)
+    client.forward_backward(batches("norm", 0))
+    for params, message in [
+        ({"learning_rate": float("nan")}, "learning_rate is nan"),
+        ({"betas": (1.0, 0.9)}, r"betas\[0\] is 1.0"),
+        ({"eps": -1}, "eps is -1"),
+        ({"weight_decay": float("inf")}, "weight_decay is inf"),
+        ({"grad_clip_norm": -1}, "grad_clip_norm is -1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            client.optim_step(mg.AdamParams(**params))
+    for divisor in (0, -1, float("nan"), "x"):
+        with pytest.raises(ValueError, match=r"divisor is .*, wanted a number, above 0"):
+            client.forward_backward(batches("norm", 0), divisor=divisor)
+    with pytest.raises(ValueError, match="its micro-batches are or have a dict"):
+        client.forward_backward(batches("norm", 0)[0])
+    for prompt, given, message in [
+        ([], {}, r"prompt is \[\], wanted one token or more, each from 0 to 255"),
+        ([256], {}, r"prompt is \[256\]"),
+        ("ab", {}, "prompt is"),
+        ([1], {"max_tokens": 0}, "max_tokens is 0"),
+        ([1], {"num_samples": 1.5}, "num_samples is 1.5"),
+        ([1], {"temperature": float("nan")}, "temperature is nan"),
+        ([1], {"top_p": 2}, "top_p is 2, wanted 1 at most"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            client.sample(prompt, **given)
+    with pytest.raises(ValueError, match="gradients have accumulated"):  # they are still there
+        client.save_state("")
+    assert client.optim_step(mg.AdamParams()) > 0
+    with pytest.raises(ValueError, match="the folder is '', wanted a path"):
+        client.save_state("")
+
+
 def test_modes_and_models_that_have_no_such_step_are_named():
     with pytest.raises(ValueError, match="mode is 'whole_step', wanted graph, inductor or eager"):
         mg.TrainingService(base(), mode="whole_step")
@@ -102,33 +184,12 @@ def test_modes_and_models_that_have_no_such_step_are_named():
         mg.TrainingService(routed)
 
 
-def test_a_closed_client_leaves_the_next_one_alone(tmp_path):
-    """The next adapter of its kind has its tensors."""
+def test_the_file_of_the_next_in_a_place_says_how_it_began(tmp_path):
     service = mg.TrainingService(base(), mode="eager")
-    first = service.create_lora_training_client(rank=4, seed=3, name="one")
-    first.forward_backward(batches("norm", 0))
-    first.close()
+    service.create_lora_training_client(config=lora(4, lora_alpha=4), seed=3).close()
     second = service.create_lora_training_client(
-        config=lora(4, lora_alpha=4, init_lora_weights="gaussian"), seed=4, name="one"
+        config=lora(4, lora_alpha=4, init_lora_weights="gaussian"), seed=4
     )
-    before = digest(second._step)
-    verbs = {
-        "forward": lambda: first.forward(batches("norm", 0)),
-        "forward_backward": lambda: first.forward_backward(batches("norm", 0)),
-        "optim_step": lambda: first.optim_step(mg.AdamParams(1e-2)),
-        "sample": lambda: first.sample([1, 2]),
-        "save_state": lambda: first.save_state(str(tmp_path / "state")),
-        "save_weights": lambda: first.save_weights(str(tmp_path / "weights")),
-        "load_state": lambda: first.load_state(str(tmp_path)),
-        "model": lambda: first.model,
-    }
-    (tmp_path / "optimizer.safetensors").write_bytes(b"")
-    for verb, call in verbs.items():
-        with pytest.raises(Exception, match="one is closed, wanted") as found:
-            call()
-        assert found.type is ValueError, verb
-    first.close()  # again: nothing
-    assert digest(second._step) == before
     second.save_weights(str(tmp_path / "second"))
     written = json.loads((tmp_path / "second" / "adapter_config.json").read_text())
     assert written["init_lora_weights"] == "gaussian"

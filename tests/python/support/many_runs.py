@@ -83,6 +83,7 @@ def alone(name: str, run: AdapterRun, steps: int, mode: str, model: Any) -> tupl
         weight_decay=run.weight_decay,
         max_grad_norm=run.max_grad_norm,
         seed=run.seed,
+        **run.options,
     )
     results = [step(batches(name, number), learning_rate=run.learning_rate) for number in range(steps)]
     return digest(step), [result_of(result) for result in results]
