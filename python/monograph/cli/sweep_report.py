@@ -31,7 +31,7 @@ def run(arguments: list[str]) -> int:
             return 3
         plot = draw(options.folder, rows)
     except (OSError, ValueError) as error:
-        print(f"error: {options.folder}: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)  # which names the file
         return 3
     print(as_json(rows) if options.json else table(rows))
     if not options.quiet and not options.json:

@@ -21,7 +21,9 @@ from monograph.recipe.config.trl_choose import wants_trl
 _WRITTEN = tuple(ManyKeys.__dataclass_fields__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
 # What output_dir holds beside the adapters, or a run inside its own folder.
-_TAKEN = re.compile(r"checkpoint-\d+|earlier-\d+|final|best|adapters\.json|losses\.png", re.IGNORECASE)
+_TAKEN = re.compile(
+    r"checkpoint-\d+|earlier-\d+|final|best|adapters\.json(\.new)?|losses\.png", re.IGNORECASE
+)
 _METRICS = ("eval_loss", "loss")
 _MOST = 1024  # adapters of a recipe: a sweep of five lists of five is a mistake sooner than a wish
 
