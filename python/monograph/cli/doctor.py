@@ -7,7 +7,8 @@ otherwise. Exit code 1 if the step is not one graph or keeps a copy of a weight.
 
     python -m monograph doctor qlora.yml --json --trace-only
 
-With `trainer: trl` or `rl` it is the step of TRL's trainer: forward, loss and backward.
+With `trainer: trl` or `rl` it is the step of TRL's trainer: forward, loss and backward. With `adapters` or
+`sweep` it is what is compiled when one of them retires and another joins; `--only NAME` looks at one.
 
 The self-test of a device takes no recipe: each test passes, fails or is skipped with a reason. Exit code 1 if
 one fails. docs/explain/gpu.md says how to send its report. `--verify` checks a report that was sent: exit
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from monograph.distributed import World
     from monograph.recipe import Recipe
     from monograph.recipe.config.keys import TrlRecipe
+    from monograph.recipe.config.many_recipes import ManyRecipes
 
 
 MOST_BYTES = 16 << 20  # of a report; a whole one has about 20 KB
@@ -50,7 +52,7 @@ def run(arguments: list[str]) -> int:
     parser.add_argument(
         "--trace-only", "--no-inductor", action="store_true", help="count graphs only, generate no code"
     )
-    return run_recipe(parser, arguments, _doctor, ranks="all")
+    return run_recipe(parser, arguments, _doctor, ranks="all", many=_doctor_of_many)
 
 
 def _self_test(arguments: list[str]) -> int:
@@ -150,6 +152,25 @@ def _say_next(options: argparse.Namespace, holds: bool) -> None:
             options,
             note="the causes are listed above; docs/reference/training.md, section doctor, explains each",
         )
+
+
+def _doctor_of_many(many: ManyRecipes, options: argparse.Namespace) -> int:
+    """Two steps of all adapters in this process, then one less, then another in its place."""
+    from monograph.cli.recipe_arguments import why_not_several
+    from monograph.diagnosis.many_doctor import doctor_many
+    from monograph.recipe.config.compile_options import compile_options
+    from monograph.recipe.run.many_runs import runs_of
+
+    if told := why_not_several("doctor of several adapters"):
+        raise ValueError(told)
+    recipe = next(iter(many.recipes.values()))
+    base, runs, batches = runs_of(many.recipes)
+    mode = "graph" if recipe.mode == "eager" or options.trace_only else recipe.mode
+    with compile_options(recipe.torch_compile_options, recipe.torch_compile_mode):
+        report = doctor_many(base, runs, batches, mode=mode, quiet=options.quiet)
+    print(report.to_json() if options.json else report)
+    _say_next(options, report.holds)
+    return 0 if report.holds else 1
 
 
 def _doctor_of(recipe: Recipe, options: argparse.Namespace, world: World) -> int:

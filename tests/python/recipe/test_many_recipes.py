@@ -71,6 +71,7 @@ def test_numbers_from_the_command_line_are_those_of_a_file(good, tmp_path):
         ({"adapters": [{"name": "a/b"}]}, "adapters.0.name is 'a/b', wanted letters, digits"),
         ({"adapters": [{"name": ".."}]}, "it names a folder"),
         ({"adapters": [{"name": "checkpoint-3"}]}, "the name of something else in output_dir"),
+        ({"adapters": [{"name": "adapters.json.new"}]}, "the name of something else in output_dir"),
         ({"adapters": [TWO[0] | {"base_model": "x"}]}, "adapters.0.base_model: all adapters share it"),
         ({"adapters": [TWO[0] | {"step_mode": "eager"}]}, "adapters.0.step_mode: all adapters share it"),
         ({"adapters": [TWO[0] | {"rank": 8}]}, "adapters.0.rank: unknown key of an adapter"),
@@ -137,7 +138,7 @@ def test_expanding_changes_nothing_of_what_was_written(good):
     assert json.dumps(keys) == before
 
 
-@pytest.mark.parametrize("command", ["preprocess", "generate", "doctor", "merge"])
+@pytest.mark.parametrize("command", ["preprocess", "generate", "merge"])
 def test_other_commands_want_one_of_them(good, tmp_path, command, capsys):
     path = tmp_path / "r.yml"
     path.write_text(json.dumps(good | {"adapters": TWO}))
@@ -163,6 +164,51 @@ def test_a_report_of_hostile_metrics_puts_what_is_no_number_last(tmp_path):
     assert (rows[0].eval_loss, rows[0].best_step, rows[0].step) == (1.5, 1, 2)
     assert {row.name for row in rows} == set(lines)
     assert len(table(rows).splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("adapters.json", "{", "adapters.json is no JSON: "),
+        ("adapters.json", "[" * 100_000, "adapters.json is no JSON: "),
+        (
+            "adapters.json",
+            "[1, 2]",
+            "adapters.json: adapters is [1, 2], wanted names of adapters with a word",
+        ),
+        ("adapters.json", '{"adapters": ["law"]}', "adapters is ['law'], wanted names"),
+        ("adapters.json", '{"adapters": {"law": 5}}', "adapters is {'law': 5}, wanted names"),
+        ("adapters.json", '{"ended": {"law": "5"}}', "ended is {'law': '5'}, wanted names"),
+        ("adapters.json", '{"adapters": {"../law": "done"}}', "has '../law', wanted names of folders beside"),
+        ("adapters.json", '{"adapters": {"": "done"}}', "has '', wanted names of folders beside"),
+        ("law/metrics.jsonl", "[1, 2]\n", "line 1 is [1, 2], wanted an object with a whole step"),
+        (
+            "law/metrics.jsonl",
+            '{"loss": 2.0}\n',
+            "line 1 is {'loss': 2.0}, wanted an object with a whole step",
+        ),
+        ("law/metrics.jsonl", '{"step": 1, "loss": "two"}\n', "loss in line 1 is 'two', wanted a number"),
+        ("law/metrics.jsonl", '{"step": 1, "eval_loss": true}\n', "eval_loss in line 1 is True"),
+        ("law/metrics.jsonl", '{"step": 1, "skipped_steps": "3"}\n', "skipped_steps in line 1 is '3'"),
+        ("law/metrics.jsonl", "{" * 9 + "\n", "metrics.jsonl is no file of JSON lines: "),
+    ],
+)
+def test_a_report_names_the_file_that_is_broken(tmp_path, capsys, file, text, message):
+    (tmp_path / "law").mkdir()
+    (tmp_path / "law" / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    (tmp_path / file).write_text(text)
+    assert main(["sweep-report", str(tmp_path)]) == 3
+    said = capsys.readouterr().err
+    assert message in said
+    assert str(tmp_path / file) in said
+
+
+def test_a_report_as_json_is_json(tmp_path, capsys):
+    (tmp_path / "law").mkdir()
+    (tmp_path / "law" / "metrics.jsonl").write_text('{"step": 1, "loss": Infinity}\n')
+    assert main(["sweep-report", str(tmp_path), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["adapters"]
+    assert (row["step"], row["loss"]) == (1, None)
 
 
 def test_a_folder_without_adapters_is_told(tmp_path, capsys):
