@@ -21,6 +21,7 @@ BENCHES = (
     "dequantize",
     "linear",
     "linear_many",
+    "many_step",
     "attention",
     "lora",
     "gram",
@@ -81,15 +82,17 @@ def main() -> None:
     parser.add_argument(
         "--folder",
         help="where models lie (large_model, base_memory, shard_memory, experts_model,\n"
-        "quantize_file, step, trl, load, format_memory), or the spill file (offload)",
+        "quantize_file, step, many_step, trl, load, format_memory), or the spill file (offload)",
     )
-    parser.add_argument("--mode", default="graph", help="of the training step (large_model, format_memory)")
+    parser.add_argument(
+        "--mode", default="graph", help="of the training step (large_model, format_memory, many_step)"
+    )
     names = lambda text: text.split(",")  # noqa: E731
     parser.add_argument(
         "--case",
         type=names,
         help="only these cases, e.g. a,b,own (step, finetune, trl, load, delta_rule, shard_memory,\n"
-        "base_memory), a shape, 4096x4096 (linear)",
+        "base_memory), a shape, 4096x4096 (linear), adapters and tokens of each, 4x64 (many_step)",
     )
     parser.add_argument("--peers", type=names, help="only these peers, e.g. packed_eager (linear, step, trl)")
     parser.add_argument(
@@ -102,11 +105,14 @@ def main() -> None:
         action="store_true",
         help="not by the clock, for a machine with other jobs; with --threads 1 (linear)",
     )
-    parser.add_argument("--profile", action="store_true", help="where our step spends its time (step)")
+    parser.add_argument(
+        "--profile", action="store_true", help="where our step spends its time (step, many_step)"
+    )
     parser.add_argument(
         "--steps",
         type=int,
-        help="of each variant of `step --case own` (300), of a case of base_memory (5), rounds of trl (7)",
+        help="of each variant of `step --case own` (300), of a case of base_memory (5), rounds of trl (7),\n"
+        "of many_step (61 of one adapter, 9)",
     )
     parser.add_argument("--record", help="a file of what was measured, to go on from (base_memory)")
     arguments = parser.parse_args()
