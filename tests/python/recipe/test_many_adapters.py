@@ -117,7 +117,7 @@ def test_every_folder_is_that_of_the_adapter_alone(world, folder, keys, capsys):
     check_each_alone(world, recipe, folder, names)
 
 
-def test_killed_and_resumed_each_goes_on_from_its_own_checkpoint(world):
+def test_killed_and_resumed_in_other_company_each_goes_on_from_its_own_checkpoint(world):
     """A run that is killed while `bias` saves its second checkpoint: `norm` has two, the others one."""
     recipe = write(world, "killed", adapters=ADAPTERS)
     program = (
@@ -136,10 +136,15 @@ def test_killed_and_resumed_each_goes_on_from_its_own_checkpoint(world):
     found = {entry["name"]: list(checkpoints(str(world / "killed" / entry["name"]))) for entry in ADAPTERS}
     assert found == {"norm": [2, 4], "bias": [2], "dora": [2], "wide": [2]}
     assert not os.path.exists(world / "killed" / "norm" / "adapter_config.json")
-    assert main(["train", recipe, "--resume-from-checkpoint", "auto", "--quiet"]) == 0
+    # In other company, and another order: `norm` rests, `tax` begins; then `norm` goes on without the others.
+    tax = {"name": "tax", "lora_r": 4, "lora_dropout": 0.1, "seed": 3}
+    company = write(world, "killed", adapters=[ADAPTERS[3], tax, ADAPTERS[1], ADAPTERS[2]])
+    assert main(["train", company, "--resume-from-checkpoint", "auto", "--quiet"]) == 0
+    recipe = write(world, "killed", adapters=[ADAPTERS[0], tax, *ADAPTERS[1:]])
+    assert main(["train", recipe, "--only", "norm", "--resume-from-checkpoint", "auto", "--quiet"]) == 0
     for folder in (world / "killed").glob("*/earlier-*"):
         shutil.rmtree(folder)
-    check_each_alone(world, recipe, "killed", [entry["name"] for entry in ADAPTERS])
+    check_each_alone(world, recipe, "killed", ["tax", *(entry["name"] for entry in ADAPTERS)])
 
 
 def test_a_killed_run_begins_those_that_had_no_checkpoint(world):
@@ -193,14 +198,15 @@ def test_a_sweep_ends_all_but_the_best_and_reports_them_in_order(world, capsys):
 
 
 @pytest.mark.long
-def test_on_two_ranks_every_adapter_and_the_choice_of_a_sweep_are_those_of_one(world):
+def test_on_two_and_three_ranks_every_adapter_and_the_choice_of_a_sweep_are_those_of_one(world):
     stop = {"sweep_stop": {"after": 2, "keep": 1}, "gradient_accumulation_steps": 2}
     found = []
-    for folder, ranks in (("one", []), ("two", ["--nproc-per-node", "2"])):
+    several = [(name, ["--nproc-per-node", str(ranks)]) for name, ranks in (("two", 2), ("three", 3))]
+    for folder, ranks in [("one", []), *several]:
         recipe = write(world, folder, adapters=ADAPTERS[:2], **stop)
         command = [sys.executable, "-m", "monograph", "train", recipe, "--quiet", *ranks]
         assert subprocess.run(command, check=False).returncode == 0
         files = contents(world / folder)
         found.append({name: files[name] for name in files if name.endswith(("safetensors", "adapters.json"))})
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert len(found[0]) > 6
