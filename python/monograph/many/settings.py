@@ -13,6 +13,7 @@ from torch import nn
 Settings = dict[str, Any]
 
 _PLAIN = (bool, int, float, str)
+_OF_A_CALL = ("training", "max_seq_len_cached")  # what a forward itself may write
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -22,7 +23,7 @@ def settings_of(model: nn.Module) -> Settings:
     for path, module in model.named_modules():
         own = vars(module)
         for name, value in own.items():
-            plain = isinstance(value, _PLAIN) and name != "training" and not name.startswith("__")
+            plain = isinstance(value, _PLAIN) and name not in _OF_A_CALL
             several = isinstance(value, dict) and bool(value) and not isinstance(value, nn.Module)
             if plain:
                 found[f"{path}.{name}"] = value
