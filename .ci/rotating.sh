@@ -28,7 +28,7 @@ asan_gpu() {
 tidy_files() {
   cmake -B build/tidy -G Ninja -DCMAKE_CXX_COMPILER=clang++-14 -DMONOGRAPH_BUILD_OPS=ON \
     -DMONOGRAPH_BUILD_CUDA=ON -DMONOGRAPH_BUILD_CLI=ON >/dev/null
-  git ls-files "$@" | grep -vE '/tests/|/(scalar|avx2|avx512|amx)\.cpp' | xargs -P 2 -n 4 clang-tidy-14 --quiet -p build/tidy
+  git ls-files "$@" | grep -vE '/tests/|/(scalar|avx2|avx512|amx|neon)\.cpp|_aarch64\.cpp' | xargs -P 2 -n 4 clang-tidy-14 --quiet -p build/tidy
 }
 
 tidy_core() { tidy_files 'core/*.cpp'; }
@@ -42,20 +42,37 @@ aarch64() {
   ctest --preset aarch64 -j 2
 }
 
-# The operator library for 64-bit Arm, linked to torch's own for Arm with no symbol left open. Nothing of it is run.
+# The wheel for 64-bit Arm, cross-built: the operator library is linked to torch's own for Arm, with no symbol left open.
 aarch64_operators() {
-  local torch=build/aarch64-torch
-  mkdir -p $torch
+  local torch=build/aarch64-torch define=--config-settings=cmake.define
   [[ -d $torch/torch ]] || {
-    python -m pip download -q -d $torch --no-deps --only-binary=:all: --platform manylinux_2_28_aarch64 torch==2.13.0
-    python -m zipfile -e $torch/torch-*.whl $torch
+    python -m pip download -q -d $torch --no-deps --only-binary=:all: --python-version 3.11 --platform manylinux_2_28_aarch64 \
+      --platform manylinux2014_aarch64 torch==2.13.0 nvidia-cuda-runtime==13.0.96
+    for wheel in $torch/*.whl; do python -m zipfile -e "$wheel" $torch; done
   }
-  cmake -B build/aarch64-operators -G Ninja --toolchain cmake/aarch64.cmake -DCMAKE_BUILD_TYPE=Release \
-    -DMONOGRAPH_WERROR=ON -DMONOGRAPH_BUILD_OPS=ON -DMONOGRAPH_TORCH_DIR="$PWD/$torch/torch" \
-    -DCMAKE_MODULE_LINKER_FLAGS="-Wl,-z,defs -Wl,--allow-shlib-undefined" >/dev/null
-  cmake --build build/aarch64-operators --target monograph_ops monograph_bench_ops
-  readelf -h build/aarch64-operators/ops/monograph_ops.so | grep -q AArch64
-  python tools/check_abi.py build/aarch64-operators/ops/monograph_ops.so
+  rm -rf build/aarch64-dist
+  _PYTHON_HOST_PLATFORM=linux-aarch64 python -m pip wheel -q --no-build-isolation --no-deps -w build/aarch64-dist \
+    --config-settings=build-dir=build/aarch64-wheel $define.CMAKE_TOOLCHAIN_FILE="$PWD/cmake/aarch64.cmake" \
+    $define.MONOGRAPH_WERROR=ON $define.MONOGRAPH_TORCH_DIR="$PWD/$torch/torch" \
+    $define.CLI11_FOLDER=/usr/include $define.XXHASH_FOLDER=/usr/include \
+    "$define.CMAKE_MODULE_LINKER_FLAGS=-Wl,-z,defs -Wl,--allow-shlib-undefined" .
+  readelf -h build/aarch64-wheel/ops/monograph_ops.so | grep -q AArch64
+  python tools/check_abi.py build/aarch64-wheel/ops/monograph_ops.so
+}
+
+# That wheel, imported by Debian's Python for Arm under qemu-user, with torch's own wheel: operators against references, opcheck,
+# a training step in eager mode. No test that starts a program or compiles one.
+aarch64_python() {
+  local site=build/aarch64-site
+  [[ -d build/aarch64-root ]] || tools/aarch64/make_root.sh build/aarch64-root
+  rm -rf build/aarch64-cuda
+  python tools/aarch64/cuda_stand_ins.py build/aarch64-torch build/aarch64-root build/aarch64-cuda
+  [[ -d $site/numpy ]] ||
+    python -m pip install -q --no-deps --target $site --only-binary=:all: --python-version 3.11 --platform manylinux_2_28_aarch64 \
+      --platform manylinux_2_24_aarch64 --platform manylinux2014_aarch64 -r .ci/aarch64_requirements.txt
+  rm -rf $site/monograph $site/monograph-*.dist-info
+  python -m zipfile -e build/aarch64-dist/monograph-*.whl $site
+  tools/aarch64/run_tests.sh
 }
 
 # The library and its C++ tests by clang; without precompiled headers, so that a missing include is found.

@@ -47,7 +47,8 @@ STAGES = (
     Stage("tidy_core", ("core", ".clang-tidy")),
     Stage("tidy_rest", ("ops", "cli", ".clang-tidy")),
     Stage("aarch64", ("core", *BUILD)),
-    Stage("aarch64_operators", ("core", "ops", *BUILD)),
+    Stage("aarch64_operators", ("core", "ops", "cli", *BUILD)),
+    Stage("aarch64_python", ("core", "ops", "python", "tools/aarch64", *BUILD)),
     Stage("clang", ("core", "ops", "cli", *BUILD)),
     Stage(
         "cuda",
