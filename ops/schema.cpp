@@ -149,6 +149,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(monograph, m) {
       "-> (Tensor, Tensor)");
   m.def("seeded_dropout(Tensor x, Tensor seed, int stream, float probability) -> Tensor");
   m.def(
+      "seeded_dropout_part(Tensor x, Tensor seed, int stream, float probability, int first) "
+      "-> Tensor");
+  m.def(
       "rotary(Tensor q, Tensor k, Tensor cos, Tensor sin, Tensor? q_weight, Tensor? k_weight, "
       "float eps, bool one_plus_weight, bool round_before_weight, bool interleaved) "
       "-> (Tensor, Tensor)");

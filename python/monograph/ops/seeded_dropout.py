@@ -45,22 +45,43 @@ def seeded_dropout(x: torch.Tensor, seed: torch.Tensor, stream: int, probability
     return torch.ops.monograph.seeded_dropout(x, seed, stream, probability)
 
 
-def _check_devices(x: torch.Tensor, seed: torch.Tensor) -> None:
+def _check_devices(op: str, x: torch.Tensor, seed: torch.Tensor) -> None:
     """The seed is read on the host: it may lie there, or beside x. Fakes run for any mixture with meta."""
-    check_tensors("seeded_dropout", x=x)
-    check_tensors("seeded_dropout", seed=seed)
+    check_tensors(op, x=x)
+    check_tensors(op, seed=seed)
     found = f"seed is on {seed.device}, wanted cpu or {x.device} as x"
-    require(seed.device.type == "cpu" or seed.device == x.device, "seeded_dropout", found)
+    require(seed.device.type == "cpu" or seed.device == x.device, op, found)
+
+
+def seeded_dropout_part(
+    x: torch.Tensor, seed: torch.Tensor, stream: int, probability: float, first: int
+) -> torch.Tensor:
+    """`seeded_dropout` of a part of a tensor: x holds its elements from place `first` on."""
+    return torch.ops.monograph.seeded_dropout_part(x, seed, stream, probability, first)
 
 
 @torch.library.impl("monograph::seeded_dropout", "CompositeExplicitAutograd")
 def _seeded_dropout(x: torch.Tensor, seed: torch.Tensor, stream: int, probability: float) -> torch.Tensor:
-    _check_devices(x, seed)
-    check_float("seeded_dropout", "x", x)
+    return _dropped("seeded_dropout", x, seed, stream, probability, 0)
+
+
+@torch.library.impl("monograph::seeded_dropout_part", "CompositeExplicitAutograd")
+def _seeded_dropout_part(
+    x: torch.Tensor, seed: torch.Tensor, stream: int, probability: float, first: int
+) -> torch.Tensor:
+    return _dropped("seeded_dropout_part", x, seed, stream, probability, first)
+
+
+def _dropped(
+    op: str, x: torch.Tensor, seed: torch.Tensor, stream: int, probability: float, first: int
+) -> torch.Tensor:
+    _check_devices(op, x, seed)
+    check_float(op, "x", x)
     found = f"seed is {dtype_name(seed.dtype)} {list(seed.shape)}, wanted int64 []"
-    require(seed.dtype == torch.int64 and seed.dim() == 0, "seeded_dropout", found)
-    require(0 <= probability < 1, "seeded_dropout", f"probability is {probability}, wanted 0 to below 1")
-    return hashed_dropout(x, seed, stream, probability)
+    require(seed.dtype == torch.int64 and seed.dim() == 0, op, found)
+    require(0 <= probability < 1, op, f"probability is {probability}, wanted 0 to below 1")
+    require(first >= 0, op, f"first is {first}, wanted 0 or more")
+    return hashed_dropout(x, seed, stream, probability, first=first)
 
 
 def _signed(number: int) -> int:
@@ -83,16 +104,22 @@ def kept(places: torch.Tensor, seed: torch.Tensor, stream: int, probability: flo
 
 
 def hashed_dropout(
-    x: torch.Tensor, seed: torch.Tensor, stream: int, probability: float, panel: int = PANEL
+    x: torch.Tensor,
+    seed: torch.Tensor,
+    stream: int,
+    probability: float,
+    panel: int = PANEL,
+    first: int = 0,
 ) -> torch.Tensor:
     """On any device, `panel` elements at a time; a compiler that fuses takes all at once."""
     count = x.numel()
-    require(count < 2**31, "seeded_dropout", f"x has {count} elements, wanted fewer than 2^31")
+    found = f"x has elements up to place {first + count}, wanted fewer than 2^31"
+    require(first + count < 2**31, "seeded_dropout", found)
     seed, flat = seed.to(x.device), x.reshape(-1)
     out = torch.empty_like(flat) if count > panel else None
     for begin in range(0, count, panel):
         part = flat[begin : begin + panel]
-        places = torch.arange(begin, begin + part.numel(), device=x.device)
+        places = torch.arange(first + begin, first + begin + part.numel(), device=x.device)
         dropped = (part * kept(places, seed, stream, probability)) / (1 - probability)
         if out is None:
             return dropped.reshape(x.shape)
@@ -102,7 +129,13 @@ def hashed_dropout(
 
 @torch.library.register_fake("monograph::seeded_dropout")
 def _(x, seed, stream, probability):  # type: ignore[no-untyped-def]
-    _check_devices(x, seed)
+    _check_devices("seeded_dropout", x, seed)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake("monograph::seeded_dropout_part")
+def _(x, seed, stream, probability, first):  # type: ignore[no-untyped-def]
+    _check_devices("seeded_dropout_part", x, seed)
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -117,6 +150,19 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
 
 
 register_autograd("seeded_dropout", _backward, _setup_context)
+
+
+def _part_setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, seed, *ctx.rest = inputs
+    ctx.save_for_backward(seed)
+
+
+def _part_backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    (seed,) = ctx.saved_tensors
+    return seeded_dropout_part(dy, seed, *ctx.rest), None, None, None, None
+
+
+register_autograd("seeded_dropout_part", _part_backward, _part_setup_context)
 
 
 class SeededDropout(nn.Dropout):

@@ -11,7 +11,13 @@ from support import hostile_arguments, hostile_calls
 
 CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 # A seed may lie on the host; handles and ranges of rows do, whatever the device of the tensors beside them.
-ALLOWED = {("seeded_dropout", "x"), ("reload", "after"), ("wait", "after"), ("sum_rows_many", "dy")}
+ALLOWED = {
+    ("seeded_dropout", "x"),
+    ("seeded_dropout_part", "x"),
+    ("reload", "after"),
+    ("wait", "after"),
+    ("sum_rows_many", "dy"),
+}
 
 
 def arguments_of(name: str) -> list[str]:

@@ -151,6 +151,7 @@ def test_forward_mode_raises_and_never_gives_zero():
         "linear_cross_entropy": (head("linear_cross_entropy", trained=False), (3, 3, 8)),
         "linear_log_probs": (head("linear_log_probs", trained=False), (3, 3, 8)),
         "seeded_dropout": (lambda x: OPS.seeded_dropout(x, torch.tensor(1), 0, 0.5), (4,)),
+        "seeded_dropout_part": (lambda x: OPS.seeded_dropout_part(x, torch.tensor(1), 0, 0.5, 3), (4,)),
         "seeded_dropout_many": (
             lambda x: OPS.seeded_dropout_many(
                 x, torch.tensor([0, 1, 3]), torch.tensor([1, 2]), [1], [0], [0.5]

@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from monograph.ops.seeded_dropout import SeededDropout, seed_dropouts, seeded_dropout
+from monograph.ops.seeded_dropout import (
+    SeededDropout,
+    hashed_dropout,
+    seed_dropouts,
+    seeded_dropout,
+    seeded_dropout_part,
+)
 
 pytestmark = pytest.mark.per_isa
 
@@ -107,3 +113,30 @@ def test_a_mask_follows_from_places_not_from_memory():
 def test_a_seed_without_a_value_is_refused():
     with pytest.raises(ValueError, match="seed is on meta, wanted cpu"):
         seeded_dropout(torch.ones(4), torch.tensor(3, device="meta"), 0, 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_parts_that_are_told_their_place_have_the_mask_of_the_whole(dtype):
+    x, seed = torch.randn(7, 13).to(dtype), torch.tensor(11)
+    whole = seeded_dropout(x, seed, 2, 0.5).flatten()
+    for cut in (1, 2, 3, 4, 5, 64, 90):
+        parts = [
+            seeded_dropout_part(part.requires_grad_(), seed, 2, 0.5, first)
+            for part, first in ((x.flatten()[:cut].clone(), 0), (x.flatten()[cut:].clone(), cut))
+        ]
+        assert torch.equal(torch.cat(parts), whole)
+        for part, first in zip(parts, (0, cut), strict=True):
+            (gradient,) = torch.autograd.grad(
+                part, part.grad_fn.next_functions[0][0].variable, torch.ones_like(part)
+            )
+            assert torch.equal(gradient, seeded_dropout_part(torch.ones_like(part), seed, 2, 0.5, first))
+    with pytest.raises(RuntimeError, match="first is -1, wanted 0 or more"):
+        seeded_dropout_part(x, seed, 2, 0.5, -1)
+
+
+def test_opcheck_of_a_part():
+    sample = (torch.randn(5, 8, requires_grad=True), torch.tensor(3), 1, 0.5, 40)
+    torch.library.opcheck(torch.ops.monograph.seeded_dropout_part.default, sample)
+    x, seed = torch.randn(3, 50), torch.tensor(9)
+    whole = hashed_dropout(x, seed, 1, 0.3)
+    assert torch.equal(hashed_dropout(x[1:], seed, 1, 0.3, first=50), whole[1:])

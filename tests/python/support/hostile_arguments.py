@@ -60,12 +60,13 @@ HUGE_AND_EMPTY = ((2**62, 0), (0, 2**62), (2**40, 0), (0, 2**31, 2**31), (2**31,
 
 
 def operators() -> list[str]:
-    """The names of all operators that the library and its Python files registered, but for regions and
-    experts over ranks: a layer that was taken over calls those (test_regions.py, test_ep_hostile.py,
-    test_ep_norm.py)."""
+    """The names of all operators that the library and its Python files registered, but for regions, slices of
+    tokens and experts over ranks: a layer that was taken over calls those (test_regions.py,
+    test_token_slices.py, test_ep_hostile.py, test_ep_norm.py)."""
     names = torch._C._dispatch_get_all_op_names()
     found = {name.split("::")[1].split(".")[0] for name in names if name.startswith("monograph::")}
-    return sorted(found - {"region", "region_backward", "ep_experts", "ep_experts_backward", "spread_norm"})
+    layers = {"region", "region_backward", "token_slices", "token_slices_backward"}
+    return sorted(found - layers - {"ep_experts", "ep_experts_backward", "spread_norm"})
 
 
 # What can be wrong with a tensor. Copies are of exact size, so that a sanitizer sees each byte beyond.
