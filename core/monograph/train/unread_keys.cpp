@@ -19,6 +19,7 @@ std::string first_name(const std::string& key) {
 
 bool may_ask_for_nothing(const std::string& key) {
   constexpr const char* kKeys[] = {
+      "activation_quantization",
       "base_memory",
       "bnb_config_kwargs",
       "calibration",
@@ -51,6 +52,8 @@ bool may_ask_for_nothing(const std::string& key) {
       "serve_with",
       "streaming",
       "test_datasets",
+      "tiled_mlp",
+      "tiled_mlp_num_shards",
       "trust_remote_code",
       "use_tensorboard",
       "use_wandb",

@@ -27,7 +27,9 @@ from monograph.training.regions import make_regions, refusals, region_layers
 from monograph.training.regions.layer import give_back
 from monograph.training.regions.layer_signature import state_of
 from monograph.training.same_on_ranks import SameOnRanks
+from monograph.training.saved_inputs import keep_saved_inputs, quantize_saved_inputs
 from monograph.training.step_warnings import tell_kinds, tell_plain
+from monograph.training.token_slices import check_sliced, sliced_mlps
 from monograph.training.unique_code import with_unique_code
 from monograph.upstream.torch_names import dynamo_config, functorch_config
 
@@ -79,6 +81,8 @@ class StepGraphs:
     _experts: ExpertGroup | None  # the ranks over which experts are spread
     _routers: Any
     _told_kinds: bool
+    _saves_8_bits: bool
+    _offloads_to: str | None
     _loss_scaling: bool | None
     loss_scale: LossScale | None
 
@@ -92,6 +96,7 @@ class StepGraphs:
         """All that follows from the model's parameters and modules but for graphs."""
         if self._experts is not None:
             _refuse_over_spread_experts(self.mode)
+        check_sliced(self.model, self.mode)
         self.state = state
         self.device = state.flat.device  # batches are moved there
         check_same_adapters(self.model, self.world)
@@ -111,6 +116,9 @@ class StepGraphs:
                 f"mode is {self.mode!r} on a model with regions, wanted 'graph' or 'whole_step', or "
                 "monograph.training.regions.undo_regions(model) before"
             )
+        keep_saved_inputs(self.model)
+        if self._saves_8_bits:
+            quantize_saved_inputs(self.model, self.mode, offload=self._offloads_to)
         self.dropout_seed = seed_dropouts(self.model)
         self._scale_loss()
         self._identity = Identity(
@@ -177,13 +185,17 @@ class StepGraphs:
             except Exception:
                 layers = region_layers(self.model)
                 refused = [layer for layer in layers.values() if layer.region_refused is not None]
-                if not refused or self.mode not in WITH_REGIONS:
+                if not refused or self.mode not in WITH_REGIONS or self._needs_regions():
                     raise
                 kind, hooked = type(refused[0]), state_of(refused[0]).hooked is not None
                 alike = {path: layer for path, layer in layers.items() if type(layer) is kind}
                 paths = [p for p, layer in alike.items() if not hooked or state_of(layer).hooked is not None]
                 self._plain_layers(paths, str(refused[0].region_refused))
                 self._prepare()
+
+    def _needs_regions(self) -> bool:
+        """Whether plain layers would not do what was asked for."""
+        return self._saves_8_bits or bool(sliced_mlps(self.model))
 
     def _without_graphs_of_others(self) -> Any:
         """On torch 2.13, with its cache of graphs on, `per_layer` went on with the code for the old

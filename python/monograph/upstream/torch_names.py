@@ -176,6 +176,7 @@ NAMES = {
     ),
     "make_boxed_func": PrivateName("functorch.compile:make_boxed_func", _READ, "doctor: its backend"),
     # regions
+    "BoxedCodeGen": PrivateName("torch.fx.graph:_BoxedCodeGen", _READ, f"{_REGIONS}; inputs are let go"),
     "make_fx": PrivateName("torch.fx.experimental.proxy_tensor:make_fx", _READ, _REGIONS),
     "FakeTensorMode": PrivateName(
         "torch._subclasses.fake_tensor:FakeTensorMode", _READ, f"{_REGIONS}; estimate: a step without memory"
@@ -323,6 +324,19 @@ def buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
 def leave_out_of_ddp(module: nn.Module, names: Sequence[str]) -> None:
     """DistributedDataParallel over this module neither broadcasts nor reduces these parameters."""
     nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
+
+
+def boxed(graph: Any) -> Any:
+    """The GraphModule as a function of one list, which it empties: an input goes with its last use, while a
+    call with arguments would hold all to its end."""
+    graph.graph.set_codegen(NAMES["BoxedCodeGen"].load()())
+    graph.recompile()
+
+    def run(given: list[Any]) -> Any:
+        return graph.forward(given)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def compute_again(meta: dict[str, Any], block: int = 0) -> None:

@@ -11,7 +11,14 @@ import pytest
 
 import monograph.recipe
 from monograph.recipe import check_keys
-from monograph.recipe.config import base_bits, model_checks, read_config, run_checks, trl_checks
+from monograph.recipe.config import (
+    activation_checks,
+    base_bits,
+    model_checks,
+    read_config,
+    run_checks,
+    trl_checks,
+)
 from monograph.recipe.config.dataset_keys import DATASET_KEYS, DATASET_REFUSED
 from monograph.recipe.config.key_row import CHECKS_OF, COMPARED, rows_of
 from monograph.recipe.config.key_support import IGNORED, REFUSED, state_of
@@ -23,7 +30,7 @@ from monograph.recipe.trl.resumed_run import trl_identity
 
 ROOT = pathlib.Path(monograph.recipe.__file__).parent
 TABLE = {"native_keys", "many_keys", "keys", "dataset_keys", "other_keys"}
-FUNCTIONS = {"meanings", "base_bits", "model_checks", "run_checks", "trl_checks"}
+FUNCTIONS = {"activation_checks", "meanings", "base_bits", "model_checks", "run_checks", "trl_checks"}
 NAMES = {*KEYS, *TRL_KEYS, *IGNORED, *REFUSED, *MEANINGS}
 
 
@@ -44,12 +51,12 @@ def test_a_row_says_what_it_does():
         assert row.resume is COMPARED or row.resume.why, name
 
 
-@pytest.mark.parametrize("module", [base_bits, model_checks, run_checks, trl_checks])
+@pytest.mark.parametrize("module", [base_bits, activation_checks, model_checks, run_checks, trl_checks])
 def test_a_check_is_registered_for_the_keys_that_it_looks_at(module):
     """By the code of each function that has the mark: no `recipe.KEY` that the mark does not name."""
     keys = rows_of(TrlRecipe)
     marked = {name for names in CHECKS_OF.values() for name in names if name.startswith(module.__name__)}
-    assert len(marked) >= (1 if module is base_bits else 6)
+    assert len(marked) >= (1 if module in (base_bits, activation_checks) else 6)
     for name in marked:
         function = getattr(module, name.rpartition(".")[2])
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
@@ -74,7 +81,7 @@ def names_in(node):
 
 
 def test_lists_of_keys_stand_in_the_table_alone():
-    """Other files of the recipe ask the rows; nine files hold rows, and what functions make of keys."""
+    """Other files of the recipe ask the rows; ten files hold rows, and what functions make of keys."""
     found = {}
     for folder in ("config", "run", "trl"):
         for path in (ROOT / folder).glob("*.py"):
@@ -99,7 +106,7 @@ CHANGES = {
     "trl": {"trainer": "trl", "neftune_noise_alpha": 3.0, "dataloader_num_workers": 2, "optimizer": "sgd"},
 }
 # Of the records as checkpoints of before the table have them: their bytes are the same, without later keys.
-LATER = ("providers",)
+LATER = ("providers", "activation_quantization")
 IDENTITIES = {
     "native": "2d0edea6fe55b8ab2e9e406c9e265ed13ca0175c98da734b04137c2b5e2d6ecf",
     "fp16": "0b026b78fe7a19af834ae6f2eedcbc75c941cdb976f7043d604504092041357c",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,6 +75,30 @@ def test_a_backend_cuts_the_joint_graph_and_gradients_are_those_of_eager_mode() 
     assert w.grad is not None
     assert torch.equal(x.grad, wanted[0])
     assert torch.equal(w.grad, wanted[1])
+
+
+@relies_on("BoxedCodeGen")
+def test_a_boxed_graph_lets_an_input_go_with_its_last_use() -> None:
+    gone: list[bool] = []
+    held: list[Any] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        gone.append(held[0]() is None)
+        return x
+
+    graph = torch.fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    doubled = graph.call_function(torch.add, (x, x))
+    seen = graph.call_function(look, (doubled,))
+    graph.output((graph.call_function(torch.mul, (seen, y)),))
+    run = names.boxed(torch.fx.GraphModule({}, graph))
+    given = [torch.ones(3), torch.full((3,), 2.0)]
+    held.append(weakref.ref(given[0]))
+    (found,) = run(given)
+    assert torch.equal(found, torch.full((3,), 4.0))
+    assert gone == [True]
+    assert given == []
+    assert run._boxed_call
 
 
 @relies_on("recompute", "ac_graph_id")

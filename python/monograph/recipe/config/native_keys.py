@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from monograph.recipe.config import trl_arguments as convert
+from monograph.recipe.config.activation_keys import ActivationKeys
 from monograph.recipe.config.dataset_keys import DatasetKeys
 from monograph.recipe.config.key_row import (
     ABOVE_0,
@@ -53,7 +54,7 @@ Scheduler = Literal[
 
 
 @dataclass
-class NativeKeys(ManyKeys):
+class NativeKeys(ActivationKeys, ManyKeys):
     """The keys of a recipe that Monograph's own engine honours."""
 
     # Who trains what

@@ -95,9 +95,7 @@ OTHERS_IGNORED: dict[str, str] = words(
             "num_generation_samples generation_max_new_tokens generation_prompt_ratio include_for_metrics"
         ),
         "only safetensors are fetched": "base_model_ignore_patterns",
-        "gradient_checkpointing: true bounds the memory of a block": (
-            "tiled_mlp tiled_mlp_num_shards tiled_mlp_use_original_mlp"
-        ),
+        "tiled_mlp computes with the MLP of the model": "tiled_mlp_use_original_mlp",
         "tokens are counted when the data are prepared": "total_num_tokens total_supervised_tokens",
         "sequence_len holds for evaluation too": "eval_sequence_len",
         "shuffle_merged_datasets shuffles all rows": "shuffle_before_merging_datasets",

@@ -169,6 +169,7 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None, base: An
     from monograph.hf.transformers.activation_checkpointing import enable_checkpointing
     from monograph.packing.stateful_layers import refuse_packed
     from monograph.packing.unsupported_attention import refuse_unsupported_attention
+    from monograph.training.token_slices import slice_mlps
 
     held = sharding_of(recipe, 1 if world is None else world.size)
     spread = expert_ranks(recipe, 1 if world is None else world.size)
@@ -196,6 +197,8 @@ def load_model(recipe: Recipe, folder: str, world: World | None = None, base: An
             "shard_size: 1, or add the tokens to the folder of the model first"
         )
     optimize(model, attention=takes_ours(recipe, device_of(recipe).type))
+    if recipe.tiled_mlp:
+        slice_mlps(model, recipe.tiled_mlp_num_shards)
     if recipe.sample_packing or recipe.packs_evaluation:
         refuse_unsupported_attention(base, "sample_packing: true")
     if max(held.shard, spread) > 1:

@@ -12,20 +12,22 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from monograph.ops import quantize_activation  # noqa: F401  (registers the operators)
 from monograph.upstream.torch_names import (
     aot_autograd,
+    boxed,
     compute_again,
-    make_boxed_func,
     min_cut_rematerialization_partition,
     schema_of,
 )
 
+_FROM_8_BITS = torch.ops.monograph.dequantize_activation.default
 _PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::convolution")
 
 
 def partition(joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
     """torch's partitioner, told what not to keep."""
-    for node in _cheap(joint):
+    for node in [*_cheap(joint), *joint.graph.find_nodes(op="call_function", target=_FROM_8_BITS)]:
         compute_again(node.meta)
     return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
 
@@ -68,7 +70,7 @@ def _costs_little(node: Node) -> bool:
 
 
 def _as_it_is(graph: GraphModule, inputs: Any) -> Any:
-    return make_boxed_func(graph.forward)
+    return boxed(graph)
 
 
 def outer_graph(graph: GraphModule, inputs: Any, partition_fn: Callable[..., Any] = partition) -> Any:

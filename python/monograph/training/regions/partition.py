@@ -102,6 +102,32 @@ def extracted(
     return GraphModule(joint, graph)
 
 
+def norms_late(backward: GraphModule, tangents: int) -> None:
+    """Norms of the layer's inputs are computed again for what gradients read of them, so that they need not
+    stay while attention and MLP are computed backward: one tensor of the size of the layer's input less.
+
+    tangents: how many of the last inputs are gradients.
+    """
+    inputs = backward.graph.find_nodes(op="placeholder")
+    late: set[Node] = set(inputs[len(inputs) - tangents :])
+    for node in backward.graph.nodes:
+        if any(n in late for n in node.all_input_nodes):
+            late.add(node)
+    for norm in backward.graph.find_nodes(op="call_function", target=torch.ops.monograph.rms_norm.default):
+        if any(n.op != "placeholder" for n in norm.all_input_nodes):
+            continue
+        readers = [(part, user) for part in norm.users for user in part.users if user in late]
+        if not readers:
+            continue
+        order = {node: place for place, node in enumerate(backward.graph.nodes)}
+        with backward.graph.inserting_before(min((user for _, user in readers), key=order.__getitem__)):
+            made = {norm: backward.graph.node_copy(norm, lambda n: n)}
+            copies = {part: backward.graph.node_copy(part, made.__getitem__) for part, _ in readers}
+        for part, user in readers:
+            user.replace_input_with(part, copies[part])
+    backward.recompile()
+
+
 def _drops_nothing(node: Node) -> bool:
     """An attention of torch whose dropout is off; its tag says that it may draw."""
     arguments = getattr(schema_of(node.target), "arguments", ())

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from monograph.ops import seeded_dropout_many  # noqa: F401  (registers the operator)
+from monograph.ops import seeded_dropout_many, token_slices  # noqa: F401  (registers the operators)
 from monograph.ops.seeded_dropout import SeededDropout
 from monograph.training.regions.call import differentiated
 from monograph.training.regions.layer_function import Request, beside, run
@@ -20,6 +20,7 @@ from monograph.training.regions.lengths import KeptShape, fixed_sizes, guard, ke
 from monograph.training.regions.partition import (
     extracted,
     gathered,
+    norms_late,
     refuse_what_cannot_be_repeated,
     worth_keeping,
 )
@@ -39,10 +40,16 @@ from monograph.upstream.torch_names import (
     min_cut_rematerialization_partition,
 )
 
+_SLICED = (
+    torch.ops.monograph.token_slices.default,
+    torch.ops.monograph.token_slices_backward.default,
+)
 FORWARD, RECOMPUTE, KEEP = "forward", "recompute", "keep"
+RECOMPUTE_FROM_8_BITS = "recompute from 8 bits"
 MODES = {
     FORWARD: "no gradient is wanted",
     RECOMPUTE: "backward computes the forward again: gradient checkpointing",
+    RECOMPUTE_FROM_8_BITS: "the same, traced as it is, from an input that was kept in 8 bits",
     KEEP: "backward gets what the forward kept",
 }
 
@@ -194,6 +201,8 @@ def _split(
     inputs = [*inputs, *streams]
     forward = extracted(graph, inputs, [outputs[0], *kept, *written.values()])
     backward = extracted(graph, [*inputs, *kept, *tangents], gradients) if gradients else None
+    if backward is not None and request.mode == RECOMPUTE:
+        norms_late(backward, len(tangents))
     symbols = [
         (place, dim, tensor.shape[dim])
         for place, tensor in enumerate(primals[: len(request.activations)])
@@ -234,4 +243,6 @@ def _streams_as_inputs(graph: GraphModule, layer: nn.Module) -> list[Node]:
             node.args = (*node.args[:2], by_number[node.args[2]], node.args[3])
         elif node.target is torch.ops.monograph.seeded_dropout_many.default and by_number:
             node.args = (*node.args[:4], [by_number[stream] for stream in node.args[4]], node.args[5])
+        elif node.target in _SLICED and by_number:
+            node.args = (*node.args[:5], [by_number[stream] for stream in node.args[5]], *node.args[6:])
     return made
