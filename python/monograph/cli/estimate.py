@@ -2,7 +2,7 @@
 
 MODEL is a folder with a config.json of transformers, or that file; weights need not be there. Or it is a GGUF
 file. Base, adapter, moments and gradients are counted to the byte by the rules that loading and training
-follow. Activations are the peak of an eager step with checkpointing whose tensors have no memory.
+follow. Activations are the peak of a step with checkpointing whose tensors have no memory.
 
     python -m monograph estimate Llama-3.1-8B --format nf4 --rank 16 --tokens 4096
     python -m monograph estimate config.json --format mxfp4 --tokens 8192 --no-checkpointing --json
@@ -55,8 +55,18 @@ def _found(options: argparse.Namespace) -> dict[str, int]:
         "tokens": options.tokens,
         "checkpointing": not options.no_checkpointing,
     }
+    less = {
+        "tiled_mlp": options.tiled_mlp or options.tiled_mlp_num_shards is not None,
+        "mlp_slices": options.tiled_mlp_num_shards,
+        "activation_quantization": options.activation_quantization,
+        "offload": options.offload,
+    }
+    if options.no_checkpointing and options.activation_quantization:
+        raise ValueError("--activation-quantization beside --no-checkpointing, wanted one of the two")
     if not options.native:
-        return estimate(options.model, expert_ranks=options.expert_parallel_size, **step)
+        return estimate(options.model, expert_ranks=options.expert_parallel_size, **step, **less)
+    if asked := [name for name, value in less.items() if value]:
+        raise ValueError(f"{asked[0]} beside --native, wanted none: the native trainer has no such option")
     if options.expert_parallel_size != 1:
         raise ValueError(
             f"--expert-parallel-size is {options.expert_parallel_size} beside --native, wanted 1: the native "
@@ -81,6 +91,10 @@ def _parser() -> CommandParser:
     add("--tokens", type=int, default=4096, help="of a micro-batch; default 4096")
     add("--expert-parallel-size", type=int, default=1, help="ranks over which experts are spread; default 1")
     add("--no-checkpointing", action="store_true", help="keep all activations of the forward")
+    add("--tiled-mlp", action="store_true", help="MLPs in slices of 1,024 tokens")
+    add("--tiled-mlp-num-shards", type=int, default=None, help="in so many slices")
+    add("--activation-quantization", action="store_true", help="saved layer inputs in 8 bits")
+    add("--offload", action="store_true", help="what a forward keeps waits in a file")
     add("--native", action="store_true", help="of `monograph finetune`, the trainer without Python")
     return parser
 
@@ -94,6 +108,10 @@ def estimate(
     tokens: int,
     checkpointing: bool,
     expert_ranks: int = 1,
+    tiled_mlp: bool = False,
+    mlp_slices: int | None = None,
+    activation_quantization: bool = False,
+    offload: bool = False,
 ) -> dict[str, int]:
     """Bytes by what they are for: one process, one micro-batch of it a step."""
     from peft import LoraConfig
@@ -105,6 +123,9 @@ def estimate(
     from monograph.hf.transformers.gguf_folder import share_table
     from monograph.hf.transformers.planned_model import planned_model
     from monograph.training.fake_step import activation_bytes
+    from monograph.training.regions import make_regions
+    from monograph.training.saved_inputs import quantize_saved_inputs
+    from monograph.training.token_slices import slice_mlps
 
     # Memory that nobody writes to costs nothing.
     base = planned_model(model, format_name, double_quant).to_empty(device="cpu")
@@ -114,6 +135,11 @@ def estimate(
         enable_checkpointing(base, {"use_reentrant": False})
     tuned = add_lora(base, LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM"))
     tuned.train()
+    if tiled_mlp:
+        slice_mlps(tuned, mlp_slices)
+    if activation_quantization:
+        make_regions(tuned)
+        quantize_saved_inputs(tuned, "graph")
     sizes = read_sizes(tuned)
     plan = make_plan(sizes, Mesh(expert_ranks, 1, expert_ranks), Step(tokens, expert_ranks))
     spread = {name: plan.memory[name] for name in ("experts", "exchange") if name in plan.memory}
@@ -123,5 +149,5 @@ def estimate(
         "adapter": plan.memory["adapter"],
         "moments": plan.memory["moments"],
         "gradients": plan.memory["gradients"],
-        "activations": activation_bytes(tuned, tokens),
+        "activations": activation_bytes(tuned, tokens, offload=offload),
     }
