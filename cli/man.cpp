@@ -84,7 +84,8 @@ Run declare(CommandLine&) {
     print_verbatim(exit_code_text());
     std::printf(
         ".SH ENVIRONMENT\n.TP\n.B MONOGRAPH_ISA\nCaps the instruction set: scalar, avx2, "
-        "avx512, avx512_bf16, amx; on Arm scalar, neon.\n.TP\n.B MONOGRAPH_PYTHON\nThe Python that runs the commands of "
+        "avx512, avx512_bf16, amx; on Arm scalar, neon.\n.TP\n.B MONOGRAPH_PYTHON\nThe Python that "
+        "runs the commands of "
         "the Python package.\n.TP\n.B MONOGRAPH_TOOL\nThe program that python3 \\-m monograph "
         "hands the other commands to.\n");
     return kOk;

@@ -8,7 +8,8 @@ namespace monograph {
 using TileTargets = TargetList<>;
 using VectorTargets = TargetList<simd::Neon, simd::Scalar>;
 using MatrixTargets = Joined<TileTargets, VectorTargets>;
-// For kernels that are plain loops, which compilers turn into vectors: those of scalar units are NEON.
+// For kernels that are plain loops, which compilers turn into vectors: those of scalar units are
+// NEON.
 using LoopTargets = TargetList<simd::Scalar>;
 
 }  // namespace monograph
