@@ -23,7 +23,7 @@ import torch
 from monograph.ops import library  # noqa: F401  (creates the namespace)
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 
-SLICE = 1024  # tokens: decoding a weight anew for each slice is then a few percent of multiplying with it
+SLICE = 1024  # tokens; each slice decodes the weights anew
 
 torch.library.define(
     "monograph::token_slices",

@@ -113,7 +113,7 @@ def test_they_are_offloaded_as_they_are(tmp_path):
         results = [step([batch], 1e-3) for batch in batches(packed=True, count=4)]
         written.append(step.offload.counts().bytes_written)
     assert [r.grad_norm.item() for r in results] == want[1]
-    assert written[1] < 0.9 * written[0]  # the head keeps as much as the two layers
+    assert written[1] < 0.9 * written[0]  # 0.84 was found: not all that is kept are inputs of layers
     with pytest.raises(ValueError, match="activation_quantization with mode 'eager' and offload 'disk'"):
         TrainStep(
             model, mode="eager", activation_quantization=True, offload="disk", offload_folder=str(tmp_path)
