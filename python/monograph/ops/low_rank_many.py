@@ -24,8 +24,8 @@ from monograph.ops.autocast import autocast_rule, cast, without_autocast
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 from monograph.ops.gram_many import gram_many
 from monograph.ops.layout import plain_layout
-from monograph.ops.linear import as_rows, portable_linear, portable_linear_dx
-from monograph.ops.row_ranges import Tensors, check_factors, check_starts, ranges, read_starts
+from monograph.ops.linear import portable_linear, portable_linear_dx
+from monograph.ops.row_ranges import Tensors, check_factors, check_starts, ranges, read_starts, rows_in
 
 _MOST_WIDTH = 1 << 20
 
@@ -71,8 +71,9 @@ def _portable(
     product, kernel, absent = linears if side else (portable_linear_dx, torch.ops.monograph.linear_dx, 2)
     product = product if x.dtype == torch.float64 else kernel
     out = x.new_full((*x.shape[:-1], width), -0.0)
-    rows, filled = as_rows(x), out.view(-1, width) if width else out
-    for i, own in ranges(read_starts(op, starts, len(factors), x)):
+    read = read_starts(op, starts, len(factors), x)
+    rows, filled = (t.reshape(rows_in(x), t.shape[-1]) for t in (x, out))
+    for i, own in ranges(read):
         factor = factors[i]
         if factor.numel():
             inner, outer = factor.shape[side], factor.shape[1 - side]

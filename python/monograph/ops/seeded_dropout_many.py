@@ -55,9 +55,9 @@ def _check(
     check_rows(_OP, "x", x)
     check_float(_OP, "x", x)
     kind = f"{dtype_name(seeds.dtype)} {list(seeds.shape)} on {seeds.device}"
-    host = seeds.device.type in ("cpu", "meta")
-    wanted = f"seeds is {kind}, wanted int64 [adapters] on the host"
-    require(seeds.dtype == torch.int64 and seeds.dim() == 1 and host, _OP, wanted)
+    require(seeds.dtype == torch.int64 and seeds.dim() == 1, _OP, f"seeds is {kind}, wanted int64 [adapters]")
+    there = seeds.device.type == "cpu" or seeds.device == x.device == torch.device("meta")
+    require(there, _OP, f"seeds is on {seeds.device}, wanted cpu")
     check_starts(_OP, starts, seeds.shape[0], x)
     counts = (len(which), len(streams), len(probabilities))
     require(

@@ -14,6 +14,7 @@ CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 ALLOWED = {
     ("seeded_dropout", "x"),
     ("seeded_dropout_part", "x"),
+    ("seeded_dropout_many", "x"),
     ("reload", "after"),
     ("wait", "after"),
     ("sum_rows_many", "dy"),

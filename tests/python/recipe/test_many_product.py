@@ -1,6 +1,6 @@
 """Seven adapters of a recipe: one hash each, by `--only` and in every cell of the product of circumstances.
 
-The pairwise selection runs always, the product by instruction set and family in the rotating lane.
+The pairwise selection is slow, the product by instruction set and family long: both run in the rotating lane.
 """
 
 from itertools import combinations, product
@@ -19,6 +19,7 @@ def check(results, cells):
         assert different == [], str(cell)
 
 
+@pytest.mark.slow
 def test_every_pair_of_circumstances_leaves_one_hash(tmp_path):
     cells = here(PAIRWISE)
     check(results_of(tmp_path, cells), cells)

@@ -26,7 +26,7 @@ from monograph.upstream.torch_names import schema_of
 _GRAM = torch.ops.monograph.gram.default
 _DROPOUT = torch.ops.monograph.seeded_dropout.default
 _PART = torch.ops.monograph.seeded_dropout_part.default
-_CAST = torch.ops.aten._to_copy.default
+_CAST = torch.ops.aten.to.dtype
 
 # A row of their results has the same bits in any batch.
 _BY_ROWS = (
@@ -125,7 +125,7 @@ def _finish(request: Request, backward: GraphModule, sums: Sequence[Node]) -> Gr
         dtype: Any = node.args[3]
         if dtype != torch.float32:
             with made.graph.inserting_after(given):
-                cast = made.graph.call_function(_CAST, (given,), {"dtype": dtype})
+                cast = made.graph.call_function(_CAST, (given, dtype))
             given.replace_all_uses_with(cast, lambda user, cast=cast: user is not cast)
     # Casts stand behind the inputs.
     order = made.graph.find_nodes(op="placeholder")
