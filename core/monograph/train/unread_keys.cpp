@@ -19,7 +19,6 @@ std::string first_name(const std::string& key) {
 
 bool may_ask_for_nothing(const std::string& key) {
   constexpr const char* kKeys[] = {
-      "activation_quantization",
       "base_memory",
       "bnb_config_kwargs",
       "calibration",

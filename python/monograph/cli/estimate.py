@@ -58,11 +58,8 @@ def _found(options: argparse.Namespace) -> dict[str, int]:
     less = {
         "tiled_mlp": options.tiled_mlp or options.tiled_mlp_num_shards is not None,
         "mlp_slices": options.tiled_mlp_num_shards,
-        "activation_quantization": options.activation_quantization,
         "offload": options.offload,
     }
-    if options.no_checkpointing and options.activation_quantization:
-        raise ValueError("--activation-quantization beside --no-checkpointing, wanted one of the two")
     if not options.native:
         return estimate(options.model, expert_ranks=options.expert_parallel_size, **step, **less)
     if asked := [name for name, value in less.items() if value]:
@@ -93,7 +90,6 @@ def _parser() -> CommandParser:
     add("--no-checkpointing", action="store_true", help="keep all activations of the forward")
     add("--tiled-mlp", action="store_true", help="MLPs in slices of 1,024 tokens")
     add("--tiled-mlp-num-shards", type=int, default=None, help="in so many slices")
-    add("--activation-quantization", action="store_true", help="saved layer inputs in 8 bits")
     add("--offload", action="store_true", help="what a forward keeps waits in a file")
     add("--native", action="store_true", help="of `monograph finetune`, the trainer without Python")
     return parser
@@ -110,7 +106,6 @@ def estimate(
     expert_ranks: int = 1,
     tiled_mlp: bool = False,
     mlp_slices: int | None = None,
-    activation_quantization: bool = False,
     offload: bool = False,
 ) -> dict[str, int]:
     """Bytes by what they are for: one process, one micro-batch of it a step."""
@@ -123,8 +118,6 @@ def estimate(
     from monograph.hf.transformers.gguf_folder import share_table
     from monograph.hf.transformers.planned_model import planned_model
     from monograph.training.fake_step import activation_bytes
-    from monograph.training.regions import make_regions
-    from monograph.training.saved_inputs import quantize_saved_inputs
     from monograph.training.token_slices import slice_mlps
 
     # Memory that nobody writes to costs nothing.
@@ -137,9 +130,6 @@ def estimate(
     tuned.train()
     if tiled_mlp:
         slice_mlps(tuned, mlp_slices)
-    if activation_quantization:
-        make_regions(tuned)
-        quantize_saved_inputs(tuned, "graph")
     sizes = read_sizes(tuned)
     plan = make_plan(sizes, Mesh(expert_ranks, 1, expert_ranks), Step(tokens, expert_ranks))
     spread = {name: plan.memory[name] for name in ("experts", "exchange") if name in plan.memory}

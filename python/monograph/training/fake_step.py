@@ -21,7 +21,6 @@ from monograph.memory.offload.activations import SMALLEST_BYTES
 from monograph.ops import token_slices
 from monograph.training.loss import forward_loss
 from monograph.training.regions import make_regions, region_layers, undo_regions
-from monograph.training.regions.operator import traced_as
 from monograph.training.regions.registry import Called, traced_for
 from monograph.upstream.torch_names import FakeTensorMode, TorchDispatchMode, tree_leaves
 
@@ -49,7 +48,7 @@ class _Live(TorchDispatchMode):  # type: ignore[misc]
             layer = args[0]
             if func is _REGION:
                 _, call, trained, mode, autocast, hidden, seed, inputs, parameters = args
-                called = Called(layer, call, trained, traced_as(mode), autocast, [hidden, *inputs], seed)
+                called = Called(layer, call, trained, mode, autocast, [hidden, *inputs], seed)
                 self._traces[layer] = traced_for(called)
                 graph, kept = self._traces[layer][0].forward, []
             else:

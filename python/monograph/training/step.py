@@ -84,7 +84,6 @@ class TrainStep(StepGraphs, StepState, StepParts):
         order of summing, and so other bits.
     offload: "disk" or "host": what a forward keeps for its backward leaves memory in between, into a file in
         `offload_folder` or from a device to the host. In the modes of StepOffload; the bits stay the same.
-    activation_quantization: the inputs of checkpointed layers wait for backward in 8 bits (saved_inputs.py).
     """
 
     def __init__(
@@ -105,7 +104,6 @@ class TrainStep(StepGraphs, StepState, StepParts):
         offload: str | None = None,
         offload_folder: str | None = None,
         offload_min_bytes: int = SMALLEST_BYTES,
-        activation_quantization: bool = False,
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode is {mode!r}, wanted one of {', '.join(MODES)}")
@@ -124,7 +122,6 @@ class TrainStep(StepGraphs, StepState, StepParts):
         self._keys = BatchKeys(model)
         self.world, self.virtual_shards = world or alone(), virtual_shards
         self.loss_scale, self._loss_scaling = None, loss_scaling
-        self._saves_8_bits, self._offloads_to = activation_quantization, offload
         self._attach(FlatParameters(model))
         if self._routers is not None:
             self._routers.share = self._routers.share.to(self.device)

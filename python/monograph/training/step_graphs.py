@@ -27,7 +27,6 @@ from monograph.training.regions import make_regions, refusals, region_layers
 from monograph.training.regions.layer import give_back
 from monograph.training.regions.layer_signature import state_of
 from monograph.training.same_on_ranks import SameOnRanks
-from monograph.training.saved_inputs import keep_saved_inputs, quantize_saved_inputs
 from monograph.training.step_warnings import tell_kinds, tell_plain
 from monograph.training.token_slices import check_sliced, sliced_mlps
 from monograph.training.unique_code import with_unique_code
@@ -81,8 +80,6 @@ class StepGraphs:
     _experts: ExpertGroup | None  # the ranks over which experts are spread
     _routers: Any
     _told_kinds: bool
-    _saves_8_bits: bool
-    _offloads_to: str | None
     _loss_scaling: bool | None
     loss_scale: LossScale | None
 
@@ -116,9 +113,6 @@ class StepGraphs:
                 f"mode is {self.mode!r} on a model with regions, wanted 'graph' or 'whole_step', or "
                 "monograph.training.regions.undo_regions(model) before"
             )
-        keep_saved_inputs(self.model)
-        if self._saves_8_bits:
-            quantize_saved_inputs(self.model, self.mode, offload=self._offloads_to)
         self.dropout_seed = seed_dropouts(self.model)
         self._scale_loss()
         self._identity = Identity(
@@ -195,7 +189,7 @@ class StepGraphs:
 
     def _needs_regions(self) -> bool:
         """Whether plain layers would not do what was asked for."""
-        return self._saves_8_bits or bool(sliced_mlps(self.model))
+        return bool(sliced_mlps(self.model))
 
     def _without_graphs_of_others(self) -> Any:
         """On torch 2.13, with its cache of graphs on, `per_layer` went on with the code for the old

@@ -226,11 +226,6 @@ def supports_attention_backend(model: Any) -> bool:
     return bool(model._supports_attention_backend)
 
 
-def put_checkpoint_function(module: nn.Module, function: Any) -> None:
-    """What a checkpointed layer calls from now on, until checkpointing is enabled again."""
-    module._gradient_checkpointing_func = function
-
-
 def checkpoint_function(module: nn.Module) -> Any:
     """What a checkpointed layer calls; None for other modules."""
     return getattr(module, "_gradient_checkpointing_func", None)

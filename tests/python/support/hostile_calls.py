@@ -363,15 +363,6 @@ def seeded_dropout_part(r: Random) -> list[Any]:
     return [*seeded_dropout(r), r.choice((0, 3, 4096))]
 
 
-def quantize_activation(r: Random) -> list[Any]:
-    return [floats(r, 3, r.choice((1, 128, 130)), dtype=r.choice(DTYPES))]
-
-
-def dequantize_activation(r: Random) -> list[Any]:
-    values = torch.tensor([[r.randrange(-127, 128) for _ in range(130)] for _ in range(3)], dtype=torch.int8)
-    return [values, floats(r, 3, 2).abs(), r.choice(DTYPES)]
-
-
 def gain_backward(r: Random) -> list[Any]:
     dtype = r.choice(DTYPES)
     dy, y = (floats(r, 3, 5, dtype=dtype) for _ in range(2))

@@ -6,7 +6,7 @@ from monograph.recipe.config.key_row import Said, concerns
 from monograph.recipe.config.keys import Recipe
 from monograph.recipe.config.placement import device_type, wants_fsdp
 
-# Of token_slices and saved_inputs, which want torch to be imported.
+# Of token_slices, which wants torch to be imported.
 SLICED_MODES = ("graph", "whole_step", "eager")
 
 
@@ -34,27 +34,4 @@ def check_tiled_mlp(recipe: Recipe, said: Said) -> None:
     if recipe.peft_use_dora:
         errors.append(
             "tiled_mlp with peft_use_dora: its magnitude is not summed by slices; leave one of the two out"
-        )
-
-
-@concerns("activation_quantization gradient_checkpointing step_mode torch_compile")
-def check_activation_quantization(recipe: Recipe, said: Said) -> None:
-    """Which steps keep the inputs of layers in 8 bits."""
-    if not recipe.activation_quantization:
-        return
-    if not recipe.gradient_checkpointing:
-        said.errors.append(
-            "activation_quantization: gradient_checkpointing is false, so no input of a layer alone is kept; "
-            "write gradient_checkpointing: true beside it"
-        )
-    if recipe.mode not in SLICED_MODES:
-        wanted = ", ".join(SLICED_MODES)
-        said.errors.append(
-            f"activation_quantization with step_mode: {recipe.mode}: it generates code; write one of {wanted}"
-        )
-    if recipe.mode == "eager" and recipe.offloads:
-        said.errors.append(
-            f"activation_quantization with step_mode: eager and gradient_checkpointing: "
-            f"{recipe.gradient_checkpointing}: the hooks of one hide a tensor from the other; write "
-            "step_mode: graph"
         )

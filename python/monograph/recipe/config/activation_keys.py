@@ -19,6 +19,3 @@ class ActivationKeys:
     tiled_mlp_num_shards: int | None = key(
         None, "how many slices; by default slices of 1,024 tokens", _SAME_BITS, limit=AT_LEAST_1
     )
-    activation_quantization: bool | None = key(
-        None, "inputs of checkpointed layers wait for backward in 8 bits: rounded gradients; ours"
-    )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from monograph.packing.packed_rows import LARGEST_CAPACITY
-from monograph.recipe.config.activation_checks import check_activation_quantization, check_tiled_mlp
+from monograph.recipe.config.activation_checks import check_tiled_mlp
 from monograph.recipe.config.dataset_keys import check_entries
 from monograph.recipe.config.expert_checks import check_expert_parallel
 from monograph.recipe.config.key_row import Said, check_limits, concerns
@@ -392,7 +392,6 @@ RUN_CHECKS = (
     check_events,
     check_offload,
     check_tiled_mlp,
-    check_activation_quantization,
     check_step_mode,
     check_providers,
 )

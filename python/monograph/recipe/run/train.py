@@ -129,7 +129,6 @@ class Run(RunOutput):
             virtual_shards=recipe.leaves,
             offload=offload_place(recipe),
             offload_folder=offload_folder(recipe),
-            activation_quantization=bool(recipe.activation_quantization),
         )
         # The packed bytes of a base in parts are read by all ranks together.
         reads = self.world.first or is_in_parts(self.model)

@@ -18,7 +18,7 @@ from monograph.training.regions.call import described, only_constants, taken_apa
 from monograph.training.regions.layer_function import returned_beside
 from monograph.training.regions.layer_signature import state_of
 from monograph.training.regions.shared_kv import KEYWORD, STORED, read_type, stored_type
-from monograph.training.regions.trace import FORWARD, KEEP, RECOMPUTE, RECOMPUTE_FROM_8_BITS
+from monograph.training.regions.trace import FORWARD, KEEP, RECOMPUTE
 from monograph.training.regions.trained import Layout, number_of, one_by_one
 from monograph.upstream.instance_class import put_before
 from monograph.upstream.torch_names import in_forward_mode
@@ -53,7 +53,6 @@ class RegionLayer(nn.Module):
     region_given: list[torch.Tensor] | None
     region_reads: str  # whose keys and values of another layer it reads, and stores: shared_kv.py
     region_stores: str
-    region_saves_8_bits: bool  # what a checkpoint keeps of its input
     region_plain: str  # why it cannot be a region now
     region_refused: str | None  # why it cannot be traced
 
@@ -133,8 +132,7 @@ class RegionLayer(nn.Module):
         parameters = self.region_given
         if parameters is None:
             parameters = getattr(self, f"region_tensors_{trained}")
-        again = RECOMPUTE_FROM_8_BITS if self.region_saves_8_bits else RECOMPUTE
-        mode = (again if checkpointed else KEEP) if grad else FORWARD
+        mode = (RECOMPUTE if checkpointed else KEEP) if grad else FORWARD
         seed = self.region_seed
         if seed is not None:
             seed = seed.clone()  # it is filled anew before the next forward, maybe before this backward
@@ -160,7 +158,7 @@ class RegionLayer(nn.Module):
 def take_over(layer: Any, name: str) -> None:
     layer.region_name, layer.region_plain, layer.region_refused = name, "", None
     layer.region_layout, layer.region_given, layer.region_seed = None, None, None
-    layer.region_draws, layer.region_ignored, layer.region_saves_8_bits = False, (), False
+    layer.region_draws, layer.region_ignored = False, ()
     layer.region_reads, layer.region_stores = "", ""
     layer.region_ever = {name: None for name, p in layer.named_parameters() if p.requires_grad}
     put_before(RegionLayer, layer)

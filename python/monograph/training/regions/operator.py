@@ -19,16 +19,13 @@ from typing import Any
 
 import torch
 
-from monograph.ops import (
-    library,  # noqa: F401  (creates the namespace)
-    quantize_activation,  # noqa: F401  (registers the operators)
-)
+from monograph.ops import library  # noqa: F401  (creates the namespace)
 from monograph.ops.autograd import register_autograd, register_not_differentiable
 from monograph.training.regions.call import differentiated
 from monograph.training.regions.forwards import forward_of, keep_forward
 from monograph.training.regions.layer_function import beside
 from monograph.training.regions.registry import Called, check_parameters, layer_of, traced_for
-from monograph.training.regions.trace import KEEP, RECOMPUTE, RECOMPUTE_FROM_8_BITS
+from monograph.training.regions.trace import KEEP
 
 torch.library.define(
     "monograph::region",
@@ -46,10 +43,6 @@ def _promised(layer: str) -> dict[tuple[str, ...], int]:
     """How many tensors graphs carry to backward, by the arguments of a call. Goes with the layer."""
     promised: dict[tuple[str, ...], int] = vars(layer_of(layer)).setdefault("region_promised", {})
     return promised
-
-
-def traced_as(mode: str) -> str:
-    return RECOMPUTE if mode == RECOMPUTE_FROM_8_BITS else mode
 
 
 def _activations(hidden: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -70,7 +63,7 @@ def _region(
     parameters: list[torch.Tensor],
 ) -> list[torch.Tensor]:
     activations = _activations(hidden, inputs)
-    traced, state = traced_for(Called(layer, call, trained, traced_as(mode), autocast, activations, seed))
+    traced, state = traced_for(Called(layer, call, trained, mode, autocast, activations, seed))
     check_parameters(layer, trained, state, parameters)
     frozen = [state.tensors[name] for name in traced.frozen]
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):  # casts are in the trace
@@ -100,7 +93,7 @@ def _(layer, call, trained, mode, autocast, hidden, seed, inputs, parameters):  
     if mode != KEEP and not beside(layer_of(layer)):
         return results
     activations = [hidden, *inputs]
-    traced, _ = traced_for(Called(layer, call, trained, traced_as(mode), autocast, activations, seed))
+    traced, _ = traced_for(Called(layer, call, trained, mode, autocast, activations, seed))
     key, promised = (call, trained, mode, autocast), _promised(layer)
     promised[key] = max(len(traced.kept), promised.get(key, 0))
     return results + traced.kept_like(activations)
@@ -143,7 +136,7 @@ def _(layer, hidden, seed, inputs, parameters, kind, kept, dy, dbeside, wanted):
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
-    ctx.layer, call, _, mode, _, hidden, seed, tensors, parameters = inputs
+    ctx.layer, call, *_, hidden, seed, tensors, parameters = inputs
     ctx.wanted = list(differentiated(call))
     ctx.counts = (len(tensors), len(parameters), seed is not None)
     if type(output[1]) is torch.Tensor:  # not while a graph is traced
@@ -152,19 +145,12 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]
     ctx.set_materialize_grads(False)
     ctx.beside = beside(layer_of(ctx.layer))
     ctx.mark_non_differentiable(output[1], *output[2 + ctx.beside :])
-    ctx.from_8_bits = mode == RECOMPUTE_FROM_8_BITS
-    kept = [hidden]
-    if ctx.from_8_bits:
-        ctx.dtype = hidden.dtype
-        kept = list(torch.ops.monograph.quantize_activation(hidden.detach()))
-    ctx.save_for_backward(*kept, *_given(seed), *tensors, *parameters, *output[1:])
+    ctx.save_for_backward(hidden, *_given(seed), *tensors, *parameters, *output[1:])
 
 
 def _backward(ctx: Any, gradients: list[torch.Tensor | None]) -> tuple[Any, ...]:
     inputs, parameters, seeded = ctx.counts
     hidden, *rest = ctx.saved_tensors
-    if ctx.from_8_bits:
-        hidden = torch.ops.monograph.dequantize_activation(hidden, rest.pop(0), ctx.dtype)
     seed = rest.pop(0) if seeded else None
     tensors, rest = rest[:inputs], rest[inputs:]
     trained, (kind, *kept) = rest[:parameters], rest[parameters:]

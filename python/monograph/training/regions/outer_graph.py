@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from monograph.ops import quantize_activation  # noqa: F401  (registers the operators)
 from monograph.upstream.torch_names import (
     aot_autograd,
     boxed,
@@ -21,13 +20,12 @@ from monograph.upstream.torch_names import (
     schema_of,
 )
 
-_FROM_8_BITS = torch.ops.monograph.dequantize_activation.default
 _PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::convolution")
 
 
 def partition(joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
     """torch's partitioner, told what not to keep."""
-    for node in [*_cheap(joint), *joint.graph.find_nodes(op="call_function", target=_FROM_8_BITS)]:
+    for node in _cheap(joint):
         compute_again(node.meta)
     return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
 

@@ -45,11 +45,9 @@ _SLICED = (
     torch.ops.monograph.token_slices_backward.default,
 )
 FORWARD, RECOMPUTE, KEEP = "forward", "recompute", "keep"
-RECOMPUTE_FROM_8_BITS = "recompute from 8 bits"
 MODES = {
     FORWARD: "no gradient is wanted",
     RECOMPUTE: "backward computes the forward again: gradient checkpointing",
-    RECOMPUTE_FROM_8_BITS: "the same, traced as it is, from an input that was kept in 8 bits",
     KEEP: "backward gets what the forward kept",
 }
 
