@@ -93,7 +93,7 @@ asan() {
   # Tests of bits go the paths of others, and take minutes here.
   GTEST_FILTER='-*SameBits*:*BitsOfMany*:*AllCodesTimesAllScaleBytes*' ctest --preset dev -j 2 -E '^gpu$' -R "(^[a-z_0-9]*|\\.(scalar|$best))$"
   MONOGRAPH_TOOL=build/dev/cli/monograph python -m pytest -q tests/python/native/test_cli_hostile.py
-  hostile_arguments "${HOSTILE_CALLS:-12000}"
+  hostile_arguments "${HOSTILE_CALLS:-8000}"
 }
 
 # Wrong calls of all operators under AddressSanitizer: the sanitised libraries are loaded before the package loads its own.
